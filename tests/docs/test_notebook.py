@@ -35,9 +35,9 @@ def test_the_notebook_gives_the_outputs_that_it_shows(tmp_path: Path, monkeypatc
         value = shown_by("".join(cell["source"]), names)
         stored = "".join(cell["outputs"][0]["data"]["text/plain"])
         if isinstance(value, list):
-            assert value == ast.literal_eval(stored)
+            assert value == ast.literal_eval(stored), "run the notebook again in Jupyter, and keep its outputs"
         else:
-            assert repr(value) == stored
+            assert repr(value) == stored, "run the notebook again in Jupyter, and keep its outputs"
     assert (tmp_path / "slots.html").is_file()
     assert [axes.get_title() for axes in names["figure"].axes] == [
         "device time / that of slots-8 (95 %)",
