@@ -6,7 +6,7 @@ Every refusal is one line with its reason.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.clock import NS_PER_S, ScaledClock, utc_now
@@ -180,81 +180,53 @@ def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
 def _check_run(run: SealedRun) -> Preregistration:
     record = run.manifest.preregistration
     assert record is not None, "only confirmatory runs come here"
-    content = read_frozen(run.file(layout.FROZEN))
+    copy = run.file(layout.FROZEN)
+    content = read_frozen(copy)
     if hashlib.sha256(content).hexdigest() != record.sha256:
-        raise RecordsError(
-            "its copy of the frozen file is not the one its manifest names",
-            where=str(run.file(layout.FROZEN)),
-            hint="Restore the run from a copy",
-        )
-    frozen = parse_preregistration(content, where=str(run.file(layout.FROZEN)))
-    if frozen.plan_hashes.get((run.condition, run.replicate)) != run.manifest.plan_hash:
-        raise RecordsError(
-            f"was made from plan {run.manifest.plan_hash[:12]}, which its preregistration does not name for it",
-            where=str(run.path),
-            hint="Perform the run again from the frozen file",
-        )
-    _check_configuration(run, frozen)
-    _check_cost_model(run, frozen)
-    _check_served_rules(run, frozen)
-    first_s = first_request_s(run)
-    if first_s is not None and first_s < record.committed_at_s:
-        raise RecordsError(
-            f"began {record.committed_at_s - first_s:.3f} s before its freeze was committed ({record.commit[:12]})",
-            where=str(run.path),
-            hint="It cannot count as confirmatory; perform it again",
-        )
+        what = "its copy of the frozen file is not the file that its manifest names"
+        raise RecordsError(what, where=str(copy), hint="Restore the run from a copy")
+    frozen = parse_preregistration(content, where=str(copy))
+    for what, hint in _differences(run, frozen, record):
+        raise RecordsError(what, where=str(run.path), hint=hint)
     return frozen
 
 
-def _check_configuration(run: SealedRun, frozen: Preregistration) -> None:
-    """RecordsError unless server, client and limits of a run are those that were frozen for its condition."""
-    spec = frozen.experiment
-    condition = next((one for one in spec.condition if one.name == run.condition), None)
+def _differences(run: SealedRun, frozen: Preregistration, record: PreregistrationRecord) -> Iterator[tuple[str, str]]:
+    """(what, hint) of everything in which a run is not as frozen. Rules that no release follows are exempt."""
+    manifest, spec = run.manifest, frozen.experiment
+    again = "Perform the run again from the frozen file"
+    if frozen.plan_hashes.get((run.condition, run.replicate)) != manifest.plan_hash:
+        yield f"was made from plan {manifest.plan_hash[:12]}, which its preregistration does not name for it", again
+    condition = next((each for each in spec.condition if each.name == run.condition), None)
     changed = ["condition"] if condition is None else changed_inputs(run, spec, condition)
     if run.limits != spec.limits:
         changed.append("limits")
-    if condition is not None and run.manifest.treatment != condition.treatment:
+    if condition is not None and manifest.treatment != condition.treatment:
         changed.append("treatment")
     if changed:
-        raise RecordsError(
-            f"was made with another {' and '.join(changed)} than was frozen",
-            where=str(run.path),
-            hint="Perform the run again from the frozen file",
-        )
-
-
-def _check_served_rules(run: SealedRun, frozen: Preregistration) -> None:
-    """RecordsError when the release that served follows other rules than the prediction; computed rules are exempt."""
-    served = rules_for_version(run.manifest.serving_version)
-    asked = frozen.condition_rules.get(run.condition) or str(run.manifest.requested_server.get("rules", AUTO))
-    predicted = rule_set(frozen.prediction_rules or asked)
+        yield f"was made with another {' and '.join(changed)} than was frozen", again
+    # The cost model gives the run's modelled device time (A).
+    costs = manifest.files.get(layout.COST_MODEL)
+    if costs is None:
+        yield "holds no copy of its cost model", "Restore the run from a copy"
+    elif costs.sha256 not in {file.sha256 for file in frozen.files}:
+        what = f"was made with another cost model ({costs.sha256[:12]}) than the frozen file"
+        yield what, "Restore the frozen file and perform the run again"
+    elif file_sha256(run.file(layout.COST_MODEL)) != costs.sha256:
+        yield "its copy of the cost model is not the file that its manifest names", "Restore the run from a copy"
+    served = rules_for_version(manifest.serving_version)
+    named = frozen.condition_rules.get(run.condition) or str(manifest.requested_server.get("rules", AUTO))
+    predicted = rule_set(frozen.prediction_rules or named)
     if served is not None and predicted.releases and predicted != served:
-        raise RecordsError(
-            f"was served by vllm-rbln {run.manifest.serving_version}, which follows {served.name}, and its prediction "
-            f"was frozen under {predicted.name}",
-            where=str(run.path),
-            hint=f"Freeze again with --predict-with {served.name}, or serve a release of those rules",
+        yield (
+            f"was served by vllm-rbln {manifest.serving_version}, which follows {served.name}, and its prediction was "
+            f"frozen under {predicted.name}",
+            f"Freeze again with --predict-with {served.name}, or serve a release of those rules",
         )
-
-
-def _check_cost_model(run: SealedRun, frozen: Preregistration) -> None:
-    """RecordsError unless the cost model in the run, which gives its modelled device time (A), is the frozen file."""
-    copy = run.manifest.files.get(layout.COST_MODEL)
-    if copy is None:
-        raise RecordsError("holds no copy of its cost model", where=str(run.path), hint="Restore the run from a copy")
-    if copy.sha256 not in {file.sha256 for file in frozen.files}:
-        raise RecordsError(
-            f"was made with another cost model ({copy.sha256[:12]}) than the frozen one",
-            where=str(run.path),
-            hint="Restore the frozen file and perform the run again",
-        )
-    if file_sha256(run.file(layout.COST_MODEL)) != copy.sha256:
-        raise RecordsError(
-            "its copy of the cost model is not the one its manifest names",
-            where=str(run.file(layout.COST_MODEL)),
-            hint="Restore the run from a copy",
-        )
+    first_s = first_request_s(run)
+    if first_s is not None and first_s < record.committed_at_s:
+        early = f"{record.committed_at_s - first_s:.3f} s before its freeze was committed ({record.commit[:12]})"
+        yield f"began {early}", "It cannot count as confirmatory; perform it again"
 
 
 def first_request_s(run: SealedRun) -> float | None:
