@@ -1,4 +1,4 @@
-"""Recorded agents: one reader per format, one middle form, one way from there to a plan.
+"""Recorded agents: a reader for each format, recordings, and the way from them to a plan.
 
 Readers look at counts, names and times only; no text of a recording gets past them.
 """

@@ -100,9 +100,9 @@ class _Chain(Conversation):
         results = [part for part in map(record_of, list_of(content)) if text_of(part, "type") == "tool_result"]
         self.take_input(moment_ns, is_human=not results)
         for part in results:
-            one = self.result(text_of(part, "tool_use_id"), moment_ns)
-            if one is not None and (agent := text_of(record, "toolUseResult", "agentId")):
-                one.children.append(agent_session(session, agent))
+            turn = self.result(text_of(part, "tool_use_id"), moment_ns)
+            if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
+                turn.children.append(agent_session(session, agent))
 
     def assistant(self, record: Record, moment_ns: int) -> bool:
         message = record_of(record.get("message"))
@@ -110,20 +110,20 @@ class _Chain(Conversation):
         if not name or usage is None:
             return False
         fresh, created, cached, output = usage
-        one = self._by_message.get(name)
-        if one is None:
-            one = self._by_message[name] = self.begin(moment_ns)
-            self.rounds.append(one)
-        # Usage repeats with every block of the message; the last one counts the whole answer.
-        if output >= one.output_tokens:
-            one.input_tokens, one.prefix_tokens = fresh + created + cached, cached
-            one.output_tokens = one.visible_tokens = output
+        turn = self._by_message.get(name)
+        if turn is None:
+            turn = self._by_message[name] = self.begin(moment_ns)
+            self.rounds.append(turn)
+        # Usage repeats with every block of the message; the last usage counts the whole answer.
+        if output >= turn.output_tokens:
+            turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
+            turn.output_tokens = turn.visible_tokens = output
         parts = [record_of(part) for part in list_of(message.get("content"))]
         if any(text_of(part, "type") in OUTPUTS for part in parts):
-            one.end_ns = max(one.end_ns, moment_ns)
+            turn.end_ns = max(turn.end_ns, moment_ns)
         for part in parts:
             if text_of(part, "type") == "tool_use":
-                self.call(text_of(part, "id"), one, moment_ns)
+                self.call(text_of(part, "id"), turn, moment_ns)
         return True
 
 

@@ -82,13 +82,13 @@ class _Log(Conversation):
         self._open.end_ns = max(self._open.end_ns, moment_ns)
         return self._open
 
-    def _close(self, one: Round, usage: list[int] | None, at: str) -> None:
+    def _close(self, turn: Round, usage: list[int] | None, at: str) -> None:
         if usage is None:
             self._notes.line_broken("a token count without its numbers", at)
             return
-        one.input_tokens, one.prefix_tokens, one.output_tokens, hidden = usage
-        one.visible_tokens = max(one.output_tokens - hidden, 0)
-        self.rounds.append(one)
+        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, hidden = usage
+        turn.visible_tokens = max(turn.output_tokens - hidden, 0)
+        self.rounds.append(turn)
         self._open = None
 
 

@@ -34,7 +34,7 @@ def import_trace(
     """Read ``sources`` and write one trace file; errors as ``read_recordings``."""
     chosen, recordings, notes = read_recordings(sources, kind=kind, progress=progress)
     chosen_format = TRACE_FORMATS[chosen]
-    has_blocks = any(one.blocks for recording in recordings for one in recording.requests)
+    has_blocks = any(request.blocks for recording in recordings for request in recording.requests)
     head = TraceHead(
         name=name,
         source_format=chosen,

@@ -38,13 +38,13 @@ class Lowering:
     human_wait_cap_ns: int = 1 << 62
     is_steady: bool = False
 
-    def wait_ns(self, one: RecordedRequest) -> int:
+    def wait_ns(self, request: RecordedRequest) -> int:
         """How long the plan waits before this request."""
-        if one.wait_kind != "human":
-            return min(one.wait_ns, self.wait_cap_ns)
+        if request.wait_kind != "human":
+            return min(request.wait_ns, self.wait_cap_ns)
         if self.human_waits == "drop":
             return 0
-        return min(one.wait_ns, self.human_wait_cap_ns if self.human_waits == "cap" else self.wait_cap_ns)
+        return min(request.wait_ns, self.human_wait_cap_ns if self.human_waits == "cap" else self.wait_cap_ns)
 
 
 @dataclass
@@ -74,7 +74,7 @@ def sessions_of(
     if how.is_steady:
         kept[: how.concurrency] = [_in_the_middle(recording, rng, left) for recording in kept[: how.concurrency]]
     if block_tokens and not named_tokens:
-        left.counts["named blocks"] = sum(len(one.blocks) for recording in kept for one in recording.requests)
+        left.counts["named blocks"] = sum(len(request.blocks) for recording in kept for request in recording.requests)
     first_ns = min((recording.start_ns for recording in kept), default=0)
     sessions: list[SessionPlan] = []
     ends: list[tuple[int, ...]] = []  # the sessions that end each recording
@@ -94,20 +94,20 @@ def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
     """The recording shrunk, without what exceeds the context and all that waits for such a request."""
     places: dict[int, int] = {}
     kept: list[RecordedRequest] = []
-    for place, one in enumerate(recording.requests):
-        small = _shrunk(one, how.shrink)
+    for place, request in enumerate(recording.requests):
+        small = _shrunk(request, how.shrink)
         is_too_long = 0 < how.max_context_tokens < small.prompt_tokens + small.generate_tokens
-        if is_too_long or any(before not in places for before in one.after):
-            left.counts["requests above the context" if is_too_long else "requests after such a one"] += 1
+        if is_too_long or any(before not in places for before in request.after):
+            left.counts["requests above the context" if is_too_long else "requests after such a request"] += 1
             continue
-        base = None if one.base is None else kept[places[one.base]]
+        base = None if request.base is None else kept[places[request.base]]
         streamed = 0 if base is None else base.stream_tokens
         keep = min(small.keep_tokens, streamed, small.prompt_tokens)
         places[place] = len(kept)
         kept.append(
             small._replace(
-                after=tuple(places[before] for before in one.after),
-                base=places[one.base] if one.base is not None and keep else None,
+                after=tuple(places[before] for before in request.after),
+                base=places[request.base] if request.base is not None and keep else None,
                 keep_tokens=keep,
                 wait_ns=how.wait_ns(small),
             )
@@ -135,29 +135,31 @@ def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[
     first = 0 if last_ns else rng.randrange(len(starts_ns))
     is_to_come = [start > instant_ns if last_ns else place >= first for place, start in enumerate(starts_ns)]
     is_warm_up = [False] * len(starts_ns)
-    for place, one in enumerate(recording.requests):
+    for place, request in enumerate(recording.requests):
         if is_to_come[place]:
-            for before in (*one.after, *(() if one.base is None else (one.base,))):
+            for before in (*request.after, *(() if request.base is None else (request.base,))):
                 is_warm_up[before] = not is_to_come[before]
     places: dict[int, int] = {}
     kept: list[RecordedRequest] = []
-    for place, one in enumerate(recording.requests):
+    for place, request in enumerate(recording.requests):
         if not is_to_come[place] and not is_warm_up[place]:
             continue
         places[place] = len(kept)
         if is_warm_up[place]:
-            kept.append(one._replace(base=None, after=(), wait_ns=0, wait_kind="none", keep_tokens=0))
+            kept.append(request._replace(base=None, after=(), wait_ns=0, wait_kind="none", keep_tokens=0))
             continue
         waited_ns = 0
-        if last_ns and not any(is_to_come[before] for before in one.after):
-            waited_ns = instant_ns - (starts_ns[place] - one.wait_ns)
+        if last_ns and not any(is_to_come[before] for before in request.after):
+            waited_ns = instant_ns - (starts_ns[place] - request.wait_ns)
         # A warm-up request waits for nothing, so a request that continues its text must wait for it by name.
-        after = {*one.after, one.base} if one.base is not None and is_warm_up[one.base] else one.after
+        after = (
+            {*request.after, request.base} if request.base is not None and is_warm_up[request.base] else request.after
+        )
         kept.append(
-            one._replace(
-                base=None if one.base is None else places[one.base],
+            request._replace(
+                base=None if request.base is None else places[request.base],
                 after=tuple(places[before] for before in sorted(after)),
-                wait_ns=one.wait_ns - waited_ns,
+                wait_ns=request.wait_ns - waited_ns,
             )
         )
     return Recording(recording.name, 0, tuple(kept)), sum(is_warm_up)
@@ -166,20 +168,22 @@ def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[
 def _starts_ns(recording: Recording) -> list[int]:
     """When each request was sent if every request had taken no time."""
     starts_ns: list[int] = []
-    for one in recording.requests:
-        starts_ns.append(max((starts_ns[before] for before in one.after), default=0) + one.wait_ns)
+    for request in recording.requests:
+        starts_ns.append(max((starts_ns[before] for before in request.after), default=0) + request.wait_ns)
     return starts_ns
 
 
-def _shrunk(one: RecordedRequest, shrink: int) -> RecordedRequest:
+def _shrunk(request: RecordedRequest, shrink: int) -> RecordedRequest:
     if shrink == 1:
-        return one
-    lengths = {name: -(-getattr(one, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")}
+        return request
+    lengths = {
+        name: -(-getattr(request, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")
+    }
     # A client that leaves must leave before the last token, also after shrinking.
-    left = min(-(-one.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
-    if one.abort_after_tokens and not left:
+    left = min(-(-request.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
+    if request.abort_after_tokens and not left:
         lengths["generate_tokens"], left = 2, 1
-    return one._replace(**lengths, abort_after_tokens=left)
+    return request._replace(**lengths, abort_after_tokens=left)
 
 
 class _Segments:
@@ -196,17 +200,21 @@ class _Segments:
         self._requests, self._named_tokens = recording.requests, named_tokens
         self._root_after, self._start_ns = root_after, start_ns
         followers: list[set[int]] = [set() for _ in self._requests]
-        for place, one in enumerate(self._requests):
-            for before in {*one.after, *(() if one.base is None else (one.base,))}:
+        for place, request in enumerate(self._requests):
+            for before in {*request.after, *(() if request.base is None else (request.base,))}:
                 followers[before].add(place)
         self._followers = followers
         self._segment_of: list[int] = []
         self._segments: list[list[int]] = []
-        for place, one in enumerate(self._requests):
-            begins_with_names = one.blocks and not one.keep_tokens
-            is_next = len(one.after) == 1 and followers[one.after[0]] == {place} and one.base in (None, one.after[0])
+        for place, request in enumerate(self._requests):
+            begins_with_names = request.blocks and not request.keep_tokens
+            is_next = (
+                len(request.after) == 1
+                and followers[request.after[0]] == {place}
+                and request.base in (None, request.after[0])
+            )
             if is_next and not begins_with_names:
-                number = self._segment_of[one.after[0]]
+                number = self._segment_of[request.after[0]]
                 self._segments[number].append(place)
             else:
                 number = len(self._segments)
@@ -244,14 +252,14 @@ class _Segments:
         )
 
     def _request(self, place: int, follower: int) -> RequestPlan:
-        one = self._requests[place]
+        request = self._requests[place]
         following = self._requests[follower] if follower >= 0 else None
         return RequestPlan(
-            keep_tokens=one.keep_tokens,
-            new_tokens=one.prompt_tokens - one.keep_tokens,
-            generate_tokens=one.generate_tokens,
+            keep_tokens=request.keep_tokens,
+            new_tokens=request.prompt_tokens - request.keep_tokens,
+            generate_tokens=request.generate_tokens,
             wait_after_ns=0 if following is None else following.wait_ns,
             wait_kind="none" if following is None else following.wait_kind,
-            abort_after_ns=one.abort_after_ns,
-            abort_after_tokens=one.abort_after_tokens,
+            abort_after_ns=request.abort_after_ns,
+            abort_after_tokens=request.abort_after_tokens,
         )

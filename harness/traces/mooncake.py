@@ -80,9 +80,9 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
             return at_ns, RecordedRequest(None, (), 0, "none", prompt, 0, generate, numbers[: prompt // block_tokens])
 
         broken = "a request without its time, lengths or block names"
-        for at, (at_ns, one) in parsed_lines(files, notes, progress, arrival, broken):
+        for at, (at_ns, request) in parsed_lines(files, notes, progress, arrival, broken):
             first_ns = at_ns if first_ns is None else first_ns
-            yield Recording(hidden_name(at), max(at_ns - first_ns, 0), (one,))
+            yield Recording(hidden_name(at), max(at_ns - first_ns, 0), (request,))
 
     return read
 
@@ -117,11 +117,11 @@ def _agentic(files: Iterable[Path], notes: ReadNotes, progress: Progress | None 
     names = BlockNames()
     calls: dict[str, _Call] = {}
     broken = "a request without its id, lengths or times"
-    for at, one in parsed_lines(files, notes, progress, lambda record, _: _call(record, names), broken):
-        if one.name in calls:
+    for at, call in parsed_lines(files, notes, progress, lambda record, _: _call(record, names), broken):
+        if call.name in calls:
             notes.drop("an id that came before", at)
         else:
-            calls[one.name] = one
+            calls[call.name] = call
     for tree in _trees(calls, notes):
         yield _recording(tree)
 
@@ -156,12 +156,12 @@ def _call(record: Record, names: BlockNames) -> _Call | None:
 
 
 def _trees(calls: dict[str, _Call], notes: ReadNotes) -> Iterator[list[_Call]]:
-    """Requests that wait for one another, in an order in which all that one waits for comes before it."""
-    for one in calls.values():
-        known = [name for name in one.wait_for if name in calls]
-        if len(known) < len(one.wait_for):
-            notes.drop("waits for a request that is not in the file", hidden_name(one.name))
-        one.wait_for = known
+    """Requests that wait for one another; each comes after all that it waits for."""
+    for call in calls.values():
+        known = [name for name in call.wait_for if name in calls]
+        if len(known) < len(call.wait_for):
+            notes.drop("waits for a request that is not in the file", hidden_name(call.name))
+        call.wait_for = known
     order = _sorted(calls)
     if len(order) < len(calls):
         in_circle = next(name for name in calls if name not in set(order))
@@ -185,8 +185,8 @@ def _trees(calls: dict[str, _Call], notes: ReadNotes) -> Iterator[list[_Call]]:
 def _sorted(calls: dict[str, _Call]) -> list[str]:
     """Names in an order in which all that a request waits for comes before it, without those on a circle."""
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(calls, ()))
-    for name, one in calls.items():
-        sorter.add(name, *one.wait_for)
+    for name, call in calls.items():
+        sorter.add(name, *call.wait_for)
     with suppress(CycleError):  # the sorter still gives what does not depend on the circle
         sorter.prepare()
     order: list[str] = []
@@ -197,35 +197,35 @@ def _sorted(calls: dict[str, _Call]) -> list[str]:
 
 
 def _recording(tree: list[_Call]) -> Recording:
-    places = {one.name: place for place, one in enumerate(tree)}
-    afters = [tuple(sorted(places[name] for name in one.wait_for)) for one in tree]
+    places = {call.name: place for place, call in enumerate(tree)}
+    afters = [tuple(sorted(places[name] for name in call.wait_for)) for call in tree]
     last: dict[str, _Call] = {}
     requests: list[RecordedRequest] = []
-    start_ns = min(one.at_ns for one, after in zip(tree, afters, strict=True) if not after)
-    for place, (one, after) in enumerate(zip(tree, afters, strict=True)):
-        before = last.get(one.session)
+    start_ns = min(call.at_ns for call, after in zip(tree, afters, strict=True) if not after)
+    for place, (call, after) in enumerate(zip(tree, afters, strict=True)):
+        before = last.get(call.session)
         keep, base = 0, None
         # Only a request that it waited for, directly or not, is sure to have ended.
-        if before is not None and not one.is_reset and has_ended(afters, places[before.name], place):
+        if before is not None and not call.is_reset and has_ended(afters, places[before.name], place):
             base = places[before.name]
             streamed = requests[base].stream_tokens
-            keep = kept_tokens(one.blocks, before.blocks, MOONCAKE_BLOCK_TOKENS, streamed, one.prompt)
-            keep = keep if one.keep is None else min(one.keep, streamed, one.prompt)
+            keep = kept_tokens(call.blocks, before.blocks, MOONCAKE_BLOCK_TOKENS, streamed, call.prompt)
+            keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
         requests.append(
             RecordedRequest(
                 base,
                 after,
-                one.wait_ns if after else max(one.at_ns - start_ns, 0) + one.wait_ns,
-                one.kind or ("tool" if after and one.wait_ns else "none"),
-                one.prompt,
+                call.wait_ns if after else max(call.at_ns - start_ns, 0) + call.wait_ns,
+                call.kind or ("tool" if after and call.wait_ns else "none"),
+                call.prompt,
                 keep,
-                one.generate,
-                one.blocks,
-                one.abort_ns,
-                0 if one.abort_ns else one.abort_tokens,
+                call.generate,
+                call.blocks,
+                call.abort_ns,
+                0 if call.abort_ns else call.abort_tokens,
             )
         )
-        last[one.session] = one
+        last[call.session] = call
     return Recording(hidden_name(tree[0].name), start_ns, tuple(requests))
 
 

@@ -112,22 +112,25 @@ def has_ended(afters: Sequence[tuple[int, ...]], earlier: int, place: int) -> bo
 
 
 def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], place: int) -> str:  # noqa: PLR0911  # one return per problem
-    one = recording.requests[place]
-    if any(not 0 <= before < place for before in one.after):
-        return f"it comes after {list(one.after)}, which are not all earlier requests"
-    if one.base is not None and not has_ended(afters, one.base, place):
-        return f"it begins with request {one.base}, which need not have ended"
-    if one.wait_ns < 0:
-        return f"its wait is negative ({one.wait_ns} ns)"
-    if not 1 <= one.prompt_tokens <= MOST_TOKENS or not 1 <= one.generate_tokens <= MOST_TOKENS:
-        return f"{one.prompt_tokens} prompt and {one.generate_tokens} generated tokens make no request"
-    if min(one.abort_after_ns, one.abort_after_tokens) < 0 or 0 < one.generate_tokens <= one.abort_after_tokens:
-        return f"its client leaves after {one.abort_after_ns} ns or {one.abort_after_tokens} tokens"
-    if one.abort_after_ns and one.abort_after_tokens:
+    request = recording.requests[place]
+    if any(not 0 <= before < place for before in request.after):
+        return f"it comes after {list(request.after)}, which are not all earlier requests"
+    if request.base is not None and not has_ended(afters, request.base, place):
+        return f"it begins with request {request.base}, which need not have ended"
+    if request.wait_ns < 0:
+        return f"its wait is negative ({request.wait_ns} ns)"
+    if not 1 <= request.prompt_tokens <= MOST_TOKENS or not 1 <= request.generate_tokens <= MOST_TOKENS:
+        return f"{request.prompt_tokens} prompt and {request.generate_tokens} generated tokens make no request"
+    if (
+        min(request.abort_after_ns, request.abort_after_tokens) < 0
+        or 0 < request.generate_tokens <= request.abort_after_tokens
+    ):
+        return f"its client leaves after {request.abort_after_ns} ns or {request.abort_after_tokens} tokens"
+    if request.abort_after_ns and request.abort_after_tokens:
         return "its client leaves after a time and after a number of tokens"
-    streamed = 0 if one.base is None else recording.requests[one.base].stream_tokens
-    if not 0 <= one.keep_tokens <= min(streamed, one.prompt_tokens):
-        return f"it keeps {one.keep_tokens} of {streamed} tokens"
+    streamed = 0 if request.base is None else recording.requests[request.base].stream_tokens
+    if not 0 <= request.keep_tokens <= min(streamed, request.prompt_tokens):
+        return f"it keeps {request.keep_tokens} of {streamed} tokens"
     return ""
 
 
@@ -232,18 +235,27 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
     )
     for recording in recordings:
         record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns}
-        record["requests"] = [_row(one) for one in recording.requests]
-        if any(one.blocks for one in recording.requests):
-            record["blocks"] = [one.blocks for one in recording.requests]
-        aborts = [(place, one.abort_after_ns, one.abort_after_tokens) for place, one in enumerate(recording.requests)]
-        if left := [one for one in aborts if one[1] or one[2]]:
+        record["requests"] = [_row(request) for request in recording.requests]
+        if any(request.blocks for request in recording.requests):
+            record["blocks"] = [request.blocks for request in recording.requests]
+        aborts = [
+            (place, request.abort_after_ns, request.abort_after_tokens)
+            for place, request in enumerate(recording.requests)
+        ]
+        if left := [abort for abort in aborts if abort[1] or abort[2]]:
             record["aborts"] = left
         yield _line(record)
 
 
-def _row(one: RecordedRequest) -> list[Any]:
-    lengths = (one.prompt_tokens, one.keep_tokens, one.generate_tokens)
-    return [-1 if one.base is None else one.base, one.after, one.wait_ns, WAIT_KINDS.index(one.wait_kind), *lengths]
+def _row(request: RecordedRequest) -> list[Any]:
+    lengths = (request.prompt_tokens, request.keep_tokens, request.generate_tokens)
+    return [
+        -1 if request.base is None else request.base,
+        request.after,
+        request.wait_ns,
+        WAIT_KINDS.index(request.wait_kind),
+        *lengths,
+    ]
 
 
 def _line(record: dict[str, Any]) -> bytes:

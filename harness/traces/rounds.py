@@ -73,33 +73,33 @@ class Conversation:
         ended_ns = self.rounds[-1].end_ns if self.rounds else moment_ns
         submitted_ns = max((at for at, _ in self._inputs), default=ended_ns)
         is_human = self._inputs[0][1] if self._inputs else False
-        one = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, is_human, parent=self.parent)
-        one.index, one.is_reset, self.is_compacted = len(self.rounds), self.is_compacted, False
+        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, is_human, parent=self.parent)
+        turn.index, turn.is_reset, self.is_compacted = len(self.rounds), self.is_compacted, False
         self._inputs.clear()
-        return one
+        return turn
 
-    def call(self, name: str, one: Round, moment_ns: int) -> None:
-        """Round ``one`` called a tool."""
-        self._calls[name] = (one, moment_ns)
+    def call(self, name: str, turn: Round, moment_ns: int) -> None:
+        """This turn called a tool."""
+        self._calls[name] = (turn, moment_ns)
 
     def result(self, name: str, moment_ns: int) -> Round | None:
         """The round of the call whose result came at ``moment_ns``; None when the call is unknown."""
         if name not in self._calls:
             return None
-        one, started_ns = self._calls[name]
-        one.tool_spans.append((started_ns, max(moment_ns, started_ns)))
-        return one
+        turn, started_ns = self._calls[name]
+        turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
+        return turn
 
 
 def recordings_of(rounds: Iterable[Round], notes: ReadNotes) -> Iterator[Recording]:
     """Every root session with its sub-agents, in order of their first submission; times from the first of all."""
     by_session: dict[str, list[Round]] = {}
-    for one in rounds:
-        by_session.setdefault(one.session, []).append(one)
+    for turn in rounds:
+        by_session.setdefault(turn.session, []).append(turn)
     for group in by_session.values():
-        group.sort(key=lambda one: (one.submitted_ns, one.index))
+        group.sort(key=lambda turn: (turn.submitted_ns, turn.index))
     _adopt(by_session)
-    children = {child for group in by_session.values() for one in group for child in one.children}
+    children = {child for group in by_session.values() for turn in group for child in turn.children}
     roots = [name for name in by_session if name not in children]
     roots.sort(key=lambda name: by_session[name][0].submitted_ns)
     first_ns = by_session[roots[0]][0].submitted_ns if roots else 0
@@ -112,7 +112,7 @@ def _adopt(by_session: dict[str, list[Round]]) -> None:
     """Link each session that names only its parent to the parent's last round that had ended before it began."""
     for name, group in by_session.items():
         above = by_session.get(group[0].parent, [])
-        before = [one for one in above if one.end_ns <= group[0].submitted_ns]
+        before = [turn for turn in above if turn.end_ns <= group[0].submitted_ns]
         if before and group[0].parent != name:
             before[-1].children.append(name)
 
@@ -134,35 +134,35 @@ class _Tree:
         stream_tokens = 0
         after, ended_ns = started_by, started_ns
         kind: WaitKind = "none"
-        for place, one in enumerate(self._by_session[session]):
-            keep = 0 if one.is_reset else min(one.prefix_tokens, stream_tokens, one.input_tokens)
-            wait_ns = 0 if place == 0 and not started_by else one.submitted_ns - ended_ns
+        for place, turn in enumerate(self._by_session[session]):
+            keep = 0 if turn.is_reset else min(turn.prefix_tokens, stream_tokens, turn.input_tokens)
+            wait_ns = 0 if place == 0 and not started_by else turn.submitted_ns - ended_ns
             if wait_ns < 0:
                 # It did not wait for a round that ended later, so it starts at once.
                 self._notes.labels.add("overlapping rounds start at once")
                 wait_ns = 0
             if place:
-                kind = "human" if one.is_human else "tool"
+                kind = "human" if turn.is_human else "tool"
             self._requests.append(
                 RecordedRequest(
                     base if keep else None,
                     after,
                     wait_ns,
                     kind,
-                    max(one.input_tokens, 1),
+                    max(turn.input_tokens, 1),
                     keep,
-                    max(one.output_tokens, 1),
+                    max(turn.output_tokens, 1),
                 )
             )
             base = own = len(self._requests) - 1
-            stream_tokens = one.input_tokens + one.visible_tokens
-            after, ended_ns = (own,), one.end_ns
-            for child in one.children:
+            stream_tokens = turn.input_tokens + turn.visible_tokens
+            after, ended_ns = (own,), turn.end_ns
+            for child in turn.children:
                 if child in above or child not in self._by_session or len(above) > DEEPEST:
                     self._notes.drop("sub-agents without a recording, or in a circle", hidden_name(session))
                     continue
-                last, child_end_ns = self._add(child, (own,), one.end_ns, above | {child})
-                if any(end >= child_end_ns for _, end in one.tool_spans):
+                last, child_end_ns = self._add(child, (own,), turn.end_ns, above | {child})
+                if any(end >= child_end_ns for _, end in turn.tool_spans):
                     # The parent waited for this child: its wait counts from the end of the last child.
                     after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
         return after[0], ended_ns
@@ -198,8 +198,8 @@ def _round_of(record: Record, _: str) -> Round | None:
 
 def tracelab_rounds(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Round]:
     """The rounds of TraceLab's own JSON lines."""
-    for _, one in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
-        yield one
+    for _, turn in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
+        yield turn
 
 
 def through_rounds(rounds: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Round]]) -> Read:

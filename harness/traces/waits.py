@@ -159,7 +159,7 @@ def _count(
     internal_ms: float | None,
     wall_ms: float | None,
 ) -> None:
-    """Count one call: the executor's latency where there is one, else the wall difference."""
+    """Count a call: the executor's latency where there is one, else the wall difference."""
     latency_ms = wall_ms if internal_ms is None else internal_ms
     summary.calls += 1
     summary.from_internal += internal_ms is not None
@@ -176,7 +176,7 @@ def _count(
 
 
 def _calls_of(record: object) -> list[_Call] | None:
-    """The tool calls of one round, or None when it is not a round: every call is read before any is counted."""
+    """The tool calls of a round, or None when it is not a round: every call is read before any is counted."""
     if not isinstance(record, dict):
         return None
     tools = record_of(record).get("tools", [])

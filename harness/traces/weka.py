@@ -24,7 +24,7 @@ from harness.traces.base import (
 from harness.traces.mooncake import BlockNames, kept_tokens
 from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
-MOST_INPUT_TOKENS = 1_000_000  # the publisher's own note: a longer one is an overcount
+MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST = 32
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
 
@@ -34,7 +34,7 @@ class _Session:
 
     def __init__(self, block_tokens: int, at: str, notes: ReadNotes) -> None:
         self._block_tokens, self._at, self._notes = block_tokens, at, notes
-        # Names are the session's own: another session's equal number is another block.
+        # Names belong to the session: the same number in another session is another block.
         self._names = BlockNames()
         self._requests: list[RecordedRequest] = []
 
@@ -43,7 +43,7 @@ class _Session:
         return self._requests
 
     def _chain(self, entries: list[object], started_by: tuple[int, ...], start_ns: int, depth: int) -> tuple[int, int]:
-        """Add one agent's requests; returns (place of its last one, its end). (-1, start) when it has none."""
+        """Add an agent's requests; returns (place of the last, its end). (-1, start) when it has none."""
         after, ended_ns, last = started_by, start_ns, -1
         kind: WaitKind = "none"
         seen: set[str] = set()
@@ -106,7 +106,7 @@ class _Session:
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording a line. Block names are its own: what repeats is in keep_tokens, none is shared."""
+    """A recording for each line. It shares no block name: keep_tokens says what repeats."""
 
     def session(record: Record, at: str) -> tuple[str, list[RecordedRequest]] | None:
         block_tokens = tokens_of(record.get("block_size", 64))

@@ -69,7 +69,7 @@ def test_what_does_not_fit_goes_with_all_that_waits_for_it_and_is_counted() -> N
     assert left.counts == {"requests above the context": 4, "recordings without a request that fits": 1}
     follower = [Recording("c", 0, (ask(prompt=900), ask(0)))]
     _, _, left = sessions_of(follower, 0, Lowering(max_context_tokens=308), random.Random(1))
-    assert left.counts["requests after such a one"] == 1
+    assert left.counts["requests after such a request"] == 1
 
 
 def test_a_sample_is_drawn_from_the_recordings_that_fit() -> None:
