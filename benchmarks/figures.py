@@ -150,6 +150,13 @@ def bench_gate() -> Iterator[Figure]:
     yield from measure()
 
 
+def bench_history() -> Iterator[Figure]:
+    """How often a history shows a change where there is none."""
+    from benchmarks.history import bench_history as measure
+
+    yield from measure()
+
+
 def bench_devices() -> Iterator[Figure]:
     """Coverage with the device as a block and without, on simulated fleets."""
     from benchmarks.devices import bench_devices as measure
@@ -171,6 +178,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "emulator": bench_emulator,
     "stopping": bench_stopping,
     "gate": bench_gate,
+    "history": bench_history,
     "devices": bench_devices,
     "memory": bench_long_run,
 }

@@ -25,8 +25,8 @@ def bench(
     sections: Annotated[
         list[str] | None,
         typer.Argument(
-            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `gate`, `devices`, `memory`. "
-            "Default: all."
+            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `gate`, `history`, `devices`, "
+            "`memory`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

@@ -153,6 +153,7 @@ HEADINGS: dict[str, dict[str, str | Branch]] = {
         "table": "run:table",
         "compare": "compare:compare",
         "gate": "gate:gate",
+        "history": "history:history",
         "decide": "method:decide",
         "runs": "data:list_runs",
         "query": "data:query",

@@ -1,0 +1,141 @@
+"""Histories of figures as a table, as sentences on their changes, and as a page or a picture. Nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from harness.analysis.method.gate import FIGURES
+from harness.analysis.method.history import History, HistoryPoint
+from harness.errors import SpecError
+from harness.outputs import check_output, escape_bidi, write_text
+from harness.report.page import content_security_policy
+from harness.report.svg import INK, MUTED, Sheet, condition_color
+from harness.table import Table, four_digits, table_of
+
+WIDTH_IN, HEIGHT_IN = 10.66, 2.9
+
+
+def history_table(histories: Sequence[History]) -> Table:
+    """A row for each point of each history."""
+    rows = (
+        {
+            "experiment": history.experiment,
+            "condition": history.condition,
+            "figure": history.figure,
+            "date": point.date,
+            "release": point.release,
+            "place": point.place,
+            "runs": point.num_runs,
+            "value": point.value,
+            "low": None if point.interval is None else point.interval.low,
+            "high": None if point.interval is None else point.interval.high,
+            "change": point.change,
+        }
+        for history in histories
+        for point in history.points
+    )
+    caption = (
+        "value: mean over runs, low to high its 95 % interval; change: the level from here on over the level before."
+    )
+    origins = " ".join(dict.fromkeys(history.origin for history in histories if history.origin))
+    return table_of("Figures over releases", caption, rows, origins)
+
+
+def rounded(table: Table) -> Table:
+    """The table as people read it: four digits, whatever the unit of the figure."""
+    places = [table.columns.index(name) for name in ("value", "low", "high")]
+    rows = (
+        tuple(
+            four_digits(cell) if place in places and isinstance(cell, float) else cell for place, cell in enumerate(row)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=tuple(rows))
+
+
+def history_lines(histories: Sequence[History]) -> Iterator[str]:
+    """A sentence for each change, or that there is none, and the notes."""
+    for history in histories:
+        name = f"{history.condition}, {history.figure}"
+        for point in history.changes:
+            yield f"{name}: from {_when(point)} on {_percent(point)}"
+        if not history.changes:
+            yield f"{name}: no change shown"
+        yield from (f"note: {name}: {note}" for note in history.notes)
+
+
+def write_history(path: Path, histories: Sequence[History]) -> Path:
+    """The plots as an HTML page, or as one SVG file; SpecError for another suffix."""
+    if path.suffix not in {".html", ".svg"}:
+        raise SpecError("is neither .html nor .svg", where=str(path), hint="Name a file with one of these suffixes")
+    text = "\n".join(history_lines(histories))
+    origins = " ".join(dict.fromkeys(history.origin for history in histories if history.origin))
+    if path.suffix == ".svg":
+        return _write_svg(path, histories, origins)
+    with Sheet() as sheet:
+        pictures = [_picture(sheet, history, place) for place, history in enumerate(histories)]
+    title = f"History of {', '.join(dict.fromkeys(history.experiment for history in histories))}"
+    style = files("harness.report").joinpath("style.css").read_text(encoding="utf-8")
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><header><h1>{escape(title)}</h1></header>"
+        f"<main>{''.join(pictures)}<figure><figcaption>Means over runs with 95 % intervals, by date; a dashed line: the level "
+        f"changed. {escape(origins)}</figcaption></figure><pre>{escape(text)}</pre></main></body></html>\n"
+    )
+    write_text(path, escape_bidi(page))
+    return path
+
+
+def _write_svg(path: Path, histories: Sequence[History], origins: str) -> Path:
+    with Sheet() as sheet:
+        figure = sheet.figure(WIDTH_IN, HEIGHT_IN * len(histories))
+        figure.set_layout_engine("constrained")
+        for axes, history in zip(figure.subplots(len(histories), 1, squeeze=False)[:, 0], histories, strict=True):
+            _plot(axes, history)
+            axes.set_title(_title(history), loc="left", color=INK)
+        figure.suptitle(origins, fontsize=8.5, color=MUTED)
+        figure.savefig(check_output(path), format="svg", metadata={"Date": None})
+    return path
+
+
+def _picture(sheet: Sheet, history: History, place: int) -> str:
+    """One plot below its heading."""
+    figure = sheet.figure(WIDTH_IN, HEIGHT_IN)
+    _plot(figure.subplots(), history)
+    label = " ".join(history_lines([history]))
+    return f"<h2>{escape(_title(history))}</h2><figure>{sheet.render(figure, name=f'history{place}', label=label)}</figure>"
+
+
+def _title(history: History) -> str:
+    return f"{history.condition}: {FIGURES[history.figure].meaning}"
+
+
+def _plot(axes: Axes, history: History) -> None:
+    places = range(len(history.points))
+    color = condition_color(1)
+    axes.plot(places, [point.value for point in history.points], color=color, marker="o", markersize=4, linewidth=0.9)
+    for place, point in enumerate(history.points):
+        if point.interval is not None:
+            axes.vlines(place, point.interval.low, point.interval.high, color=color, linewidth=1.4)
+        if point.change is not None:
+            axes.axvline(place - 0.5, color=MUTED, linewidth=0.9, linestyle=(0, (3, 2)))
+            axes.annotate(
+                _percent(point), (place - 0.45, 1.0), xycoords=("data", "axes fraction"), va="top", fontsize=8
+            )
+    axes.set_xticks(list(places), [f"{point.date[:10]}\n{point.release}" for point in history.points], fontsize=7)
+    axes.grid(visible=True, axis="y")
+
+
+def _when(point: HistoryPoint) -> str:
+    return f"{point.date[:10]} ({point.release}, {point.place})"
+
+
+def _percent(point: HistoryPoint) -> str:
+    return f"{100 * ((point.change or 1.0) - 1):+.1f} %"

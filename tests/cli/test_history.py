@@ -1,0 +1,52 @@
+"""`harness history` over folders of runs and saved baselines, in every form."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.export.baseline import save_baseline
+from harness.runner import run_experiment
+from tests.support.command_line import harness
+from tests.support.experiments import small_experiment
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two folders of runs and a baseline of the same plans."""
+    root = tmp_path_factory.mktemp("history")
+    for name in ("may", "june"):
+        outcome = run_experiment(small_experiment(backend="sim", replicates=3), runs_root=root / name)
+    save_baseline(root / "july", outcome.runs)
+    return [str(root / name) for name in ("may", "june", "july")]
+
+
+def test_each_place_is_a_point_of_each_condition(places: list[str]) -> None:
+    rows = json.loads(harness("history", *places, "--figure", "cost", "--figure", "tpot", "--format", "json").stdout)
+    assert len(rows) == 3 * 2 * 2
+    assert {row["place"] for row in rows} == set(places)
+    assert all(row["low"] < row["value"] < row["high"] for row in rows)
+    table = harness("history", *places, "--format", "csv").stdout
+    assert [row["condition"] for row in csv.DictReader(table.splitlines())] == 3 * ["base"] + 3 * ["more"]
+    shown = harness("history", *places).stdout
+    assert "base, cost: no change shown" in shown
+    assert "Predicted: simulated in virtual time" in shown
+
+
+def test_the_plots_are_a_page_or_a_picture(places: list[str], tmp_path: Path) -> None:
+    for suffix in ("html", "svg"):
+        path = tmp_path / f"history.{suffix}"
+        assert harness("history", *places, "-o", str(path)).returncode == 0
+        text = path.read_text()
+        assert "<svg" in text
+        assert "no NPU was measured" in text
+    refused = harness("history", *places, "-o", str(tmp_path / "history.pdf"))
+    assert (refused.returncode, "neither .html nor .svg" in refused.stderr) == (2, True)
+
+
+def test_one_place_has_no_history(places: list[str]) -> None:
+    alone = harness("history", places[0])
+    assert (alone.returncode, "more than one place" in alone.stderr) == (2, True)
