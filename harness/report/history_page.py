@@ -79,15 +79,15 @@ def write_history(path: Path, histories: Sequence[History]) -> Path:
     if path.suffix == ".svg":
         return _write_svg(path, histories, origins)
     with Sheet() as sheet:
-        pictures = [_picture(sheet, history, place) for place, history in enumerate(histories)]
+        plots = "".join(_picture(sheet, history, place) for place, history in enumerate(histories))
     title = f"History of {', '.join(dict.fromkeys(history.experiment for history in histories))}"
     style = files("harness.report").joinpath("style.css").read_text(encoding="utf-8")
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body><header><h1>{escape(title)}</h1></header>"
-        f"<main>{''.join(pictures)}<figure><figcaption>Means over runs with 95 % intervals, by date; a dashed line: the level "
-        f"changed. {escape(origins)}</figcaption></figure><pre>{escape(text)}</pre></main></body></html>\n"
+        f"<main>{plots}<figure><figcaption>Means over runs with 95 % intervals, by date; a dashed line: the "
+        f"level changed. {escape(origins)}</figcaption></figure><pre>{escape(text)}</pre></main></body></html>\n"
     )
     write_text(path, escape_bidi(page))
     return path
@@ -110,7 +110,8 @@ def _picture(sheet: Sheet, history: History, place: int) -> str:
     figure = sheet.figure(WIDTH_IN, HEIGHT_IN)
     _plot(figure.subplots(), history)
     label = " ".join(history_lines([history]))
-    return f"<h2>{escape(_title(history))}</h2><figure>{sheet.render(figure, name=f'history{place}', label=label)}</figure>"
+    picture = sheet.render(figure, name=f"history{place}", label=label)
+    return f"<h2>{escape(_title(history))}</h2><figure>{picture}</figure>"
 
 
 def _title(history: History) -> str:

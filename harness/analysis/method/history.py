@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -176,5 +177,6 @@ def change_points(values: Sequence[float]) -> list[int]:
     sd = math.sqrt(float((np.diff(series) ** 2).mean()) / 2)
     if sd == 0:
         return []
-    search = ruptures.KernelCPD(kernel="linear", min_size=MIN_BETWEEN)
-    return [int(place) for place in search.fit_predict(((series - series.mean()) / sd)[:, None], pen=PENALTY)[:-1]]
+    search: Any = ruptures.KernelCPD(kernel="linear", min_size=MIN_BETWEEN)
+    places: list[int] = search.fit_predict(((series - series.mean()) / sd)[:, None], pen=PENALTY)
+    return [int(place) for place in places[:-1]]
