@@ -11,7 +11,17 @@ from tests.support.checkout import ROOT
 DOCS = ROOT / "docs"
 START = ("install", "first-experiment", "reading-a-report", "question-to-decision")
 GUIDES = (
-    *("own-server", "ca25", "server-hosts", "traces", "preregistration", "planning", "fleet", "fleet-hosts"),
+    *(
+        "own-server",
+        "vllm-steps",
+        "ca25",
+        "server-hosts",
+        "traces",
+        "preregistration",
+        "planning",
+        "fleet",
+        "fleet-hosts",
+    ),
     *("search", "calibration", "export", "gate"),
 )
 FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

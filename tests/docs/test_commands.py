@@ -19,6 +19,7 @@ FOLLOWED_ELSEWHERE = "question-to-decision"
 """tests/cli/test_cli_follows_its_page.py takes each of its commands and reads what they answer."""
 REASONS = {
     "needs an NPU",
+    "needs a GPU",
     "needs other hosts",
     "builds containers",
     "minutes on the emulator",
