@@ -126,7 +126,7 @@ def advise(
     from harness.records.addresses import sealed_runs
 
     sealed = sealed_runs(runs, experiment)
-    if any(run.server.model or run.server.step_log for run in sealed):
+    if any(run.server.is_vllm for run in sealed):
         advice = capture_advice(sealed, baseline)
     else:
         chosen = _space(space, None) if space else None

@@ -192,7 +192,7 @@ def predicted_replay_s(run: PlannedRun) -> float:
     if kind_named(run.spec.backend).is_virtual:
         return 0.0
     server = run.server
-    if server.model:
+    if server.is_vllm:
         # A first estimate: the simulator needs a compiled size for a full batch.
         limit = server.max_num_seqs
         server = ServerSpec(max_num_seqs=limit, decode_buckets=(limit,), slot_tokens=server.slot_tokens)

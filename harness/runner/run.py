@@ -25,6 +25,7 @@ from harness.analysis.method.reuse import with_known_zeros
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.engine.config import changed_keys
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
@@ -52,6 +53,7 @@ from harness.server.life import LaunchPlan, LogFormat, start_server
 from harness.server.process import ExitReport
 from harness.sim import simulate
 from harness.spec import ServerSpec
+from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.device_watch import (
     DeviceWatch,
     device_findings,
@@ -341,7 +343,8 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
 def _in_force(run: PlannedRun, folder: Path, launch: LaunchPlan, shown: LaunchFacts) -> dict[str, Any]:
     """Settings in force, from the launch, the log, the metrics and the step log."""
     log, _ = read_run_steps(folder)
-    in_force = shown.effective({**launch.effective, **({} if log is None else log.settings)})
+    paged = shown.paged if changed_keys(run.server) & PAGED_KEYS else {}
+    in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
     return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}
 

@@ -34,7 +34,8 @@ class LaunchPlan:
     force, as far as the launch shows them; log and metrics show the others. device_command: reports the devices' state;
     its first answer is in ``requested``. findings: they hold for every run on this server. scratch_variable: gives the
     server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
-    monotonic clock and the uncertainty, ns.
+    monotonic clock and the uncertainty, ns. appended: a file that a server of somebody else appends to, and where its
+    first line and what it appends during the run are kept.
     """
 
     backend: str
@@ -53,6 +54,7 @@ class LaunchPlan:
     findings: tuple[Finding, ...] = ()
     scratch_variable: str = ""
     read_offset: Callable[[], tuple[int, int]] | None = None
+    appended: tuple[Path, Path] | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -133,6 +135,8 @@ class AttachedServer:
     def __init__(self, launch: LaunchPlan) -> None:
         self._endpoint = launch.endpoint
         self._clock = MonotonicClock()
+        self._appended = launch.appended
+        self._offset = 0 if launch.appended is None else launch.appended[0].stat().st_size
 
     def __enter__(self) -> AttachedServer:
         return self
@@ -163,10 +167,24 @@ class AttachedServer:
 
     def stop(self, grace_s: float = 10.0) -> ExitReport:
         del grace_s
+        self._keep_appended()
         return ExitReport(pid=0, returncode=None, was_asked=False, killed=(), stop_ns=0, log_bytes=0, is_port_free=None)
 
     def kill(self) -> ExitReport:
         return self.stop()
+
+    def _keep_appended(self) -> None:
+        """Copy the first line of the file, and what was appended since the run began."""
+        if self._appended is None:
+            return
+        source, kept = self._appended
+        try:
+            with source.open("rb") as file:
+                first = file.readline()
+                file.seek(max(self._offset, len(first)))
+                kept.write_bytes(first + file.read())
+        except OSError as error:
+            raise ServerError(f"cannot be copied ({error.strerror})", where=str(source)) from error
 
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:

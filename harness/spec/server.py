@@ -197,9 +197,14 @@ class ServerSpec(Spec):
         return self
 
     @property
+    def is_vllm(self) -> bool:
+        """Whether vLLM itself serves, not a model of it."""
+        return bool(self.model or self.step_log)
+
+    @property
     def is_paged(self) -> bool:
         """Whether it is a vLLM with paged KV memory, which runs a batch above the largest captured size eagerly."""
-        return bool(self.model or self.step_log) or (self.rules != AUTO and self.rule_set().is_paged)
+        return self.is_vllm or (self.rules != AUTO and self.rule_set().is_paged)
 
     def rule_set(self, version: str = "") -> RuleSet:
         """Its rules; for ``auto`` those of the vllm-rbln ``version`` that serves, by default the newest stable."""

@@ -75,6 +75,13 @@ def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Ite
 
 
 def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
+    if _is_of_another_clock(log, manifest):
+        yield Finding(
+            code="step-log-clock",
+            severity="invalid",
+            evidence="the step log has steps from before or after the run",
+            hint="Measure on the server's host: the step log has the time of its clock",
+        )
     if log.num_damaged:
         yield Finding(
             code="step-log-damaged",
@@ -95,6 +102,15 @@ def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
         )
     if eager := log.eager_by_n:
         yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
+
+
+def _is_of_another_clock(log: StepLog, manifest: Manifest) -> bool:
+    first_ns, last_ns = (manifest.timings.get(name) for name in ("server_start_ns", "server_stopped_ns"))
+    if first_ns is None or last_ns is None or not log.steps.num_rows:
+        return False
+    clock = ScaledClock(manifest.clock.scale)
+    first, last = (clock.from_monotonic_ns(log.steps["at_ns"][place].as_py()) for place in (0, -1))
+    return not first_ns <= first <= last <= last_ns
 
 
 def eager_finding(eager_by_n: Mapping[int, int], captured: tuple[int, ...], num_steps: int) -> Finding:

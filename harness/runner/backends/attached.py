@@ -6,14 +6,15 @@ It is never started, restarted, stopped or configured here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.client.target import Endpoint, endpoint_of
-from harness.engine.config import requested_settings
-from harness.errors import ServerError
+from harness.engine.config import changed_keys, requested_settings
+from harness.errors import RecordsError, ServerError
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
-from harness.records import Finding, Observation
+from harness.records import Finding, Observation, layout
 from harness.redact import redacted_text
 from harness.runner.backends.base import ServerBackend, refuse_keys
 from harness.runner.backends.first import FirstExperiment
@@ -23,7 +24,9 @@ from harness.server.doctor import Check
 from harness.server.life import MODELS, LaunchPlan, get_at
 from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
+from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.launch_log import LaunchFacts, read_metrics
+from harness.stack.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"
 ATTACHED = Finding(
@@ -40,7 +43,7 @@ class AttachedBackend(ServerBackend):
 
     kind: BackendKind = KINDS["attached"]
     # The harness connects to the URL, and the cost model prices what was measured: both hold without being shown.
-    shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "cost_model"})
+    shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "cost_model", "step_log"})
 
     @property
     def first_command(self) -> str:
@@ -64,6 +67,9 @@ class AttachedBackend(ServerBackend):
         refuse_keys(server, {"model"}, "the model is the first that the server lists")
         _ = endpoint_of(server).headers
 
+    def check_host(self, server: ServerSpec) -> None:
+        _ = _header_of(server)
+
     def lacks(self, run: PlannedRun) -> tuple[str, ...]:
         spec = run.spec
         needs = Needs(spec.client, run.plan.prompt_form, metrics=spec.limits.needs_metrics)
@@ -73,10 +79,12 @@ class AttachedBackend(ServerBackend):
         endpoint = endpoint_of(server)
         facts = LaunchFacts()
         read_metrics(get_at(endpoint, "/metrics").body.decode("utf-8", "replace"), facts)
-        return facts.effective(_shown_by_models(get_at(endpoint, MODELS)))
+        paged = facts.paged if changed_keys(server) & PAGED_KEYS else {}
+        in_force = facts.effective({**paged, **_shown_by_models(get_at(endpoint, MODELS)), **_header_of(server)})
+        return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
-        del options  # nothing is launched
+        step_log = options.run_folder / layout.STEP_LOG
         endpoint = endpoint_of(server)
         models = get_at(endpoint, MODELS)
         return LaunchPlan(
@@ -91,7 +99,9 @@ class AttachedBackend(ServerBackend):
                 "url": redacted_text(endpoint.url),
                 "version": _version(endpoint),
             },
-            observation=Observation(steps="none", has_kv_log=False),
+            files={"step_log": step_log} if server.step_log else {},
+            observation=Observation(steps="step-log" if server.step_log else "none", has_kv_log=False),
+            appended=(Path(server.step_log), step_log) if server.step_log else None,
             effective={
                 **{key: requested_settings(server)[key] for key in self.shown_keys},
                 **_shown_by_models(models),
@@ -99,6 +109,20 @@ class AttachedBackend(ServerBackend):
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
+
+
+def _header_of(server: ServerSpec) -> dict[str, Any]:
+    """The settings in the first line of the server's step log; ServerError where it cannot be read."""
+    if not server.step_log:
+        return {}
+    try:
+        with open(server.step_log, "rb") as file:
+            return read_step_log(file.readline(), where=server.step_log).settings
+    except (OSError, RecordsError) as error:
+        what = error.what if isinstance(error, RecordsError) else f"cannot be read ({error.strerror})"
+        raise ServerError(
+            what, where=server.step_log, hint="Start the server with its step log, on this host (docs/vllm-steps.md)"
+        ) from error
 
 
 def _shown_by_models(reply: Reply) -> dict[str, Any]:

@@ -100,6 +100,12 @@ class LaunchFacts:
         return -(-(pool_tokens // block_tokens - 1) // max(1, region_tokens // block_tokens))
 
     @property
+    def paged(self) -> dict[str, int]:
+        """Blocks of paged KV memory, as the metrics show them."""
+        counts = {key: _count(self.cache.get(key)) for key in ("num_gpu_blocks", "block_size")}
+        return {key: count for key, count in counts.items() if count is not None}
+
+    @property
     def report(self) -> LaunchReport:
         """The part for the manifest."""
         return LaunchReport(
