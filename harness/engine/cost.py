@@ -129,7 +129,7 @@ class CostModel:
         )
 
     def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int:
-        """Duration of a step of ``num_seqs`` decodes, padded to ``bucket``, and of parts of prompts together."""
+        """Duration of a step of ``num_seqs`` decodes, run with the size ``bucket``, and of parts of prompts."""
         decode_fs = 0
         if num_seqs:
             decode_fs = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs

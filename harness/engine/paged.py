@@ -409,10 +409,10 @@ class PagedScheduler:
         )
 
     def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int) -> int:
-        context_tokens = sum(request.num_tokens for request in decodes)
-        return self.cost_model.chunked_step_ns(
-            self.config.padded(len(decodes)) if decodes else 0, len(decodes), context_tokens, num_chunk_tokens
-        )
+        context_tokens, num_decodes = sum(request.num_tokens for request in decodes), len(decodes)
+        # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
+        size = num_decodes if num_chunk_tokens else self.config.padded(num_decodes)
+        return self.cost_model.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens)
 
 
 AnyScheduler: TypeAlias = Scheduler | PagedScheduler

@@ -183,6 +183,14 @@ def test_a_server_with_paged_memory_is_recorded_by_its_step_log(tmp_path: Path) 
         assert sum(row["preempted"] for row in log.steps.to_pylist()) == expected.preemptions
 
 
+def test_figures_of_paged_memory_are_the_simulators(tmp_path: Path) -> None:
+    for run in simulated(tmp_path, server=PAGED, workload=CROWDED):
+        expected, figures = result_of(run), run_figures(run)
+        assert figures.a is not None
+        assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
+        assert figures.b_ns == figures.a.total_ns
+
+
 def test_settings_of_paged_memory_are_in_force_and_slots_are_not(tmp_path: Path) -> None:
     run = simulated(tmp_path, server=PAGED)[0]
 
