@@ -66,8 +66,8 @@ class CaptureAdvice:
     def _gain(self) -> str:
         if self.captured_ns is None:
             return (
-                "predicted gain: not known, no cost model of this server; "
-                "`harness server calibrate --backend vllm` measures one for server.cost_model"
+                "predicted gain: not known, no cost model of this server; name one with [chunked_prefill] in "
+                "server.cost_model"
             )
         if self.saving_ns is None:
             return "predicted gain: not known, no two such steps of a size followed each other"
