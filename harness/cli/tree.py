@@ -300,6 +300,7 @@ class Commands(Mapping[str, Any]):
             getattr(import_module(f"harness.cli.{module}"), function)
         )
         made: Any = typer.main.get_command(alone)
+        made.short_help = made.help.partition("\n\n")[0]
         made.older_options = OLDER_OPTIONS.get(place, {})
         return made
 
@@ -313,7 +314,7 @@ def _group(name: str, branch: Branch, heading: str | None) -> Group:
         rich_markup_mode="markdown",
         rich_help_panel=heading,
     )
-    made.branch = branch
+    made.branch, made.short_help = branch, branch.help.partition("\n\n")[0]
     return made
 
 

@@ -47,7 +47,7 @@ def examples(command: Any) -> Iterator[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("examples")
     assert harness("run", "demo", "--backend", "sim", "--runs", "runs/today", cwd=place).returncode == 0
-    for day in ("monday", "tuesday"):
+    for day in ("monday", "tuesday", "may", "june", "july"):
         shutil.copytree(place / "runs" / "today", place / "runs" / day)
     assert harness("plan", "build", "demo", "-o", "plans", cwd=place).returncode == 0
     shutil.copy(next((place / "plans").glob("*.jsonl")), place / "plan.jsonl")
