@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from harness.cli.addresses import ExperimentArgument, override_table
 from harness.table import TableForm
 
 if TYPE_CHECKING:
+    from harness.records import SealedRun
     from harness.stack.rbln.releases.check import ReleaseCheck
     from harness.stack.rbln.releases.sources import Sources
 
@@ -87,6 +89,64 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
     write_table(recorded(facts, Release(rbln, engine)), place)
     engine_said = f"vLLM {engine.version}" if engine else f"vLLM {rbln.vllm_pin or 'of no version'}, not read"
     typer.echo(f"{place}: vllm-rbln {rbln.version} with {engine_said}, {len(facts.facts)} facts")
+
+
+def compare(
+    old: Annotated[str, typer.Argument(help="Release of vllm-rbln, e.g. 0.11.2; for `rbln`, an environment.")],
+    new: Annotated[str, typer.Argument(help="The other one.")],
+    experiment: ExperimentArgument,
+    backend: Annotated[Literal["twin", "sim", "rbln"], typer.Option(help="What serves.")] = "twin",
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs of both.")] = Path("runs/releases"),
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
+    form: Annotated[TableForm, typer.Option("--format", help="How the tables are written.")] = TableForm.text,
+) -> None:
+    """Run the same plans on two releases and show what differs.
+
+    Decisions step by step, figures with intervals, names of metrics and log lines. Runs that are sealed already are
+    kept. `sim` simulates the rules of each release.
+
+    Example: `harness stack compare 0.11.2 0.12.0 twin-demo --runs runs/releases`
+    """
+    from rich.text import Text
+
+    from harness.analysis.method.releases import compare_releases
+    from harness.cli.run import ensure_machine_code, real_server_changes
+    from harness.cli.words import terminal
+    from harness.records.addresses import experiment_at
+    from harness.runner import run_experiment
+    from harness.spec import parse_experiment
+    from harness.table import written
+
+    sides: list[list[SealedRun]] = []
+    chosen = {release: _release_setting(release, backend) for release in (old, new)}
+    for release, setting in chosen.items():
+        asked = [*real_server_changes(backend), f'backend="{backend}"', setting]
+        path, table, _ = experiment_at(experiment)
+        spec = parse_experiment(override_table(table, [*asked, *(changes or [])]), where=str(path))
+        ensure_machine_code(spec)
+        folder = runs / Path(release).name
+        sides.append(list(run_experiment(spec, runs_root=folder, resume=True).require_valid().runs))
+    tables = compare_releases(sides[0], sides[-1], (Path(old).name, Path(new).name))
+    if form is TableForm.text:
+        out = terminal()
+        out.print(Text(written(tables, form, out.width)), soft_wrap=True)
+    else:
+        print(written(tables, form), end="")
+
+
+def _release_setting(release: str, backend: str) -> str:
+    """The key that chooses a release: its environment, or in a simulation its rules."""
+    from harness.errors import SpecError
+    from harness.stack.rbln.kv_rules import rules_for_version
+
+    if backend != "sim":
+        return f'server.environment="{release}"'
+    rules = rules_for_version(release)
+    if rules is None:
+        raise SpecError(
+            "no rules of this release are known", where=release, hint="`harness stack check` reads a new one"
+        )
+    return f'server.rules="{rules.name}"'
 
 
 def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:

@@ -116,7 +116,7 @@ GROUPS = {
     ),
     "stack": Branch(
         "Releases of vllm-rbln, and step files of other stacks.\n\nExample: `harness stack check .venv`",
-        {"check": "release:check", "record": "release:record", "steps": "release:steps"},
+        {"check": "release:check", "record": "release:record", "compare": "release:compare", "steps": "release:steps"},
     ),
     "paper": Branch(
         "The paper's experiments, analyses and tables.\n\nExample: `harness paper catalogue`",

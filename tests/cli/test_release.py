@@ -9,6 +9,7 @@ from release_wheels import SOURCE, empty_table, stack
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
+from tests.support.command_line import harness
 
 runner = CliRunner()
 
@@ -43,3 +44,14 @@ def test_recording_twice_changes_nothing(tmp_path: Path) -> None:
     first = table.read_bytes()
     runner.invoke(app, ["stack", "record", release, "--table", str(table)])
     assert table.read_bytes() == first
+
+
+def test_two_releases_are_simulated_side_by_side_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    words = ("demo", "--backend", "sim", "--runs", str(tmp_path), "--set", "replicates=1", "--format", "json")
+    called = harness("stack", "compare", "0.11.2", "0.12.0", *words)
+    decisions, figures, names = json.loads(called.stdout)
+    assert {row["run"] for row in decisions} >= {"base-waits/0", "bucket6-nowaits/0"}
+    assert {row["figure"] for row in figures} >= {"cost", "reuse"}
+    assert {row["only_in"] for row in names} <= {"0.11.2", "0.12.0"}
+    unknown = harness("stack", "compare", "0.11.2", "7.0.0", *words)
+    assert (unknown.returncode, "7.0.0: no rules of this release are known" in unknown.stderr) == (2, True)
