@@ -92,7 +92,7 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
 
 
 def compare(
-    old: Annotated[str, typer.Argument(help="Release of vllm-rbln, e.g. 0.11.2; for `rbln`, an environment.")],
+    old: Annotated[str, typer.Argument(help="Release of vllm-rbln; for `rbln`, an environment.")],
     new: Annotated[str, typer.Argument(help="The other one.")],
     experiment: ExperimentArgument,
     backend: Annotated[Literal["twin", "sim", "rbln"], typer.Option(help="What serves.")] = "twin",
