@@ -126,6 +126,34 @@ SECTIONS = (
     ("findings", "Findings"),
     ("glossary", "Glossary"),
 )
+# What to look at first in each section.
+LEADS = {
+    "conditions": "Look at the cost of each condition first, then at its padding and its reuse.",
+    "serving": "Look at p99: the slowest requests, which a cost does not show.",
+    "steps": "Look for large hatched parts: there a compiled size that fits would save padding.",
+    "timeline": "Look for black bars after a wait: there a prefix was computed again.",
+    "reuse": "Look at the gap between outline and filled: tokens that could have been reused and were computed again.",
+    "devices": "Look for a device whose ratios lie apart from the others: there the answer depends on the device.",
+    "results": "Look at the outcome first; the reason beside it has the figures that the rule compared.",
+    "harness": "Look for values above their limit: such a run was shaped by the client or its machine.",
+    "what": "Look at what differs from the baseline: it should be only what you wanted to compare.",
+    "reproduce": "Run this command to make the same runs again.",
+    "findings": "Read the warnings before you quote a figure; INVALID runs are in no figure.",
+    "glossary": "Look up a word or symbol of this page here; each entry names its section of docs/method.md.",
+}
+COMPARED_LEAD = "Look at the ratio first: below 1 costs less; where its interval holds 1, no difference is shown."
+# Meaning of each symbol, and its entry of the glossary.
+SYMBOLS = {
+    "A": ("Modelled device time: the cost models applied to the step log.", "a"),
+    "B": ("Time in flight: how long the client had any request open.", "b"),
+    "p": ("Padding ratio: share of the positions of all decode steps that held no request.", "padding"),
+    "n": ("Requests really in a decode step.", "steps"),
+    "b": ("Bucket of a step: the smallest compiled batch size that holds its n requests.", "steps"),
+    "h(n)": ("Number of decode steps with n requests.", "steps"),
+    "C": ("Tokens of a returning prompt that could be reused, in whole blocks of 128.", "reusable"),
+    "W": ("Session seconds that others, ready to decode, waited for prefills; never part of cost.", "waiting"),
+    "τ": ("Largest difference of the two ratios that still counts as agreement.", "agreement"),
+}
 SHOWN_CASES = 4
 # Last words of a column's name that are its unit.
 UNITS = {"ns", "ms", "s", "h", "bytes", "tokens", "percent"}
@@ -148,6 +176,8 @@ def render_page(view: ReportView) -> str:
         headline=headline(view),
         answers=answers(view.summary, lambda name: f"<b>{escape(name)}</b>"),
         name_of=dict(sections),
+        lead_of=LEADS | ({"conditions": COMPARED_LEAD} if view.is_compared else {}),
+        symbol=symbol,
         sections=sections,
         number_of={anchor: place for place, (anchor, _) in enumerate(sections, 1)},
         linked=linker(view),
@@ -184,9 +214,25 @@ def render_page(view: ReportView) -> str:
 def glossary_of(page: str) -> str:
     """The entries of the glossary whose words the page uses."""
     text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
-    entries = re.findall(r'<dt data-when="([^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>', _resource("glossary.html"), re.DOTALL)
-    used = [(term, meaning) for words, term, meaning in entries if any(word in text for word in words.split("|"))]
-    return '<dl class="glossary">' + "".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in used) + "</dl>"
+    entries = re.findall(
+        r'<dt id="([^"]*)" data-when="([^"]*)" data-method="([^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>',
+        _resource("glossary.html"),
+        re.DOTALL,
+    )
+    used = [
+        f'<dt id="{name}">{term}</dt><dd>{meaning} <span class="dim">Method: “{section}”.</span></dd>'
+        for name, words, section, term, meaning in entries
+        if f'href="#{name}"' in page or any(word in text for word in words.split("|"))
+    ]
+    return f'<dl class="glossary">{"".join(used)}</dl>'
+
+
+def symbol(text: str) -> Markup:
+    """A symbol with its meaning on hover and focus, as a link to the glossary; other text, escaped."""
+    if text not in SYMBOLS:
+        return Markup(escape(text))
+    meaning, entry = SYMBOLS[text]
+    return Markup(f'<a class="sym" href="#g-{entry}" data-tip="{escape(meaning)}">{escape(text)}</a>')
 
 
 def section_notes(view: ReportView) -> dict[str, str]:

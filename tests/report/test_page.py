@@ -103,6 +103,26 @@ def test_the_answer_comes_first_and_little_else_is_open(demo: Page) -> None:
     assert opening.index("bucket6-waits costs") < opening.index("Time is scaled") < opening.index("Serving figures")
 
 
+def test_each_section_opens_with_what_to_look_at(demo: Page) -> None:
+    for section in SECTION_IDS:
+        opening = demo.html[demo.html.index(f'id="{section}"') :]
+        assert re.match(r'[^>]*>.*?</h2>.*?\s*(</summary>)?\s*<p class="lead">[A-Z]', opening, re.DOTALL), section
+
+
+def test_each_symbol_has_its_meaning_and_leads_to_its_glossary_entry(demo: Page) -> None:
+    found = dict(re.findall(r'<a class="sym" href="#(g-[a-z]+)" data-tip="[^"]{20,}">([^<]+)</a>', demo.html))
+    assert {"g-a": "A", "g-b": "B", "g-padding": "p", "g-waiting": "W", "g-agreement": "τ"}.items() <= found.items()
+    for entry in found:
+        assert re.search(rf'<dt id="{entry}">.*?Method: “[^”]+”', demo.html), entry
+
+
+def test_the_glossary_names_sections_of_the_method_page_that_exist(demo: Page) -> None:
+    method = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"Method: “([^”]+)”", demo.html))
+    assert sections <= set(re.findall(r"^## (.+)$", method, re.MULTILINE))
+    assert len(sections) >= 5
+
+
 def test_the_glossary_has_the_words_of_this_page_alone(demo: Page, tmp_path: Path) -> None:
     def terms(page: Page) -> str:
         return page.html.partition('<dl class="glossary">')[2]

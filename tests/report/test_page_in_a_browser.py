@@ -91,6 +91,19 @@ def test_axe_finds_nothing_and_no_screen_is_wider_than_itself(opened: Opened) ->
     assert page.eval_on_selector_all(".scroll:not(.more)", hidden) == 0, "what runs on beyond its edge must say so"
 
 
+@pytest.mark.parametrize("opened", LOOKS, indirect=True)
+def test_a_symbol_shows_its_meaning_to_the_keyboard_and_is_never_cut_off(opened: Opened) -> None:
+    symbol = opened.page.locator("#conditions ~ .scroll a.sym").first
+    shown = "one => getComputedStyle(one, '::after').content"
+    assert symbol.evaluate(shown) == "none"
+    opened.page.keyboard.press("Tab")
+    symbol.focus()
+    assert "Modelled device time" in symbol.evaluate(shown)
+    assert Axe().run(opened.page).response["violations"] == []
+    symbol.press("Enter")
+    expect(opened.page.locator("#g-a")).to_be_visible()
+
+
 def test_hovering_a_timeline_reads_it(opened: Opened) -> None:
     timeline = opened.page.locator("svg.timeline").first
     timeline.scroll_into_view_if_needed()
