@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from harness.clock import NS_PER_S, MonotonicClock, utc_now
 from harness.errors import ServerError, SpecError
+from harness.records.disk import file_entry
 from harness.server.supervisor import PR_SET_PDEATHSIG
 from harness.spec import Spec, describe_validation_error, load_toml
 from harness.stack.rbln.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
@@ -181,7 +182,7 @@ def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact
     for name, facts in cast("dict[str, dict[str, Any]]", record["files"]).items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
-        if size != facts["size_bytes"] or (check_hashes and _sha256(path) != facts["sha256"]):
+        if size != facts["size_bytes"] or (check_hashes and file_entry(path).sha256 != facts["sha256"]):
             raise ServerError(
                 f"{name} differs from its registration ({'missing' if size is None else f'{size} bytes'})",
                 where=str(folder),
@@ -252,7 +253,7 @@ def _compile(
         config = read_artifact(partial)
         _require_as_specified(spec, config, partial)
         files = {
-            path.relative_to(partial).as_posix(): {"size_bytes": path.stat().st_size, "sha256": _sha256(path)}
+            path.relative_to(partial).as_posix(): file_entry(path).model_dump()
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
@@ -314,14 +315,6 @@ def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, folder: Pat
         raise SpecError(
             f"the compiler changed it: {'; '.join(different)}", where=folder.name, hint="Request the compiled values"
         )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager
