@@ -40,11 +40,11 @@ class Channel:
     def cost_ns(self, row: RunFigures | ConditionFigures) -> int | None:
         return row.a_ns if self.is_a else row.b_ns
 
-    def ratio(self, found: Comparison) -> float | None:
-        return found.ratio_a if self.is_a else found.ratio_b
+    def ratio(self, comparison: Comparison) -> float | None:
+        return comparison.ratio_a if self.is_a else comparison.ratio_b
 
-    def interval(self, found: Comparison) -> Interval | None:
-        return found.interval_a if self.is_a else found.interval_b
+    def interval(self, comparison: Comparison) -> Interval | None:
+        return comparison.interval_a if self.is_a else comparison.interval_b
 
     def ratio_of(self, condition: ConditionFigures, replicate: int) -> float | None:
         """The ratio of one replicate; None where the baseline has no valid run of it."""
@@ -85,37 +85,37 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     answer = main_answers(summary.answers).get(condition.name)
     if answer is None:
         return f"{this} cannot be compared with {other}: no replicate has a valid run of both."
-    found = answer.comparison
+    comparison = answer.comparison
     basis = "; ".join(filter(None, (answer.basis, answer.family)))
-    work = "" if found.is_same_work else f" {_other_work(found)}"
-    if found.verdict is Verdict.DIFFER:
+    work = "" if comparison.is_same_work else f" {_other_work(comparison)}"
+    if comparison.verdict is Verdict.DIFFER:
         return (
-            f"Withheld: {this} against {other}{work}. Modelled device time (A) gives a ratio of {found.ratio_a:.4f} "
-            f"and time in flight (B) {found.ratio_b:.4f}: they differ by {found.difference:.4f}, more than "
-            f"\u03c4 = {found.tau:.4f}. {basis}."
+            f"Withheld: {this} against {other}{work}. Modelled device time (A) gives a ratio of "
+            f"{comparison.ratio_a:.4f} and time in flight (B) {comparison.ratio_b:.4f}: they differ by "
+            f"{comparison.difference:.4f}, more than \u03c4 = {comparison.tau:.4f}. {basis}."
         )
-    if found.verdict is Verdict.CANNOT_TELL:
+    if comparison.verdict is Verdict.CANNOT_TELL:
         return (
             f"Cannot tell: {this} against {other}{work}. In the baseline's own runs modelled device time (A) and time "
-            f"in flight (B) lie {found.residual_share:.4f} of B apart, above {MAX_TAU:g}: agreement of the ratios "
-            f"({found.ratio_a:.4f}, {found.ratio_b:.4f}) would mean nothing. {basis}."
+            f"in flight (B) lie {comparison.residual_share:.4f} of B apart, above {MAX_TAU:g}: agreement of the ratios "
+            f"({comparison.ratio_a:.4f}, {comparison.ratio_b:.4f}) would mean nothing. {basis}."
         )
-    lead = "Predicted: " if found.is_predicted else ""
+    lead = "Predicted: " if comparison.is_predicted else ""
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
-    agreed = "; both channels agree" if found.verdict is Verdict.AGREE else ""
+    agreed = "; both channels agree" if comparison.verdict is Verdict.AGREE else ""
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}. "
         f"{others + '. ' if others else ''}{basis}{agreed}."
     )
 
 
-def _other_work(found: Comparison) -> str:
-    own, base = found.work, found.baseline_work
+def _other_work(comparison: Comparison) -> str:
+    this, base = comparison.work, comparison.baseline_work
     return (
-        f"per generated token (it did other work: {own.num_requests:,} requests and {own.generated_tokens:,} generated "
-        f"tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
-        f"{found.main.request_ratio:.4f})"
+        f"per generated token (it did other work: {this.num_requests:,} requests and {this.generated_tokens:,} "
+        f"generated tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
+        f"{comparison.main.request_ratio:.4f})"
     )
 
 
@@ -123,15 +123,15 @@ def _other_changes(summary: ExperimentSummary, condition: ConditionFigures) -> l
     """Padding and reuse over the replicates of the comparison, where they changed."""
     assert condition.comparison is not None, "only comparisons have changes"
     shown = condition.comparison.replicates
-    this, base = (over(one, shown) for one in (condition, summary.condition(condition.baseline)))
-    found: list[str] = []
+    this, base = (over(each, shown) for each in (condition, summary.condition(condition.baseline)))
+    changes: list[str] = []
     before, after = base.padding.ratio, this.padding.ratio
     if before is not None and after is not None and abs(after - before) >= PADDING_WORTH:
-        found.append(f"Padding {100 * before:.1f} % \u2192 {100 * after:.1f} %")
+        changes.append(f"Padding {100 * before:.1f} % \u2192 {100 * after:.1f} %")
     had, has = base.reuse.num_reused, this.reuse.num_reused
     if had is not None and has is not None and had != has:
-        found.append(f"Reused re-arrivals {base.reuse.share_text} \u2192 {this.reuse.share_text}")
-    return found
+        changes.append(f"Reused re-arrivals {base.reuse.share_text} \u2192 {this.reuse.share_text}")
+    return changes
 
 
 def over(condition: ConditionFigures, replicates: Collection[int]) -> ConditionFigures:
@@ -141,7 +141,7 @@ def over(condition: ConditionFigures, replicates: Collection[int]) -> ConditionF
 
 def common_replicates(summary: ExperimentSummary) -> list[int]:
     """Replicates with a valid run of every condition that has any, ascending: only their sums stand side by side."""
-    each = [{run.replicate for run in one.valid_runs} for one in summary.conditions if one.valid_runs]
+    each = [{run.replicate for run in condition.valid_runs} for condition in summary.conditions if condition.valid_runs]
     return sorted(set[int].intersection(*each)) if each else []
 
 
@@ -149,7 +149,7 @@ def missing_runs(summary: ExperimentSummary) -> list[str]:
     """Runs, "condition/replicate", without which a replicate of another condition stands alone."""
     seen = sorted({run.replicate for run in summary.runs})
     valid = {(run.condition, run.replicate) for run in summary.runs if run.is_valid}
-    return [f"{one.name}/{k}" for k in seen for one in summary.conditions if (one.name, k) not in valid]
+    return [f"{each.name}/{k}" for k in seen for each in summary.conditions if (each.name, k) not in valid]
 
 
 def counted_words(summary: ExperimentSummary) -> str:
@@ -182,15 +182,15 @@ def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callab
 
 def _felt(summary: ExperimentSummary, condition: ConditionFigures) -> str:
     """What its users felt, in one sentence; empty where nothing was answered."""
-    found = summary.serving_of(condition.name)
-    if found is None:
+    figures = summary.serving_of(condition.name)
+    if figures is None:
         return ""
-    ms, first = "model ms" if summary.time_scale != 1 else "ms", found.of("ttft")
+    ms, first = "model ms" if summary.time_scale != 1 else "ms", figures.of("ttft")
     to_first = ""
     if first is not None:
         p50, p99 = (f"{first.at(q).value / NS_PER_MS:,.1f} {ms}" for q in (0.5, 0.99))
         to_first = f" First token after {p50} (median), {p99} (p99)."
-    return f"{to_first} {found.tokens_per_s.mean:,.1f} tokens/s, {found.requests_per_s.mean:.2f} requests/s."
+    return f"{to_first} {figures.tokens_per_s.mean:,.1f} tokens/s, {figures.requests_per_s.mean:.2f} requests/s."
 
 
 def _seconds(duration_ns: int) -> str:

@@ -94,15 +94,15 @@ def _legend(summary: ExperimentSummary) -> str:
         against = next(iter(baselines))
     elif len(baselines) > 2:
         against = "each its own baseline (--format csv names it)"
-    found = [one.comparison for one in summary.conditions if one.comparison is not None]
+    compared = [each.comparison for each in summary.conditions if each.comparison is not None]
     first = channels_of(summary)[0].heading
     marks = {
-        f" Below {first}/base: its 95 % interval.": any(one.main.interval is not None for one in found),
-        " No interval below three replicates.": any(one.main.interval is None for one in found),
-        " \u2020: per generated token, as the work differs.": not all(one.is_same_work for one in found),
-        " Withheld: the ratios of A and B lie too far apart.": any(one.verdict is Verdict.DIFFER for one in found),
+        f" Below {first}/base: its 95 % interval.": any(each.main.interval is not None for each in compared),
+        " No interval below three replicates.": any(each.main.interval is None for each in compared),
+        " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
+        " Withheld: the ratios of A and B lie too far apart.": any(each.verdict is Verdict.DIFFER for each in compared),
         f" Cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart.": any(
-            one.verdict is Verdict.CANNOT_TELL for one in found
+            each.verdict is Verdict.CANNOT_TELL for each in compared
         ),
     }
     return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
@@ -203,9 +203,9 @@ def _bounded(percentile: Percentile) -> tuple[str, str]:
     return _ms(percentile.value) + ends, DASH if percentile.certified is None else _ms(percentile.certified)
 
 
-def _percentile(one: ServingFigures, metric: str, q: float) -> str:
-    found = one.of(metric)
-    return DASH if found is None else _ms(found.at(q).value)
+def _percentile(figures: ServingFigures, metric: str, q: float) -> str:
+    distribution = figures.of(metric)
+    return DASH if distribution is None else _ms(distribution.at(q).value)
 
 
 def _ms(duration_ns: float) -> str:
