@@ -191,7 +191,9 @@ class EmulatorCore:
         requests = tuple(self.requests[handle] for handle in step.requests)
         for admission in step.admissions:
             request = self.requests[admission.request]
-            request.cached_tokens = admission.cached_tokens
+            # vLLM reports the first admission; after a preemption a prompt is looked up again.
+            if request.scheduled_ns < 0 or not step.tokens:
+                request.cached_tokens = admission.cached_tokens
             request.kv_blocks = self.scheduler.inner_blocks(request.handle)
             if request.scheduled_ns < 0:
                 request.scheduled_ns = start_ns

@@ -96,9 +96,8 @@ class _Run:
         outcome, rows = self.outcome, self.outcome.rows
         for admission in step.admissions:
             row = rows[self._names[admission.request]]
-            row.cached_tokens = admission.cached_tokens
             if row.admitted_ns == NOT_YET:
-                row.admitted_ns = start_ns
+                row.admitted_ns, row.cached_tokens = start_ns, admission.cached_tokens
         for handle in step.preempted:
             rows[self._names[handle]].preemptions += 1
         if num_evicted:

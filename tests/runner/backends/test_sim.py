@@ -191,6 +191,16 @@ def test_figures_of_paged_memory_are_the_simulators(tmp_path: Path) -> None:
         assert figures.b_ns == figures.a.total_ns
 
 
+def test_a_preempted_request_reports_what_its_first_admission_reused(tmp_path: Path) -> None:
+    server = {**PAGED, "slot_tokens": 4096, "num_gpu_blocks": 257, "max_num_seqs": 8}
+    for run in simulated(tmp_path, server=server, workload={"num_sessions": 12}):
+        expected = result_of(run)
+        assert expected.preemptions > 0
+        assert run.is_valid, run.invalid_reasons
+        reported = run.table("requests").column("cached_tokens").to_pylist()
+        assert reported == expected.requests.column("cached_tokens").to_pylist()
+
+
 def test_settings_of_paged_memory_are_in_force_and_slots_are_not(tmp_path: Path) -> None:
     run = simulated(tmp_path, server=PAGED)[0]
 
