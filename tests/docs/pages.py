@@ -15,6 +15,7 @@ GUIDES = (
         "own-server",
         "vllm-steps",
         "ca25",
+        "gpu",
         "server-hosts",
         "traces",
         "preregistration",
