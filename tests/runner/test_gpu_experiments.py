@@ -1,0 +1,64 @@
+"""The experiments for a GPU server, simulated: every run is valid, and the figures move as vLLM's rules have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.analysis import run_figures
+from harness.analysis.method.figures import RunFigures
+from harness.cli.tree import app
+from harness.runner import run_experiment
+from harness.shipped import find_shipped
+from harness.spec import load_toml, parse_experiment
+
+Figures = Callable[[str], dict[str, RunFigures]]
+
+
+@pytest.fixture(scope="module")
+def figures_of(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    """Figures of the first replicate of a shipped experiment, by condition; made once."""
+
+    @cache
+    def figures(name: str) -> dict[str, RunFigures]:
+        table = load_toml(find_shipped("experiments", name, what="experiment"))
+        spec = parse_experiment({**table, "backend": "sim", "replicates": 1}, where=name)
+        runs = run_experiment(spec, runs_root=tmp_path_factory.mktemp(name)).runs
+        assert [run.invalid_reasons for run in runs if run.invalid_reasons] == []
+        return {run.condition: run_figures(run) for run in runs}
+
+    return figures
+
+
+def test_a_captured_size_of_six_lowers_the_padding_of_six_agents(figures_of: Figures) -> None:
+    figures = figures_of("gpu-capture-sizes")
+    for kind in ("waits", "nowaits"):
+        assert figures[f"{kind}-6"].padding.ratio < figures[f"{kind}-8"].padding.ratio
+    assert figures["nowaits-8"].padding.ratio > figures["waits-8"].padding.ratio
+
+
+def test_without_prefix_caching_no_return_finds_its_prefix(figures_of: Figures) -> None:
+    figures = figures_of("gpu-prefix-caching")
+    assert figures["no-caching"].reuse.num_reused == 0
+    assert figures["caching"].reuse.num_reused == 36
+
+
+def test_returns_find_less_with_fewer_blocks_and_preempted_runs_stay_valid(figures_of: Figures) -> None:
+    figures = figures_of("gpu-kv-memory")
+    reused = [figures[f"blocks-{blocks}"].cached_tokens or 0 for blocks in (5120, 2560, 1280, 640)]
+    assert reused == sorted(reused, reverse=True)
+    assert reused[0] > 2 * reused[-1]
+
+
+def test_a_captured_size_that_fits_the_limit_lowers_its_padding(figures_of: Figures) -> None:
+    figures = figures_of("gpu-max-num-seqs")
+    assert figures["limit-12-captured"].padding.ratio < figures["limit-12"].padding.ratio
+
+
+def test_draws_refuse_paged_kv_memory_and_name_the_simulation() -> None:
+    done = CliRunner().invoke(app, ["simulate", "gpu-kv-memory"])
+    assert done.exit_code != 0
+    assert "harness run gpu-kv-memory --backend sim" in str(done.exception)
