@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 
 from harness.errors import HarnessError, SpecError
-from harness.export import MeasuredRun, measured, post_spans, spans_of
-from harness.export.post import traces_url
+from harness.export import MeasuredRun, batches, measured, post_spans, spans_of
+from harness.export.post import _post, collector_headers, traces_url
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
@@ -166,6 +167,32 @@ def test_spans_that_a_collector_refuses_are_an_error(
     collector.answer = answer
     with pytest.raises(HarnessError, match=words):
         post_spans(run, f"{collector.url}/v1/traces")
+
+
+def test_headers_of_the_usual_variable_are_sent_and_a_wrong_one_shows_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20secret, x-team = npu")
+    assert collector_headers() == {"Authorization": "Bearer secret", "x-team": "npu"}
+    for wrong in ("x-team=npu,secret", "x-team=npu,token=secret%0A"):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", wrong)
+        with pytest.raises(SpecError, match="its part 2 is not NAME=VALUE") as refused:
+            collector_headers()
+        assert "secret" not in str(refused.value)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_HEADERS")
+    assert collector_headers() == {}
+
+
+def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun) -> None:
+    answers = [503, 429, 200]
+    sent: list[bytes] = []
+
+    def collector(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        return httpx.Response(answers[len(sent) - 1], json={})
+
+    with httpx.Client(transport=httpx.MockTransport(collector)) as client:
+        _post(client, "http://collector/v1/traces", next(batches(run)))
+    assert len(sent) == 3
+    assert len(set(sent)) == 1
 
 
 def test_no_collector_is_one_line_with_the_next_move(run: MeasuredRun) -> None:
