@@ -40,7 +40,7 @@ def history(
     """Follow a figure over dates and releases, and name its changes.
 
     Points are ordered by date. Where all points have runs of the same plans, these alone count. Change points need six
-    points or more, and the extra `history` (docs/gate.md).
+    points or more, and the extra `history` (docs/history.md).
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """

@@ -23,7 +23,7 @@ GUIDES = (
         "fleet",
         "fleet-hosts",
     ),
-    *("search", "calibration", "export", "gate"),
+    *("search", "calibration", "export", "gate", "history"),
 )
 FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

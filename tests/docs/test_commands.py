@@ -25,6 +25,7 @@ REASONS = {
     "minutes on the emulator",
     "needs recordings of yours",
     "needs results of another tool",
+    "needs runs of many releases",
     "the tests run inside this environment",
 }
 PAGES = [name for name in (*START, *GUIDES) if name != FOLLOWED_ELSEWHERE]

@@ -1,7 +1,7 @@
 """A figure over dates and releases: a point with its interval for each set of runs, and where the level changed.
 
 Change points come from ruptures (the extra "history"). Nothing is decided: `harness gate` compares two releases.
-Definitions: docs/gate.md, "Over many releases".
+Definitions: docs/history.md, "Over many releases".
 """
 
 from __future__ import annotations
