@@ -27,6 +27,7 @@ from harness.emulator.config import load_config, parse_config
 from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, parse_request, prompts_of
 from harness.engine.cost import load_cost_model
 from harness.experiment.plans import build_plan
+from harness.export import peer_side
 from harness.plan import read_plan, write_plan
 from harness.plan.waits import load_waits
 from harness.prereg.frozen import load_preregistration
@@ -75,6 +76,16 @@ ARTIFACT = {
 AT = "2026-01-01T00:00:00+00:00"
 ENTRY = {"event": "start", "number": 0, "experiment": "e", "condition": "c", "replicate": 0, "host": "h", "at_utc": AT}
 METRICS = '# TYPE a counter\na_total{x="1"} 5.0\nRBLN_DEVICE_STATUS:TEMPERATURE{name="rbln0",uuid="u"} 41.0\n'
+
+_TIMES = {"ttfts": [0.1, 0.2], "itls": [[0.01], [0.02, 0.01]], "latencies": [0.2, 0.3], "errors": ["", ""]}
+_REQUEST = {"time_to_first_token_ms": 100.0, "request_latency": 0.3, "output_tokens": 2}
+RESULTS = tuple(
+    json.dumps(result).encode()
+    for result in (
+        {**_TIMES, "output_lens": [2, 3], "duration": 1.5},
+        {"benchmarks": [{"requests": {"successful": [_REQUEST]}, "duration": 1.5}]},
+    )
+)
 
 
 class Door(NamedTuple):
@@ -326,10 +337,18 @@ def _of_agents() -> Iterator[Door]:
         yield Door(f"recording, {kind}", (seed,), partial(_recording, kind))
     rounds = b"\n".join(_json(*(RECORDS["tracelab"](at) | {"tools": [TOOL]} for at in range(6))))
     yield Door("latencies of a release", (rounds,), summarise_tracelab)
+    yield Door("result of another benchmark", RESULTS, _peer_result)
 
 
 def _recording(kind: str, path: Path) -> object:
     return read_recordings([path], kind=kind)
+
+
+def _peer_result(path: Path) -> object:
+    """Only files of its suffix are results."""
+    named = path.with_name(f"{path.name}.json")
+    named.write_bytes(path.read_bytes())
+    return peer_side([named])
 
 
 def doors() -> Iterator[Door]:
