@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,27 +21,24 @@ from harness.analysis.method import reuse
 from harness.analysis.method.reconstruct import with_tokens
 from harness.clock import NS_PER_S
 from harness.records import SealedRun
-from harness.records.schema import ABORTED
+from harness.records.schema import ABORTED, values_of
 from harness.report.svg import NUM_CONDITION_COLORS
 from harness.report.view import Bar, FloatArray, TimelineView
 
-# What a bar shows: of a long run, all columns as Python's values would take 100 MB.
-BAR_COLUMNS = [
-    "session",
-    "request",
-    "due_ns",
-    "sent_ns",
-    "done_ns",
-    "status",
-    "planned_prompt_tokens",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-]
 
+class _Row(NamedTuple):
+    """The columns that a bar shows."""
 
-def _rows(requests: pa.Table) -> list[dict[str, Any]]:
-    return requests.select(BAR_COLUMNS).sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
+    session: int
+    request: int
+    due_ns: int
+    sent_ns: int | None
+    done_ns: int | None
+    status: str
+    planned_prompt_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
 
 
 def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -> int:
@@ -63,10 +60,10 @@ def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -
 
 def timeline(run: SealedRun, color: int) -> TimelineView | None:
     """The timeline of one run; None when no request of it was ever due."""
-    requests, steps = _rows(run.table("requests")), run.table("steps")
-    if not requests:
+    requests, steps = run.table("requests"), run.table("steps")
+    if not requests.num_rows:
         return None
-    start_ns = min(row["due_ns"] for row in requests)
+    start_ns = int(requests.column("due_ns").to_numpy().min())
     first_tokens = _first_tokens(run.table("chunks"))
     bars = _bars(requests, first_tokens, start_ns, reuse.reuse_rule(run))
     timed = steps.filter(steps.column("log_ns").is_valid()).sort_by("log_ns")
@@ -78,7 +75,7 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         label=run.label,
         condition=run.condition,
         color=color,
-        num_sessions=1 + max(row["session"] for row in requests),
+        num_sessions=1 + int(requests.column("session").to_numpy().max()),
         bars=tuple(bars),
         step_s=np.asarray(step_s, dtype=np.float64),
         step_n=timed.column("n").to_numpy().astype(np.int64),
@@ -98,51 +95,53 @@ def _first_tokens(chunks: pa.Table) -> dict[tuple[int, int], int]:
     # Threads would be waited for for ever where none can be started (a limit of memory).
     by_request = with_tokens(chunks).group_by(["session", "request"], use_threads=False)
     grouped = by_request.aggregate([("received_ns", "min")])
-    return {(row["session"], row["request"]): row["received_ns_min"] for row in grouped.to_pylist()}
+    firsts = values_of(grouped, "session", "request", "received_ns_min")
+    return {(session, request): first_ns for session, request, first_ns in firsts}
 
 
 def _bars(
-    rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], start_ns: int, rule: reuse.ReuseRule
+    requests: pa.Table, first_tokens: dict[tuple[int, int], int], start_ns: int, rule: reuse.ReuseRule
 ) -> list[Bar]:
     def seconds(instant_ns: int | None) -> float | None:
         return None if instant_ns is None else (instant_ns - start_ns) / NS_PER_S
 
     bars: list[Bar] = []
-    previous: dict[str, Any] | None = None
-    for row in rows:
-        before = previous if previous is not None and previous["session"] == row["session"] else None
+    previous: _Row | None = None
+    in_order = requests.sort_by([("session", "ascending"), ("request", "ascending")])
+    for row in map(_Row._make, values_of(in_order, *_Row._fields)):
+        before = previous if previous is not None and previous.session == row.session else None
         bars.append(
             Bar(
-                session=row["session"],
-                request=row["request"],
-                due_s=(row["due_ns"] - start_ns) / NS_PER_S,
-                sent_s=seconds(row["sent_ns"]),
-                first_token_s=seconds(first_tokens.get((row["session"], row["request"]))),
-                done_s=seconds(row["done_ns"]),
+                session=row.session,
+                request=row.request,
+                due_s=(row.due_ns - start_ns) / NS_PER_S,
+                sent_s=seconds(row.sent_ns),
+                first_token_s=seconds(first_tokens.get((row.session, row.request))),
+                done_s=seconds(row.done_ns),
                 reuse=_reuse(row, before, rule),
-                status=row["status"],
-                prompt_tokens=row["prompt_tokens"],
-                completion_tokens=row["completion_tokens"],
-                cached_tokens=row["cached_tokens"],
+                status=row.status,
+                prompt_tokens=row.prompt_tokens,
+                completion_tokens=row.completion_tokens,
+                cached_tokens=row.cached_tokens,
             )
         )
         previous = row
     return bars
 
 
-def _reuse(row: dict[str, Any], before: dict[str, Any] | None, rule: reuse.ReuseRule) -> str:
-    if row["prompt_tokens"] is None:
+def _reuse(row: _Row, before: _Row | None, rule: reuse.ReuseRule) -> str:
+    if row.prompt_tokens is None:
         return "unknown"
-    if row["cached_tokens"] is None:
+    if row.cached_tokens is None:
         return "unknown" if before is not None else "first"
-    if row["cached_tokens"] == 0:
+    if row.cached_tokens == 0:
         return "first" if before is None else "recomputed"
     if before is None:
         return "cached"
-    prompt = before["prompt_tokens"] or before["planned_prompt_tokens"]
-    kept = rule.kept_tokens(prompt, before["completion_tokens"] or 0)
-    expected = reuse.reusable_tokens(kept, row["prompt_tokens"], rule.block_tokens)
-    return "cached" if row["cached_tokens"] >= expected else "partial"
+    prompt = before.prompt_tokens or before.planned_prompt_tokens
+    kept = rule.kept_tokens(prompt, before.completion_tokens or 0)
+    expected = reuse.reusable_tokens(kept, row.prompt_tokens, rule.block_tokens)
+    return "cached" if row.cached_tokens >= expected else "partial"
 
 
 WIDTH = 1000.0
