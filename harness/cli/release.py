@@ -95,7 +95,7 @@ def compare(
     old: Annotated[str, typer.Argument(help="Release of vllm-rbln; for `rbln`, an environment.")],
     new: Annotated[str, typer.Argument(help="The other one.")],
     experiment: ExperimentArgument,
-    backend: Annotated[Literal["twin", "sim", "rbln"], typer.Option(help="What serves.")] = "twin",
+    backend: Annotated[str, typer.Option(help="What serves: a twin, an NPU, or `sim`.")] = "twin",
     runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs of both.")] = Path("runs/releases"),
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
     form: Annotated[TableForm, typer.Option("--format", help="How the tables are written.")] = TableForm.text,
@@ -137,10 +137,15 @@ def compare(
 def _release_setting(release: str, backend: str) -> str:
     """The key that chooses a release: its environment, or in a simulation its rules."""
     from harness.errors import SpecError
+    from harness.kinds import KINDS, kind_named
     from harness.stack.rbln.kv_rules import rules_for_version
 
-    if backend != "sim":
+    kind = kind_named(backend)
+    if kind.has_stack:
         return f'server.environment="{release}"'
+    if not kind.is_virtual:
+        usable = ", ".join(name for name, other in KINDS.items() if other.has_stack or other.is_virtual)
+        raise SpecError("has no releases to compare", where=f"--backend {backend}", hint=f"Use one of {usable}")
     rules = rules_for_version(release)
     if rules is None:
         raise SpecError(
