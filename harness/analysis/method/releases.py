@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from harness.analysis.method.gate import GateTest, gate_policy, gate_run, judge
+from harness.analysis.method.gate import FIGURES, GateTest, gate_policy, gate_run, judge
 from harness.errors import SpecError
 from harness.records import SealedRun, layout, origin_of
 from harness.table import Cell, Table, table_of
@@ -38,7 +38,9 @@ def compare_releases(
     figures = table_of(
         f"Figures of {titles}",
         f"ratio: {names[1]} over {names[0]}, with its 90 % interval over pairs of runs of one plan; differs: whether "
-        "the interval leaves 1 out; a dash: too few runs.",
+        "the interval leaves 1 out; a dash: too few runs. "
+        + "; ".join(f"{name}: {figure.meaning}" for name, figure in FIGURES.items())
+        + ".",
         map(_figure, result.tests),
         origin,
     )
