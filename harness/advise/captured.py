@@ -23,7 +23,7 @@ class CaptureAdvice:
 
     eager_by_n: how many there were. eager_ns: the median of their times, where two of a size followed each other.
     captured_ns: of a captured step of n requests, by the cost model; None where it states no such times.
-    b_ns: channel B.
+    eager_extra_ns: what a step without a graph takes more, by the cost model. b_ns: channel B.
     """
 
     condition: str
@@ -32,6 +32,7 @@ class CaptureAdvice:
     eager_by_n: Mapping[int, int]
     eager_ns: Mapping[int, float]
     captured_ns: Mapping[int, int] | None
+    eager_extra_ns: int
     b_ns: int
 
     @property
@@ -41,10 +42,14 @@ class CaptureAdvice:
 
     @property
     def saving_ns(self) -> float | None:
-        """What capturing them is predicted to save; None without a cost model, or where no time is known."""
-        if self.captured_ns is None or not self.eager_ns:
+        """What capturing them is predicted to save; None without a cost model, or where no time is known.
+
+        A size whose time was not measured counts with the cost model's price of a step without a graph.
+        """
+        if self.captured_ns is None or not (self.eager_ns or self.eager_extra_ns):
             return None
-        return sum((spent - self.captured_ns[n]) * self.eager_by_n[n] for n, spent in self.eager_ns.items())
+        measured = {n: spent - self.captured_ns[n] for n, spent in self.eager_ns.items()}
+        return sum(measured.get(n, self.eager_extra_ns) * count for n, count in self.eager_by_n.items())
 
     def lines(self) -> Iterator[str]:
         """The advice as lines of text."""
@@ -70,7 +75,10 @@ class CaptureAdvice:
                 "server.cost_model"
             )
         if self.saving_ns is None:
-            return "predicted gain: not known, no two such steps of a size followed each other"
+            return (
+                "predicted gain: not known, no two such steps of a size followed each other, and the cost model has no "
+                "[eager] step_ns"
+            )
         share = self.saving_ns / self.b_ns if self.b_ns else 0.0
         return f"predicted gain: {self.saving_ns / NS_PER_S:.2f} s, {share:.1%} of the time in flight"
 
@@ -98,5 +106,6 @@ def capture_advice(runs: Sequence[SealedRun], condition: str = "") -> CaptureAdv
         eager_by_n=dict(sorted(eager.items())),
         eager_ns={n: median(times) for n, times in sorted(spent.items())},
         captured_ns=None if model.chunk_step_fs is None else {n: model.decode_step_ns(n, n) for n in eager},
+        eager_extra_ns=model.eager_ns,
         b_ns=sum(run_figures(run).b_ns for run, _log in logs),
     )

@@ -106,13 +106,17 @@ class PagedConfig:
         place = bisect_left(self.capture_sizes, num_tokens)
         return self.capture_sizes[place] if place < len(self.capture_sizes) else num_tokens
 
+    def is_captured(self, num_tokens: int) -> bool:
+        """Whether a graph is large enough for a step of so many tokens."""
+        return bool(self.capture_sizes) and num_tokens <= self.capture_sizes[-1]
+
     def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
         """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size.
 
         Source: v1/cudagraph_dispatcher.py, with the default mode FULL_AND_PIECEWISE.
         """
         num_tokens = sum(tokens)
-        if not self.capture_sizes or num_tokens == 0 or num_tokens > self.capture_sizes[-1]:
+        if num_tokens == 0 or not self.is_captured(num_tokens):
             return "NONE", num_tokens
         padded = self.padded(num_tokens)
         # Whole graphs are captured for decode steps of at most max_num_seqs only.

@@ -75,6 +75,7 @@ class CostModel:
     j of ``call_fs + token_fs q + position_fs (C + chunk j)``.
     A step that computes parts of prompts beside its decodes: the decode's time, if it has any, and
     ``chunk_step_fs + chunk_token_fs`` for each token of the parts. None: not stated, as for a device that cannot.
+    eager_ns: what a decode step without a graph takes more than a step with a graph of its size.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
 
@@ -92,6 +93,7 @@ class CostModel:
     fitted_prefill_tokens: tuple[int, int] | None = None
     chunk_step_fs: int | None = None
     chunk_token_fs: int = 0
+    eager_ns: int = 0
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
     def scaled(self, factor: float) -> CostModel:
@@ -105,6 +107,7 @@ class CostModel:
             _filled_fs={},
             chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * factor),
             chunk_token_fs=round(self.chunk_token_fs * factor),
+            eager_ns=round(self.eager_ns * factor),
             **{name: round(getattr(self, name) * factor) for name in names},
         )
 
@@ -220,6 +223,12 @@ class _ChunkedPrefill(_Table):
     per_token_us: Annotated[Number, Field(gt=0)]
 
 
+class _Eager(_Table):
+    """Decode steps that run without a graph although graphs are on (rules ``vllm-paged``)."""
+
+    step_ns: int = Field(ge=0, le=LARGEST_FS // FS_PER_NS)
+
+
 class _CostFile(_Table):
     name: str
     source: str
@@ -228,6 +237,7 @@ class _CostFile(_Table):
     decode: _Decode
     prefill: _Prefill
     chunked_prefill: _ChunkedPrefill | None = None
+    eager: _Eager = _Eager(step_ns=0)
     calibration: dict[str, Any] = Field(default_factory=dict, description="where the numbers come from, for readers")
 
 
@@ -288,6 +298,7 @@ def cost_model_from(table: _CostFile) -> CostModel:
         fitted_prefill_tokens=prefill.fitted_tokens,
         chunk_step_fs=None if chunked is None else to_fs(chunked.per_step_ms, FS_PER_MS),
         chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_us, FS_PER_US),
+        eager_ns=table.eager.step_ns,
     )
     check_magnitudes(model)
     return model

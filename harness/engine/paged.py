@@ -410,9 +410,11 @@ class PagedScheduler:
 
     def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int) -> int:
         context_tokens, num_decodes = sum(request.num_tokens for request in decodes), len(decodes)
+        costs, config = self.cost_model, self.config
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
-        size = num_decodes if num_chunk_tokens else self.config.padded(num_decodes)
-        return self.cost_model.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens)
+        size = num_decodes if num_chunk_tokens else config.padded(num_decodes)
+        extra_ns = 0 if num_chunk_tokens or config.is_captured(num_decodes) else costs.eager_ns
+        return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens) + extra_ns
 
 
 AnyScheduler: TypeAlias = Scheduler | PagedScheduler

@@ -6,6 +6,7 @@ What vLLM itself decides is compared step by step in ``tests/differential``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -210,6 +211,19 @@ def test_a_server_that_vllm_would_refuse_is_refused(changed: dict[str, object], 
     PagedConfig(**sound)  # pyright: ignore[reportArgumentType]
     with pytest.raises(SpecError, match=message):
         PagedConfig(**{**sound, **changed})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_decode_step_above_the_largest_captured_size_costs_the_extra_of_a_step_without_a_graph() -> None:
+    config = PagedConfig(2, (1,), num_gpu_blocks=100, max_num_batched_tokens=64, max_model_len=256)
+
+    def durations(costs: CostModel) -> dict[tuple[str, int], int]:
+        scheduler = PagedScheduler(config, costs)
+        scheduler.submit(0, 16, 3, keys(0))
+        scheduler.submit(1, 16, 2, keys(1))
+        return {(step.kind, step.num_seqs): step.duration_ns for step in steps_until_idle(scheduler)}
+
+    plain, priced = durations(COSTS), durations(replace(COSTS, eager_ns=7))
+    assert priced == {**plain, (DECODE, 2): plain[DECODE, 2] + 7}
 
 
 def test_a_cost_model_without_chunked_prefill_is_refused_by_name() -> None:

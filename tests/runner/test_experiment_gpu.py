@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from harness.analysis import run_figures
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.method.figures import RunFigures
 from harness.cli.tree import app
+from harness.engine.cost import find_cost_file
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
+from harness.sim import simulate
 from harness.spec import load_toml, parse_experiment
 
 Figures = Callable[[str], dict[str, RunFigures]]
@@ -56,6 +61,40 @@ def test_returns_find_less_with_fewer_blocks_and_preempted_runs_stay_valid(figur
 def test_a_captured_size_that_fits_the_limit_lowers_its_padding(figures_of: Figures) -> None:
     figures = figures_of("gpu-max-num-seqs")
     assert figures["limit-12-captured"].padding.ratio < figures["limit-12"].padding.ratio
+
+
+def test_the_log_gives_the_device_time_of_the_simulator_with_mixed_steps_and_steps_without_a_graph(
+    tmp_path: Path,
+) -> None:
+    costs = find_cost_file("emulated-gpu").read_text() + "\n[eager]\nstep_ns = 2_000_000\n"
+    (tmp_path / "eager.toml").write_text(costs)
+    spec = parse_experiment(
+        {
+            "name": "priced",
+            "backend": "sim",
+            "replicates": 1,
+            "workload": {"num_sessions": 6, "waits": "none"},
+            "server": {
+                "rules": "vllm-paged",
+                "cost_model": str(tmp_path / "eager.toml"),
+                "max_num_seqs": 6,
+                "decode_buckets": [1, 2, 4],
+                "max_num_batched_tokens": 300,
+            },
+            "condition": [{"name": "only"}],
+        },
+        where="priced",
+    )
+    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    log = step_log_of(run)
+    assert log is not None
+    assert log.num_by_kind["mixed"] > 10
+    assert {5, 6} & log.eager_by_n.keys()
+
+    simulated = simulate(run.plan, run.server, run.cost_model)
+    assert run_figures(run).a_ns == simulated.device_ns
+    without = simulate(run.plan, run.server, replace(run.cost_model, eager_ns=0))
+    assert simulated.device_ns > without.device_ns
 
 
 def test_draws_refuse_paged_kv_memory_and_name_the_simulation() -> None:

@@ -41,9 +41,14 @@ class StepCost(Protocol):
 
 @runtime_checkable
 class ChunkedStepCost(Protocol):
-    """What channel A needs beside it for steps that compute parts of prompts. chunk_step_fs: None: not stated."""
+    """What channel A needs beside it for steps of a vLLM.
+
+    chunk_step_fs: of steps that compute parts of prompts; None: not stated. eager_ns: extra time of a decode step
+    without a graph.
+    """
 
     chunk_step_fs: int | None
+    eager_ns: int
 
     def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int: ...
 
@@ -139,7 +144,7 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
         return None
     decode_ns, extrapolated = _decode(steps, np.zeros(steps.num_rows, dtype=np.int64), cost_model)
     return ChannelA(
-        decode_ns=decode_ns,
+        decode_ns=decode_ns + cost_model.eager_ns * sum(log.eager_by_n.values()),
         prefill_ns=sum(cost_model.chunked_step_ns(n, n, 0, tokens) for _kind, tokens, n in others),
         num_extrapolated_steps=extrapolated,
         context_problem="a step log names no requests" if _depends_on_context(cost_model) else "",

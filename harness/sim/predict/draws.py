@@ -221,6 +221,9 @@ def perturbed(model: CostModel, perturbation: Perturbation, sample: int, artifac
         call_fs=round(model.call_fs * prefill),
         token_fs=round(model.token_fs * prefill),
         position_fs=round(model.position_fs * prefill),
+        chunk_step_fs=None if model.chunk_step_fs is None else round(model.chunk_step_fs * prefill),
+        chunk_token_fs=round(model.chunk_token_fs * prefill),
+        eager_ns=round(model.eager_ns * decode),
         _filled_fs={},
     )
 
