@@ -26,8 +26,10 @@ from harness.sim.kernel.arrays import with_column
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName
 from harness.spec.factors import value_text
-from harness.spec.rules import load_rule
 from harness.table import ABSENT, Cell
+
+Row = Mapping[str, Cell]
+Rows = Sequence[Row]
 
 
 class NotRunError(Exception):
@@ -107,12 +109,6 @@ class Source:
             self._analyses[experiment] = analyse(self.runs(experiment), predicted.predictions)
         found = {one.name: one for one in self._analyses[experiment].tables}
         return found[table].records() if table in found else []
-
-
-def cost_rules(source: Source, experiment: str) -> list[str]:
-    """Names of the cost rules that judge an experiment: the first one it names."""
-    names = source.runs(experiment)[0].spec.rules
-    return [name for name in names if load_rule(name).kind == "cost-validation"][:1]
 
 
 @dataclass(frozen=True, slots=True)
