@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, NamedTuple
 
 BLOCK_TOKENS = 128
@@ -183,23 +184,12 @@ LogEvent = (
 LineContent = tuple[Any, tuple[Any, ...]]
 
 
-# Python's own rendering of a list of ints; a torn list lacks its last bracket.
-_LIST = rb"(\[(?:\d+(?:, \d+)*)?\])"
-_NESTED = rb"(\[(?:\[(?:\d+(?:, \d+)*)?\](?:, )?)*\])"
-_PERCENT = rb"\d+\.\d%"
 _QUOTED = re.compile(rb"'([^']*)'")
-_ITERATION = (
-    rb"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
-    rb"(\d+) generation tokens, iteration elapsed time: (\d+\.\d\d) ms( \(dummy\))?"
-)
+Fields = tuple[Any, ...]
 
 
-class LineForm(NamedTuple):
-    """A message form. ``build`` returns the event's other fields, or None when its numbers are inconsistent."""
-
-    event: Any
-    pattern: re.Pattern[bytes]
-    build: Callable[[tuple[bytes, ...]], tuple[Any, ...] | None]
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
 
 
 def _ids(text: bytes) -> tuple[int, ...]:
@@ -212,223 +202,188 @@ def _count(text: bytes) -> int:
     return text.count(b",") + 1 if text[1:2].isdigit() or text[2:3].isdigit() else 0
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "backslashreplace")
+# What a form may have between "<" and ">": the pattern, and how its group is read. Nine digits: every count fits the
+# tables' 32 bits, and a damaged line with thousands of digits is no number. Lists are Python's own rendering.
+_HOLES: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    "int": (r"(\d{1,9})", int),
+    "float": (r"(\d{1,9}\.\d\d)", float),
+    "text": ("(.+)", _text),
+    "word": (r"(\S+)", _text),
+    "ids": (r"(\[(?:\d{1,9}(?:, \d{1,9})*)?\])", _ids),
+    "list": (r"(\[(?:\d{1,9}(?:, \d{1,9})*)?\])", _count),
+    "lists": (r"(\[(?:\[(?:\d{1,9}(?:, \d{1,9})*)?\](?:, )?)*\])", _count),
+    "names": (r"(\['[^']+'(?:, '[^']+')*\])", lambda text: tuple(map(_text, _QUOTED.findall(text)))),
+    "True|False": ("(True|False)", lambda text: text == b"True"),
+    " (dummy)": (r"( \(dummy\))?", bool),
+}
 
 
-def _slots_and_blocks(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    request_id, slot_count, slots_text, block_count, blocks_text = groups
-    slots, num_blocks = _ids(slots_text), int(block_count)
-    if len(slots) != int(slot_count) or _count(blocks_text) != num_blocks:
-        return None
-    return _text(request_id), slots, num_blocks
+class LineForm(NamedTuple):
+    """A message form. opening: the bytes that only such messages begin with, or that AMBIGUOUS_OPENINGS lists.
+
+    read: one reader a group of the pattern. fields: the event's own fields from the values, None when the values are
+    inconsistent.
+    """
+
+    opening: bytes
+    event: Any
+    pattern: re.Pattern[bytes]
+    read: tuple[Callable[[bytes], Any], ...]
+    fields: Callable[[Fields], Fields | None]
 
 
-def _eviction(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    slot, num_blocks, free_after, inactive = groups
-    return int(slot), int(num_blocks), int(free_after), _ids(inactive)
+def _form(
+    event: Any, opening: str, rest: str, fields: Callable[[Fields], Fields | None] = lambda values: values
+) -> LineForm:
+    """A form from its text. A hole that ``_HOLES`` does not name is a pattern whose match is not read."""
+    holes = re.findall("<(.*?)>", rest)
+    literals = map(re.escape, re.split("<.*?>", opening + rest))
+    patterns = (_HOLES[hole][0] if hole in _HOLES else hole for hole in (*holes, ""))
+    pattern = "".join(part for pair in zip(literals, patterns, strict=True) for part in pair)
+    readers = tuple(_HOLES[hole][1] for hole in holes if hole in _HOLES)
+    return LineForm(opening.encode(), event, re.compile(pattern.encode()), readers, fields)
 
 
-def _partial(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    request_id, reused, hash_hit, missed = groups
-    numbers = int(reused), int(hash_hit), int(missed)
-    return (_text(request_id), *numbers) if numbers[0] + numbers[2] == numbers[1] else None
+def _other(about: str, opening: str, rest: str) -> LineForm:
+    return _form(OtherEvent, opening, rest, lambda _values: (about,))
 
 
-def _free(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    request_id, is_preemption, slots = groups
-    return _text(request_id), is_preemption == b"True", _ids(slots)
-
-
-def _mapping_remove(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    slot, num_blocks, blocks = groups
-    return (int(slot), int(num_blocks)) if _count(blocks) == int(num_blocks) else None
-
-
-def _mapping_search(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    size, segment = groups
-    return ("mapping search",) if _count(segment) == int(size) else None
-
-
-def _other(about: str) -> Callable[[tuple[bytes, ...]], tuple[Any, ...]]:
-    return lambda _groups: (about,)
-
-
-def _bucket(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    num_seqs, bucket = int(groups[0]), int(groups[1])
+def _bucket(values: Fields) -> Fields | None:
+    num_seqs, bucket = values
     # A bucket below the batch cannot be: such a line was cut inside its last number.
-    return (num_seqs, bucket) if 0 < num_seqs <= bucket else None
+    return values if 0 < num_seqs <= bucket else None
 
 
-def _iteration(groups: tuple[bytes, ...], *, is_from_engine: bool) -> tuple[Any, ...] | None:
-    return (*map(int, groups[:5]), float(groups[5]), bool(groups[6]), is_from_engine)
+def _slots_and_blocks(values: Fields) -> Fields | None:
+    request_id, num_slots, slots, num_blocks, num_listed = values
+    return (request_id, slots, num_blocks) if (len(slots), num_listed) == (num_slots, num_blocks) else None
 
 
-def _engine_iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return _iteration(groups, is_from_engine=True)
+def _partial(values: Fields) -> Fields | None:
+    _, reused, hash_hit, missed = values
+    return values if reused + missed == hash_hit else None
 
 
-def _server_iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return _iteration(groups, is_from_engine=False)
+def _mapping_remove(values: Fields) -> Fields | None:
+    slot, num_blocks, num_listed = values
+    return (slot, num_blocks) if num_listed == num_blocks else None
 
 
-def _failed_copy(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return (tuple(_text(one) for one in _QUOTED.findall(groups[0])),)
+def _mapping_search(values: Fields) -> Fields | None:
+    size, num_listed = values
+    return ("mapping search",) if num_listed == size else None
 
 
-def _texts(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return tuple(map(_text, groups))
-
-
-def _fault(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return _text(groups[0]), int(groups[1])
-
-
-def _form(event: Any, pattern: bytes, build: Callable[[tuple[bytes, ...]], tuple[Any, ...] | None]) -> LineForm:
-    # Nine digits: every count fits the tables' 32 bits, and a damaged line with thousands of them is no number.
-    return LineForm(event, re.compile(pattern.replace(rb"\d+", rb"\d{1,9}")), build)
-
-
-# Bytes that open a message of ours -> its forms. A message with such an opening and no matching form is "unread".
-FORMS: dict[bytes, tuple[LineForm, ...]] = {
+_ITERATION = (
+    "Iteration(",
+    "<int>): <int> context requests, <int> context tokens, <int> generation requests, <int> generation tokens, "
+    "iteration elapsed time: <float> ms< (dummy)>",
+)
+_USAGE = r"<[A-Z]+> KV cache usage: <\d{1,9}\.\d>%"
+_BLOCKS = r"<[\[(][-\d, \[\]()]*[\])]>"
+_FORMS = (
     # Observation patch in models/optimum/model_base.py, preprocess_for_decoder.
-    b"[BUCKET] ": (_form(BucketEvent, rb"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)", _bucket),),
-    # prefix_cache_manager/optimum_prefix_cache_manager.py:308
-    b"[PFX] [ALLOC]": (
-        _form(
-            AllocEvent,
-            rb"\[PFX\] \[ALLOC\] REQUEST=(.+) \| OB_COUNT=(\d+) OB=" + _LIST + rb" \| IB_COUNT=(\d+) IB=" + _LIST,
-            _slots_and_blocks,
-        ),
+    _form(BucketEvent, "[BUCKET] ", "request_nums=<int> padded_batch_size=<int>", _bucket),
+    # prefix_cache_manager/optimum_prefix_cache_manager.py:308, :361, :172 (one list of inner blocks a slot), :150, :407
+    _form(
+        AllocEvent,
+        "[PFX] [ALLOC]",
+        " REQUEST=<text> | OB_COUNT=<int> OB=<ids> | IB_COUNT=<int> IB=<list>",
+        _slots_and_blocks,
     ),
-    # :361
-    b"[PFX] [EVICTION]": (
-        _form(
-            EvictionEvent,
-            rb"\[PFX\] \[EVICTION\] OB=(\d+) \| IB_COUNT=(\d+) \| FREE_BLOCKS_AFTER=(\d+) \| INACTIVE_MAPPINGS_AFTER="
-            + _LIST,
-            _eviction,
-        ),
+    _form(
+        EvictionEvent,
+        "[PFX] [EVICTION]",
+        " OB=<int> | IB_COUNT=<int> | FREE_BLOCKS_AFTER=<int> | INACTIVE_MAPPINGS_AFTER=<ids>",
     ),
-    # :172; IB is a list with one list of inner blocks per slot.
-    b"[PFX] [CACHE-HIT]": (
-        _form(
-            CacheHitEvent,
-            rb"\[PFX\] \[CACHE-HIT\] REQUEST=(.+) \| OB_COUNT=(\d+) OB=" + _LIST + rb" \| IB_COUNT=(\d+) IB=" + _NESTED,
-            _slots_and_blocks,
-        ),
+    _form(
+        CacheHitEvent,
+        "[PFX] [CACHE-HIT]",
+        " REQUEST=<text> | OB_COUNT=<int> OB=<ids> | IB_COUNT=<int> IB=<lists>",
+        _slots_and_blocks,
     ),
-    # :150
-    b"[PFX] [CACHE-PARTIAL]": (
-        _form(
-            CachePartialEvent,
-            rb"\[PFX\] \[CACHE-PARTIAL\] REQUEST=(.+) \| REUSED=(\d+)/(\d+) tokens \("
-            + _PERCENT
-            + rb"\) \| MISSED=(\d+) tokens \("
-            + _PERCENT
-            + rb"\) \| REASON=partial_cache_miss",
-            _partial,
-        ),
+    _form(
+        CachePartialEvent,
+        "[PFX] [CACHE-PARTIAL]",
+        r" REQUEST=<text> | REUSED=<int>/<int> tokens (<\d{1,9}\.\d>%) | MISSED=<int> tokens (<\d{1,9}\.\d>%) | "
+        "REASON=partial_cache_miss",
+        _partial,
     ),
-    # :407
-    b"[PFX] [FREE-REQUEST]": (
-        _form(
-            FreeRequestEvent,
-            rb"\[PFX\] \[FREE-REQUEST\] REQUEST=(.+) \| PREEMPTION=(True|False) \| OUTER_BLOCKS=" + _LIST,
-            _free,
-        ),
-    ),
+    _form(FreeRequestEvent, "[PFX] [FREE-REQUEST]", " REQUEST=<text> | PREEMPTION=<True|False> | OUTER_BLOCKS=<ids>"),
     # optimum_block_mapping_manager.py:106 and :176
-    b"[PFX] [MAPPING-REMOVE]": (
-        _form(
-            MappingRemoveEvent,
-            rb"\[PFX\] \[MAPPING-REMOVE\] OB=(\d+) \| IB_COUNT=(\d+) IB=" + _LIST,
-            _mapping_remove,
-        ),
-    ),
-    b"[PFX] [MAPPING-SEARCH]": (
-        _form(
-            OtherEvent,
-            rb"\[PFX\] \[MAPPING-SEARCH\] QUERY_IB=-?\d+ \| SEGMENT_SIZE=(\d+) SEGMENT="
-            + _LIST
-            + rb" \| MATCHED_OB=(?:\d+|None)",
-            _mapping_search,
-        ),
+    _form(MappingRemoveEvent, "[PFX] [MAPPING-REMOVE]", " OB=<int> | IB_COUNT=<int> IB=<list>", _mapping_remove),
+    _form(
+        OtherEvent,
+        "[PFX] [MAPPING-SEARCH]",
+        r" QUERY_IB=<-?\d{1,9}> | SEGMENT_SIZE=<int> SEGMENT=<list> | MATCHED_OB=<(?:\d{1,9}|None)>",
+        _mapping_search,
     ),
     # optimum_prefix_cache_manager.py:97 and :375
-    b"[PFX] [DEALLOCATE-WARNING]": (
-        _form(KvFaultEvent, rb"\[PFX\] \[(DEALLOCATE-WARNING)\] BLOCK=(\d+) \| REASON=unallocated_block", _fault),
+    _form(
+        KvFaultEvent,
+        "[PFX] [DEALLOCATE-WARNING]",
+        " BLOCK=<int> | REASON=unallocated_block",
+        lambda values: ("DEALLOCATE-WARNING", *values),
     ),
-    b"[PFX] [EVICTION-ERROR]": (
-        _form(
-            KvFaultEvent,
-            rb"\[PFX\] \[(EVICTION-ERROR)\] OB=(\d+) \| REASON=block_not_found_in_allocator",
-            _fault,
-        ),
+    _form(
+        KvFaultEvent,
+        "[PFX] [EVICTION-ERROR]",
+        " OB=<int> | REASON=block_not_found_in_allocator",
+        lambda values: ("EVICTION-ERROR", *values),
     ),
     # optimum_scheduler.py:674, optimum_model_runner.py:638 and :845
-    b"Request ": (
-        _form(
-            OtherEvent,
-            rb"Request (.+) is preempted\. Freed block\(s\): \[[-\d, ]*\] Already generated tokens: (\d+)",
-            _other("preempted"),
-        ),
-        _form(
-            OtherEvent,
-            rb"Request (.+) is now scheduled\. Prompt tokens: (\d+), Already generated tokens: (\d+), "
-            rb"Allocated block\(s\): [\[(][-\d, \[\]()]*[\])]",
-            _other("scheduled"),
-        ),
-        _form(
-            OtherEvent,
-            rb"Request (.+) is finished\. Prompt tokens: (\d+), Generated tokens: (\d+), "
-            rb"Freed block\(s\): [\[(][-\d, \[\]()]*[\])]",
-            _other("finished"),
-        ),
+    _other(
+        "preempted",
+        "Request ",
+        r"<.+> is preempted. Freed block(s): [<[-\d, ]*>] Already generated tokens: <\d{1,9}>",
+    ),
+    _other(
+        "scheduled",
+        "Request ",
+        r"<.+> is now scheduled. Prompt tokens: <\d{1,9}>, Already generated tokens: <\d{1,9}>, "
+        f"Allocated block(s): {_BLOCKS}",
+    ),
+    _other(
+        "finished",
+        "Request ",
+        r"<.+> is finished. Prompt tokens: <\d{1,9}>, Generated tokens: <\d{1,9}>, "
+        f"Freed block(s): {_BLOCKS}",
     ),
     # models/optimum/model_base.py:452
-    b"Successfully copied KV cache ": (
-        _form(OtherEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _other("KV copied")),
-    ),
+    _other("KV copied", "Successfully copied KV cache ", r"from block <\d{1,9}> to block <\d{1,9}>"),
     # v1/worker/optimum_model_runner.py:481 of 0.12.0; a traceback follows on lines of its own
-    b"Copying prefix-cached KV failed ": (
-        _form(
-            KvCopyFailedEvent,
-            rb"Copying prefix-cached KV failed for request\(s\) (\['[^']+'(?:, '[^']+')*\])\. "
-            rb"Falling back to a full prefill without prefix-cache reuse\.",
-            _failed_copy,
-        ),
+    _form(
+        KvCopyFailedEvent,
+        "Copying prefix-cached KV failed ",
+        "for request(s) <names>. Falling back to a full prefill without prefix-cache reuse.",
     ),
     # vllm/v1/engine/core.py:407, to vLLM 0.24
-    b"Iteration(": (_form(IterationEvent, _ITERATION, _engine_iteration),),
+    _form(IterationEvent, *_ITERATION, lambda values: (*values, True)),
     # vllm/v1/metrics/loggers.py:271; the iteration line from vLLM 0.30 on, :185
-    b"Engine ": (
-        _form(
-            IterationEvent,
-            rb"Engine \d+: "
-            + _ITERATION
-            + rb", [A-Z]+ KV cache usage: "
-            + _PERCENT
-            + rb"(?:, encoder inputs: \d+, encoder output embeddings: \d+)?",
-            _server_iteration,
-        ),
-        _form(
-            OtherEvent,
-            rb"Engine \d+: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
-            rb"Running: (\d+) reqs, Waiting: (\d+) reqs, (?:Deferred: \d+ reqs, )?(?:Preemptions: (\d+), )?"
-            rb"[A-Z]+ KV cache usage: (\d+\.\d)%(?:, Prefix cache hit rate: (\d+\.\d)%)?"
-            rb"(?:, (?:Corrupted: \d+ reqs|[A-Za-z ]+ rate: \d+\.\d%))*",
-            _other("engine statistics"),
-        ),
+    _form(
+        IterationEvent,
+        "Engine ",
+        rf"<\d{{1,9}}>: {''.join(_ITERATION)}, {_USAGE}"
+        r"<(?:, encoder inputs: \d{1,9}, encoder output embeddings: \d{1,9})?>",
+        lambda values: (*values, False),
+    ),
+    _other(
+        "engine statistics",
+        "Engine ",
+        r"<\d{1,9}>: Avg prompt throughput: <[\d.]+> tokens/s, Avg generation throughput: <[\d.]+> tokens/s, "
+        r"Running: <\d{1,9}> reqs, Waiting: <\d{1,9}> reqs, "
+        rf"<(?:Deferred: \d{{1,9}} reqs, )?(?:Preemptions: \d{{1,9}}, )?>{_USAGE}"
+        r"<(?:, Prefix cache hit rate: \d{1,9}\.\d%)?>"
+        r"<(?:, (?:Corrupted: \d{1,9} reqs|[A-Za-z ]+ rate: \d{1,9}\.\d%))*>",
     ),
     # utils/optimum/converter/from_optimum.py:87
-    b"Updating ": (_form(SettingEvent, rb"Updating ([\w.]+) from (\S+) to (\S+) based on rbln_config\.json", _texts),),
+    _form(SettingEvent, "Updating ", "<word> from <word> to <word> based on rbln_config.json"),
     # vllm, with --enable-log-requests
-    b"Received request ": (
-        _form(OtherEvent, rb"Received request (\S+): params: .*, lora_request: .*\.", _other("request received")),
-    ),
-    b"Added request ": (_form(OtherEvent, rb"Added request (\S+)\.", _other("request added")),),
-}
+    _other("request received", "Received request ", r"<\S+>: params: <.*>, lora_request: <.*>."),
+    _other("request added", "Added request ", r"<\S+>."),
+)
+FORMS = {opening: tuple(forms) for opening, forms in groupby(_FORMS, lambda form: form.opening)}
+"""A message with such an opening that fits none of its forms is "unread"."""
 
 # Openings that other programs' lines share, each with a pattern that only lines of the stack match. Without a match the
 # line is foreign, not unread.
@@ -439,6 +394,7 @@ AMBIGUOUS_OPENINGS = {
     b"Received request ": re.compile(rb"Received request \S+: params: "),
     b"Added request ": None,
 }
+_PLAIN_OPENINGS = tuple(opening for opening in FORMS if not opening.startswith(b"[PFX]"))
 
 
 def looks_needed(message: bytes) -> bool:
@@ -455,24 +411,13 @@ def opening_of(message: bytes) -> bytes | None:
     if message.startswith(b"[PFX] ["):
         opening = message[: message.find(b"]", 7) + 1]
         return opening if opening in FORMS else b"[PFX] "
-    for opening in _BY_FIRST_BYTE.get(message[:1], ()):
-        if message.startswith(opening):
-            return opening
-    return None
-
-
-def _by_first_byte() -> dict[bytes, tuple[bytes, ...]]:
-    others = [opening for opening in FORMS if not opening.startswith(b"[PFX]")]
-    return {first: tuple(o for o in others if o[:1] == first) for first in {o[:1] for o in others}}
-
-
-_BY_FIRST_BYTE = _by_first_byte()
+    return next((opening for opening in _PLAIN_OPENINGS if message.startswith(opening)), None)
 
 
 def read_message(message: bytes) -> LineContent | None:
     """The event class and fields of a whole message; None when it is not exactly one of the forms."""
-    for event, pattern, build in FORMS.get(opening_of(message) or b"", ()):
-        if match := pattern.fullmatch(message):
-            fields = build(match.groups())
-            return None if fields is None else (event, fields)
+    for form in FORMS.get(opening_of(message) or b"", ()):
+        if match := form.pattern.fullmatch(message):
+            fields = form.fields(tuple(read(group) for read, group in zip(form.read, match.groups(), strict=True)))
+            return None if fields is None else (form.event, fields)
     return None
