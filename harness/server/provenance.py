@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from importlib import metadata
@@ -41,7 +41,8 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-GIT_TIMEOUT_S = 10.0
+COMMAND_TIMEOUT_S = 10.0
+CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 
 def capture(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def memory_bytes() -> int | None:
 
 def clock_source() -> str | None:
     """The kernel's clock source: tsc is fast, hpet and acpi_pm cost microseconds a read."""
-    return read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    return read_line(CLOCK_SOURCE)
 
 
 def read_line(path: str) -> str | None:
@@ -183,17 +184,21 @@ def _governors() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Output of a git command in ``root``; None without git, outside a checkout, or when it fails."""
+    # Without this variable, status may take the index lock during somebody's commit.
+    return output_of("git", "-C", str(root), *arguments, variables={"GIT_OPTIONAL_LOCKS": "0"})
+
+
+def output_of(*command: str, variables: Mapping[str, str] | None = None) -> str | None:
+    """What a command prints, without the last newline; None when it is absent, fails or takes too long."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
+            command,
             check=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=GIT_TIMEOUT_S,
-            # Without this, status may take the index lock during somebody's commit.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            timeout=COMMAND_TIMEOUT_S,
+            env={**os.environ, **(variables or {})},
         )
     except (OSError, subprocess.SubprocessError):
         return None
