@@ -9,6 +9,8 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
+# Tests and runs start hundreds of interpreters: without bytecode on disk each start takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
