@@ -10,7 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -109,6 +109,18 @@ def four_digits(value: float) -> str:
     """A figure of any size with four digits: 0.004975, 12.91, 2,831."""
     places = 3 - math.floor(math.log10(abs(value))) if value else 3
     return f"{value:,.{max(0, places)}f}"
+
+
+def with_four_digits(table: Table, columns: Sequence[str]) -> Table:
+    """The table with the floats of these columns as text of four digits, for people."""
+    places = {table.columns.index(name) for name in columns}
+    rows = (
+        tuple(
+            four_digits(cell) if place in places and isinstance(cell, float) else cell for place, cell in enumerate(row)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=tuple(rows))
 
 
 def written(tables: Sequence[Table], form: TableForm, width: int = 80) -> str:

@@ -38,9 +38,9 @@ def print_version() -> None:
 
 
 def _say(message: str) -> None:
-    from harness.cli.words import said_plainly
+    from harness.cli.terminal import printable_lines
 
-    print(f"harness: {said_plainly(message)}", file=sys.stderr)
+    print(f"harness: {printable_lines(message)}", file=sys.stderr)
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
@@ -76,7 +76,7 @@ def _take_blas_memory() -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    from harness.cli.words import in_ascii
+    from harness.cli.terminal import in_ascii
 
     return in_ascii(error)
 

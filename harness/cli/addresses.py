@@ -1,7 +1,6 @@
-"""What commands are pointed at: the arguments that name experiments and runs, and the keys that ``--set`` changes.
+"""Arguments and options that several commands share, and the experiments and runs that they name.
 
-Values of ``--set`` that are not TOML are taken as strings, so that ``--set backend=emulator`` works. Nothing is
-validated here.
+Values of ``--set`` that are not TOML are taken as strings, so that ``--set backend=emulator`` works.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from harness.errors import SpecError
+from harness.kinds import kind_named
 from harness.shipped import shipped_names
+from harness.table import TableForm
 
 if TYPE_CHECKING:
     from harness.records import RunStore, SealedRun
+    from harness.spec import ExperimentSpec
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -39,6 +41,15 @@ _SHIPPED = typer.Argument(
 ExperimentArgument = Annotated[Path, _SHIPPED]
 MaybeExperimentArgument = Annotated[Path | None, _SHIPPED]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")]
+BackendOption = Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")]
+ReplicatesOption = Annotated[int | None, typer.Option(help="Use this number of replicates.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")]
+TableFormOption = Annotated[TableForm, typer.Option("--format", help="How the table is written.")]
+TableFormsOption = Annotated[TableForm, typer.Option("--format", help="How the tables are written.")]
+PrintedOutput = Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")]
+# A real server runs in its own time and starts slowly, whatever the file says for the emulator.
+REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
 SealedArgument = Annotated[
     str,
     typer.Argument(
@@ -46,6 +57,29 @@ SealedArgument = Annotated[
         autocompletion=complete_sealed,
     ),
 ]
+
+
+def real_server_changes(backend: str | None) -> list[str]:
+    """The changes that a backend needs whose server is real; none without a backend of its own choice."""
+    return [] if backend is None or kind_named(backend).scales_time else list(REAL_SERVER_KEYS)
+
+
+def changes_of(changes: Sequence[str] | None, backend: str | None, replicates: int | None) -> list[str]:
+    """The changes that the options make to the file, each as ``--set`` would."""
+    made = [*real_server_changes(backend), *(changes or ())]
+    made += [f'backend="{backend}"'] if backend is not None else []
+    return made + ([f"replicates={replicates}"] if replicates is not None else [])
+
+
+def experiment_with(
+    address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
+) -> tuple[ExperimentSpec, Path, Path]:
+    """(the experiment at an address with these changes, its source, the folder of its runs)."""
+    from harness.records.addresses import experiment_at
+    from harness.spec import parse_experiment
+
+    source, table, runs = experiment_at(address, runs)
+    return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
 
 
 def asked_again(changes: Sequence[str], backend: str | None, replicates: int | None, devices: str | None = None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.terminal import say, terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import check_output
 
@@ -53,7 +54,6 @@ def bench(
 
     Example: `harness bench parser simulator -o new.json --compare old.json`
     """
-    from harness.cli.words import terminal
 
     try:
         from benchmarks.compare import COMPARED, changes, read_figures, write_figures
@@ -79,14 +79,14 @@ def bench(
         write_figures(output, found)
     if then is not None:
         told = changes(then, found)
-        console.print("\n".join(["", COMPARED, *map(str, told)]), highlight=False, markup=False, soft_wrap=True)
+        say(console, "\n".join(["", COMPARED, *map(str, told)]), markup=False)
         if any(change.verdict == "slower" for change in told):
             raise typer.Exit(int(ExitCode.RULE_FAILED))
 
 
 def _printed(console: Console, figures: Iterator[Figure]) -> Iterator[Figure]:
     for figure in figures:
-        console.print(str(figure), highlight=False, markup=False, soft_wrap=True)
+        say(console, str(figure), markup=False)
         yield figure
 
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import override_table, sealed_runs
+from harness.cli.addresses import ResumeOption, override_table, sealed_runs
 from harness.cli.run import RunsOption, ensure_machine_code, interruptible
+from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
+from harness.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +69,7 @@ def calibrate(
         typer.Option("--context/--no-context", help="Context term. Default: where its interval excludes 0."),
     ] = None,
     stamps: Annotated[StampSource, typer.Option(help="Server log, or the client's stream.")] = StampSource.log,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    resume: ResumeOption = False,
     fit_only: Annotated[str, typer.Option("--fit", help="Start nothing: fit the sealed runs of this experiment.")] = "",
 ) -> None:
     """Measure step and prefill costs, and write a cost-model file.
@@ -76,7 +78,6 @@ def calibrate(
 
     Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
-    from harness.cli.words import terminal
     from harness.runner.calibrate import check_folder, fit_runs, write_cost_file
 
     console = terminal()
@@ -127,7 +128,6 @@ def _spec(
 
 def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool) -> Sequence[SealedRun]:
     from harness.cli.progress import TerminalProgress
-    from harness.cli.words import said
     from harness.runner import StopFlag, run_experiment
     from harness.runner.calibrate import calibration_experiment
 
@@ -144,9 +144,7 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
             spec_source="harness server calibrate",
         )
     for invalid in outcome.invalid_runs:
-        console.print(
-            f"[red]INVALID[/] {invalid.condition}: {said('; '.join(invalid.invalid_reasons))}", highlight=False
-        )
+        say(console, f"[red]INVALID[/] {invalid.condition}: {escape_markup('; '.join(invalid.invalid_reasons))}")
     if not outcome.is_complete:
         console.print(f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with --resume")
         raise typer.Exit(int(ExitCode.INTERRUPTED))
@@ -156,27 +154,23 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
     from harness.engine import load_cost_model
     from harness.report.calibration_page import UNITS, extrapolated, write_calibration_report
-    from harness.table import Table, to_rich
 
     decode, prefill = calibration.decode, calibration.prefill
     rows = [
         (UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
         for name, interval in {**decode.intervals, **prefill.intervals}.items()
     ]
-    console.print(to_rich(Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)), console.width))
+    show(console, Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)))
     for what, error in (("decode", decode.error), ("prefill", prefill.error)):
         held_out = "none" if error.held_out_max_ms is None else f"{error.held_out_max_ms:.3f} ms"
-        console.print(
-            f"{what}: residual rms {error.rms_ms:.4f} ms, max {error.max_ms:.3f} ms; held out max {held_out}",
-            highlight=False,
-        )
+        say(console, f"{what}: residual rms {error.rms_ms:.4f} ms, max {error.max_ms:.3f} ms; held out max {held_out}")
     for note in (*calibration.notes, *decode.notes):
-        console.print(note, highlight=False, soft_wrap=True)
+        say(console, note)
     for line in extrapolated(calibration, load_cost_model(path)):
-        console.print(f"flagged as extrapolated: {line}", highlight=False, soft_wrap=True)
+        say(console, f"flagged as extrapolated: {line}")
     page, plot = write_calibration_report(calibration, path, runs)
-    console.print(f"cost model: {path}", highlight=False, soft_wrap=True)
-    console.print(f"report: {page}, {plot.name}", highlight=False, soft_wrap=True)
+    say(console, f"cost model: {path}")
+    say(console, f"report: {page}, {plot.name}")
 
 
 def _show_recovery(console: Console, path: Path, spec: CalibrationSpec) -> None:
@@ -184,9 +178,8 @@ def _show_recovery(console: Console, path: Path, spec: CalibrationSpec) -> None:
     from harness.runner.calibrate import compare_models
 
     found = compare_models(load_cost_model(path), load_cost_model(spec.server.cost_model), spec)
-    console.print(
+    say(
+        console,
         f"against the configured model {spec.server.cost_model!r}: steps within {found.step_share:.3%} "
         f"({found.step_ms:.4f} ms), prefills within {found.prefill_share:.3%} ({found.prefill_ms:.3f} ms)",
-        highlight=False,
-        soft_wrap=True,
     )

@@ -6,15 +6,15 @@ Reads sealed runs, and result files of other benchmarks as one side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import RunsOption
+from harness.cli.addresses import RunsOption, TableFormOption
+from harness.cli.terminal import print_tables
 from harness.errors import SpecError
-from harness.table import Table, TableForm, written
+from harness.table import Table, TableForm, table_of, with_four_digits
 
 if TYPE_CHECKING:
     from harness.analysis.method.across import Side
@@ -34,7 +34,7 @@ def compare(
         typer.Option(help="Compare with this place instead: a condition, or conditions of the same names."),
     ] = None,
     runs: RunsOption = Path("runs"),
-    form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
+    form: TableFormOption = TableForm.text,
 ) -> None:
     """Compare conditions across experiments, folders and dates.
 
@@ -49,17 +49,12 @@ def compare(
 
     Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
-    from rich.text import Text
-
-    from harness.cli.words import terminal
-
     table = _compared(list(dict.fromkeys(places)), baseline, runs)
-    if form is TableForm.text:
-        out = terminal()
-        out.print(Text(written(_by_pair(_rounded(table)), form, out.width)), soft_wrap=True)
-        out.print(Text(table.explanation))
-    else:
-        print(written([table if form in (TableForm.csv, TableForm.json) else _rounded(table)], form), end="")
+    if form in (TableForm.csv, TableForm.json):
+        print_tables([table], form)
+        return
+    rounded = with_four_digits(table, ("mean", "baseline_mean"))
+    print_tables(_by_pair(rounded) if form is TableForm.text else [rounded], form, remarks=["", table.explanation])
 
 
 def _compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
@@ -85,25 +80,9 @@ def _compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     return compare_with_peer(sides, theirs, is_baseline=peer is None)
 
 
-def _rounded(table: Table) -> Table:
-    """The table with means as people read them: four digits, whatever their unit."""
-    from harness.table import four_digits
-
-    means = [table.columns.index(name) for name in ("mean", "baseline_mean")]
-    rows = [
-        tuple(
-            four_digits(cell) if place in means and isinstance(cell, float) else cell for place, cell in enumerate(row)
-        )
-        for row in table.rows
-    ]
-    return replace(table, rows=tuple(rows))
-
-
 def _by_pair(table: Table) -> list[Table]:
     """A table per pair, which fits a narrow terminal: a row per measure."""
     from itertools import groupby
-
-    from harness.table import table_of
 
     shown = ("measure", "mean", "baseline_mean", "ratio", "low", "high", "p_holm", "verdict")
     named = ("condition", "baseline", "paired", "runs", "source")

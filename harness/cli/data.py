@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption, SealedArgument, sealed_runs, store_at
+from harness.cli.terminal import escape_markup, printable_drawing, say, terminal, terminal_width
 from harness.errors import SpecError, in_one_line
 from harness.outputs import check_output, write_text
 from harness.table import Table, TableForm, table_of, written
@@ -51,9 +52,7 @@ def query(
     """
     store = store_at(runs)
     if form is OutputFormat.table:
-        from harness.cli.words import said_in_lines, terminal_width
-
-        text = said_in_lines(store.drawn(sql, terminal_width(), timeout_s))
+        text = printable_drawing(store.drawn(sql, terminal_width(), timeout_s))
         print(text) if output is None else write_text(output, f"{text}\n")
         return
     if output is None and form is OutputFormat.parquet and sys.stdout.isatty():
@@ -130,20 +129,17 @@ def list_runs(
     if form is not TableForm.text:
         print(written([_runs_listed(store)], form), end="")
         return
-    from harness.cli.words import said, terminal
 
     console = terminal()
     for run in store.sealed():
-        verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
+        verdict = "valid" if run.is_valid else f"INVALID: {escape_markup('; '.join(run.invalid_reasons))}"
         tries = "".join(f"; repeats {one.folder}, INVALID" for one in run.manifest.earlier_tries)
-        console.print(
-            f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}", highlight=False, soft_wrap=True
-        )
+        say(console, f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}")
     for folder in store.foreign():
-        name = said(str(folder.relative_to(runs)))
-        console.print(f"{name}  foreign: the name of no run, not counted", style="dim", highlight=False)
+        name = escape_markup(str(folder.relative_to(runs)))
+        say(console, f"{name}  foreign: the name of no run, not counted", "dim")
     for folder in store.unsealed():
-        console.print(f"{folder.relative_to(runs)}  never sealed, not counted", style="dim", highlight=False)
+        say(console, f"{folder.relative_to(runs)}  never sealed, not counted", "dim")
 
 
 def _runs_listed(store: RunStore) -> Table:

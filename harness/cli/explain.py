@@ -5,6 +5,7 @@ Words, choices and defaults are read from the specs and schemas themselves.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.terminal import show, terminal
 from harness.errors import SpecError
+from harness.outputs import write_text
+from harness.table import Table
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -61,8 +65,6 @@ def explain(
             _explain_model(table, models[table], only=topic.rpartition(".")[2])
         _explain_more(topic.rpartition(".")[2])
     else:
-        import difflib
-
         keys = [f"{table}.{key}" for table, model in models.items() for key in model.model_fields]
         bare = {key for model in models.values() for key in model.model_fields}
         near = difflib.get_close_matches(topic, [*models, "laws", "tables", *bare, *keys], n=1)
@@ -164,8 +166,6 @@ def _explain_more(topic: str) -> None:
 
 
 def _explain_tables(output: Path | None) -> None:
-    from harness.cli.words import terminal
-    from harness.outputs import write_text
     from harness.records.dictionary import INTRODUCTION, TABLES, dictionary_markdown, meaning, unit
     from harness.records.schema import RUN_COLUMNS
 
@@ -175,11 +175,9 @@ def _explain_tables(output: Path | None) -> None:
         return
     from rich.text import Text
 
-    from harness.table import Table, to_rich
-
     out = terminal()
     out.print(Text(" ".join(INTRODUCTION.split())))
     for name, (row, columns) in TABLES.items():
         shown = [field for field in columns if name == "runs" or field not in RUN_COLUMNS]
         rows = tuple((field.name, unit(field), meaning(field)) for field in shown)
-        out.print(to_rich(Table(f"\n{name}: {row}", "", ("column", "unit", "meaning"), rows), out.width))
+        show(out, Table(f"\n{name}: {row}", "", ("column", "unit", "meaning"), rows))

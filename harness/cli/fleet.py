@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from harness.cli.addresses import RunsOption
+from harness.cli.terminal import show, terminal
 from harness.errors import SpecError
+from harness.table import Table
 
 
 def status(
@@ -23,9 +25,7 @@ def status(
 
     Example: `harness fleet status demo --runs runs/today`
     """
-    from harness.cli.words import terminal
     from harness.runner.fleet.status import device_states
-    from harness.table import Table, to_rich
 
     rows = [
         (
@@ -44,7 +44,7 @@ def status(
         tuple(rows),
     )
     console = terminal()
-    console.print(to_rich(table, console.width))
+    show(console, table)
 
 
 def worker(

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption, complete_sealed, valid_runs
+from harness.cli.terminal import terminal
 from harness.errors import ExitCode, SpecError
+from harness.outputs import write_text
+from harness.table import Table, to_text
 
 if TYPE_CHECKING:
     from harness.analysis.method.gate import GateResult, GateRun
@@ -90,7 +93,6 @@ def gate(
             print(f"wrote {path}")
         return
     from harness.analysis.method.gate import gate_policy, judge
-    from harness.outputs import write_text
     from harness.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
@@ -122,9 +124,7 @@ def _exit_code(result: GateResult) -> ExitCode:
 def _print(result: GateResult, form: GateForm) -> None:
     from rich.text import Text
 
-    from harness.cli.words import terminal
     from harness.report.gate import gate_json, gate_lines, gate_markdown, shown_rows
-    from harness.table import Table, to_text
 
     if form is not GateForm.text:
         print(gate_json(result) if form is GateForm.json else gate_markdown(result), end="")

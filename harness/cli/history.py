@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import RunsOption
-from harness.table import TableForm, written
+from harness.cli.addresses import RunsOption, TableFormOption
+from harness.cli.terminal import print_tables
+from harness.table import TableForm, with_four_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ def history(
         Path | None, typer.Option("--output", "-o", help="Plots as a page (.html) or a picture (.svg).")
     ] = None,
     runs: RunsOption = Path("runs"),
-    form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
+    form: TableFormOption = TableForm.text,
 ) -> None:
     """Follow a figure over dates and releases, and name its changes.
 
@@ -44,21 +45,14 @@ def history(
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
-    from rich.text import Text
-
     from harness.analysis.method.history import histories
-    from harness.cli.words import terminal
-    from harness.report.history_page import history_lines, history_table, rounded, write_history
+    from harness.report.history_page import history_lines, history_table, write_history
 
     found = histories([one for place in places for one in _placed(place, runs)], figures or ["cost"])
     table = history_table(found)
-    if form is TableForm.text:
-        out = terminal()
-        out.print(Text(written([rounded(table)], form, out.width)), soft_wrap=True, end="")
-        for line in history_lines(found):
-            out.print(Text(line), soft_wrap=True)
-    else:
-        print(written([table if form in (TableForm.csv, TableForm.json) else rounded(table)], form), end="")
+    if form not in (TableForm.csv, TableForm.json):
+        table = with_four_digits(table, ("value", "low", "high"))
+    print_tables([table], form, remarks=history_lines(found))
     if output is not None:
         write_history(output, found)
 

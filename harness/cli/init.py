@@ -5,6 +5,7 @@ Asks nothing, and starts nothing.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -13,6 +14,7 @@ import typer
 
 from harness.errors import ServerError, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
+from harness.outputs import write_text
 
 if TYPE_CHECKING:
     from harness.runner.backends.first import FirstExperiment, Line
@@ -50,7 +52,6 @@ def init(
 
     Example: `harness init six-or-eight`
     """
-    from harness.outputs import write_text
     from harness.runner.backends import backend_named
 
     name = name.removesuffix(".toml")
@@ -150,7 +151,6 @@ def _probed(server: Any) -> tuple[ProbeReport, str]:
 
 def _shown_lines(shown: dict[str, Any]) -> list[str]:
     """Settings in force that are not the defaults, as TOML."""
-    import json
 
     from harness.spec import ServerSpec
     from harness.spec.server import default_buckets

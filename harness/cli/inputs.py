@@ -5,15 +5,19 @@ Writes only the file it is told to.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, MaybeExperimentArgument
+from harness.cli.addresses import ExperimentArgument, MaybeExperimentArgument, experiment_with
+from harness.cli.terminal import printable_lines, show, terminal, time_left
 from harness.cli.trace import check_trace_format
+from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,13 +51,12 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
 
     Example: `harness plan show plan.jsonl`
     """
-    from harness.cli.words import said_plainly
     from harness.plan import describe, read_plan
 
     facts = describe(read_plan(path))
     width = max(len(key) for key in facts)
     for key, value in facts.items():
-        print(f"{key:<{width}}  {said_plainly(str(value))}")
+        print(f"{key:<{width}}  {printable_lines(str(value))}")
 
 
 def waits_show(
@@ -123,7 +126,6 @@ def simulate(
 
     Example: `harness simulate demo`
     """
-    import sys
 
     if jsonl is not None:
         from harness.sim import simulate_batches, simulate_jsonl
@@ -157,19 +159,12 @@ def _print_results(results: Iterable[str], source: str) -> None:
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.analysis.method.predictions import drawn_interval
-    from harness.cli.time_left import time_left
-    from harness.cli.words import terminal
-    from harness.clock import NS_PER_S
     from harness.experiment import resolve
     from harness.prereg.predict import predict_experiment
-    from harness.records.addresses import experiment_at
     from harness.runner.preflight import checked
     from harness.sim.predict.draws import perturbation_of
-    from harness.spec import parse_experiment
-    from harness.table import Table, to_rich
 
-    source, table, _ = experiment_at(path)
-    spec = parse_experiment(table, where=str(source))
+    spec, _, _ = experiment_with(path)
     if draws is not None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))
@@ -193,7 +188,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     if asked.draws > 1:
         for line in dict.fromkeys(perturbation_of(asked, run.cost_file).line() for run in planned):
             console.print(line)
-    console.print(to_rich(Table("", "", headings, tuple(rows)), console.width))
+    show(console, Table("", "", headings, tuple(rows)))
     _print_ratios(console, spec, predictions)
 
 

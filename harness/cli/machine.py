@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from harness.cli.addresses import RunsOption
+from harness.cli.terminal import escape_markup, say, terminal
+from harness.errors import ExitCode
 
 
 def doctor(
@@ -27,8 +29,6 @@ def doctor(
     if url:
         _ask_server(url, api_key_env)
         return
-    from harness.cli.words import terminal
-    from harness.errors import ExitCode
     from harness.runner.backends import readiness, what_you_can_do
     from harness.server.doctor import run_checks
 
@@ -37,19 +37,17 @@ def doctor(
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
     width = max(len(check.name) for check in checks)
     for check in checks:
-        console.print(f"{marks[check.ok]} {check.name:<{width}}  {check.found}", highlight=False, soft_wrap=True)
+        say(console, f"{marks[check.ok]} {check.name:<{width}}  {check.found}")
         if not check.ok:
-            console.print(f"{'':>9}{'needs':>{width}}  {check.need}", style="dim", highlight=False, soft_wrap=True)
-            console.print(f"{'':>9}{'do':>{width}}  {check.how}", highlight=False, soft_wrap=True)
-    console.print(what_you_can_do(checks), style="bold", highlight=False, soft_wrap=True)
+            say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim")
+            say(console, f"{'':>9}{'do':>{width}}  {check.how}")
+    say(console, what_you_can_do(checks), "bold")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
 
 
 def _ask_server(url: str, api_key_env: str) -> None:
     """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
-    from harness.cli.words import said, terminal
     from harness.client.target import endpoint_of
-    from harness.errors import ExitCode
     from harness.runner.backends.attached import AttachedBackend
     from harness.server.probe import Needs, probe
     from harness.spec import ClientSpec, ServerSpec
@@ -60,11 +58,11 @@ def _ask_server(url: str, api_key_env: str) -> None:
     shown = {"model": report.model, "version": report.version}
     shown |= AttachedBackend().in_force(server) if report.model else {}
     for name, value in shown.items() if report.model else ():
-        console.print(f"[green]shown[/]    {name}: {said(str(value))}", highlight=False, soft_wrap=True)
+        say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}")
     for note in report.notes:
-        console.print(f"[yellow]limit[/]    {said(note)}", highlight=False, soft_wrap=True)
+        say(console, f"[yellow]limit[/]    {escape_markup(note)}")
     for problem in report.problems:
-        console.print(f"[red]missing[/]  {said(problem)}", highlight=False, soft_wrap=True)
+        say(console, f"[red]missing[/]  {escape_markup(problem)}")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if report.problems else ExitCode.PASS))
 
 

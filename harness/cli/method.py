@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument, override_table, sealed_runs
+from harness.cli.addresses import ReplicatesOption, RunsOption, SealedArgument, SetOption, override_table, sealed_runs
+from harness.cli.terminal import printable_lines, terminal, time_left
+from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RunInvalidError, SpecError
+from harness.kinds import DEFAULT_BACKEND, kind_named
+from harness.shipped import find_shipped, shipped_names
+from harness.table import cell_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +47,7 @@ ANALYSIS_SHARE = 0.3
 def freeze(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     seed: Annotated[int | None, typer.Option(help="New base seed; one that no file names.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
+    changes: SetOption = None,
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Decision rule to freeze beside the file's own. Repeatable.")
     ] = None,
@@ -66,7 +71,6 @@ def freeze(
 
     Example: `harness prereg freeze mine.toml --seed 20270101 --commit`
     """
-    from harness.cli.time_left import time_left
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
     from harness.spec import experiment_file, experiment_table, parse_experiment
@@ -160,7 +164,6 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
 
 
 def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
-    from harness.table import cell_text
 
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
     print(f"{len(decisions)} decision{'s' * (len(decisions) != 1)} on {standing} runs{left_out}")
@@ -236,7 +239,6 @@ def analyse(
     Example: `harness paper analyse demo --as general --runs runs/today --format markdown`
     """
     from harness.analysis.catalogue import analyse as analyse_runs
-    from harness.cli.words import terminal
     from harness.prereg import check_sealed_runs, predictions_for
 
     sealed = sealed_runs(runs, experiment)
@@ -255,7 +257,7 @@ def catalogue(
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this experiment. Repeatable.")] = None,
     backend: Annotated[str, typer.Option(help="Backend for --run.")] = "sim",
     runs: Annotated[Path, typer.Option("--runs", help="Folder for --run.")] = Path("runs/catalogue"),
-    replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    replicates: ReplicatesOption = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key of each. Repeatable.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Perform only what is not sealed there yet.")] = False,
 ) -> None:
@@ -267,7 +269,6 @@ def catalogue(
 
     Example: `harness paper catalogue`
     """
-    from harness.cli.words import said_plainly
     from harness.spec import experiment_table, parse_experiment
 
     extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
@@ -280,13 +281,12 @@ def catalogue(
     for spec in specs:
         num_runs = len(spec.condition) * spec.replicates
         print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
-        print(f"    {said_plainly(spec.title)}")
-        print(f"    {said_plainly(spec.question)}")
+        print(f"    {printable_lines(spec.title)}")
+        print(f"    {printable_lines(spec.question)}")
 
 
 def _catalogue_files(only: list[str]) -> list[Path]:
     """Files of the experiments that name an analysis; SpecError when a name of ``only`` is none of them."""
-    from harness.shipped import find_shipped, shipped_names
     from harness.spec import load_toml
 
     paths = [find_shipped("experiments", name, what="experiment") for name in only or shipped_names("experiments")]
@@ -297,7 +297,6 @@ def _catalogue_files(only: list[str]) -> list[Path]:
 
 def _is_general(path: Path) -> bool:
     """Whether an experiment can run on any backend; those that are about the real stack cannot."""
-    from harness.kinds import DEFAULT_BACKEND, kind_named
     from harness.spec import load_toml
 
     return not kind_named(load_toml(path).get("backend", DEFAULT_BACKEND)).has_stack
@@ -305,8 +304,6 @@ def _is_general(path: Path) -> bool:
 
 def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
-    from harness.cli.time_left import time_left
-    from harness.kinds import kind_named
     from harness.processes import parallel_map
     from harness.runner.experiment import what_to_do
     from harness.runner.monitor import predicted_work
@@ -359,7 +356,6 @@ def _perform(
 ) -> tuple[str, int]:
     """Perform one experiment and write its analysis beside its runs: what to say of it, and how many are invalid."""
     from harness.analysis.catalogue import analyse as analyse_runs
-    from harness.clock import NS_PER_S, MonotonicClock
     from harness.prereg import predictions_for
     from harness.runner import run_experiment
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.cli.addresses import experiment_with
+from harness.table import Table, table_of
+
 if TYPE_CHECKING:
     from harness.records import SealedRun
     from harness.spec import ExperimentSpec
-    from harness.table import Table
 
 
 def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[SealedRun]:
@@ -67,12 +69,8 @@ def power(
     """
     from harness.advise.power import Goal, measured_components, needed, simulated_components
     from harness.records import origin_of
-    from harness.records.addresses import experiment_at
-    from harness.spec import parse_experiment
-    from harness.table import table_of
 
-    source, table, _ = experiment_at(experiment)
-    spec, valid = parse_experiment(table, where=str(source)), [run for run in runs if run.is_valid]
+    spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
     components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
     found = [needed(one, Goal(margin=margin, precision=precision)) for one in components]
     rows = [

@@ -5,13 +5,16 @@ Both read sealed runs or simulate; neither runs anything.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, RunsOption, override_table
+from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption, experiment_with
+from harness.cli.terminal import format_duration
 from harness.errors import SpecError
+from harness.kinds import kind_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +52,7 @@ def power(
         float, typer.Option(help="Spread of a log ratio between compiles; 0: one artifact is all that counts.", min=0)
     ] = 0.0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML page with the power curves.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
+    changes: SetOption = None,
 ) -> None:
     """How many replicates, and hours, an answer needs.
 
@@ -59,14 +62,10 @@ def power(
     """
     from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
     from harness.cli.run import ensure_machine_code
-    from harness.cli.time_left import format_duration
     from harness.records import RunStore, origin_of
-    from harness.records.addresses import experiment_at
     from harness.report.power_page import write_power_page
-    from harness.spec import parse_experiment
 
-    path, table, runs = experiment_at(experiment, runs)
-    spec = parse_experiment(override_table(table, changes or []), where=str(path))
+    spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin
     goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd, _superiority(spec, rule))
     ensure_machine_code()
@@ -120,7 +119,6 @@ def scatter(
     """
     from harness.analysis.method.scatter import cost_bias
     from harness.analysis.method.scatter import scatter as measured
-    from harness.kinds import kind_named
     from harness.records.addresses import sealed_runs
     from harness.spec import PerturbationSpec
 
@@ -189,7 +187,6 @@ def _answers(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
 
 
 def _percent(log_ratio: float) -> str:
-    import math
 
     return f"{100 * math.expm1(log_ratio):+.1f} %"
 

@@ -23,8 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from harness.analysis.logs.glance import glance
-from harness.cli.time_left import format_duration
-from harness.cli.words import said
+from harness.cli.terminal import escape_markup, format_duration, say
 from harness.records import layout
 from harness.report.terminal import status_lines
 from harness.runner.progress import (
@@ -100,7 +99,7 @@ class TerminalProgress:
                 self._run_sealed(event)
             case BlockLooked():
                 for line in status_lines(event.status):
-                    self._console.print(f"  {line}", highlight=False)
+                    say(self._console, f"  {line}")
 
     def _experiment_started(self, event: ExperimentStarted) -> None:
         self._name = event.name
@@ -135,9 +134,9 @@ class TerminalProgress:
         left = f"{format_duration(event.left_s)} left" if event.left_s else ""
         if self._runs_task is not None:
             self._bars.update(self._runs_task, completed=self._num_sealed, note=left)
-        verdict = "[green]valid[/]" if event.is_valid else f"[red]INVALID[/]: {said('; '.join(event.reasons))}"
+        verdict = "[green]valid[/]" if event.is_valid else f"[red]INVALID[/]: {escape_markup('; '.join(event.reasons))}"
         count = f"{self._num_sealed:>{len(str(self._num_planned))}}/{self._num_planned}"
-        self._console.print(
+        say(
+            self._console,
             f"  {count}  {event.label:<28} {verdict}  in {format_duration(event.wall_s)}{left and ', '}{left}",
-            highlight=False,
         )

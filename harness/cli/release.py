@@ -5,13 +5,23 @@ Needs no device and no torch, starts and changes nothing but the table it is tol
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, override_table
-from harness.table import TableForm
+from harness.cli.addresses import (
+    ExperimentArgument,
+    SetOption,
+    TableFormsOption,
+    changes_of,
+    experiment_with,
+)
+from harness.cli.terminal import print_tables, printable_drawing, terminal_width
+from harness.errors import ExitCode, SpecError
+from harness.kinds import KINDS, kind_named
+from harness.table import TableForm, written
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
@@ -44,7 +54,6 @@ def check(
     from rich.console import Console
     from rich.progress import Progress
 
-    from harness.errors import ExitCode, SpecError
     from harness.stack.rbln.releases.check import check_release
     from harness.stack.rbln.releases.sources import RBLN, Release, open_sources, wheel_beside
     from harness.stack.rbln.releases.table import load_table
@@ -97,8 +106,8 @@ def compare(
     experiment: ExperimentArgument,
     backend: Annotated[str, typer.Option(help="What serves: a twin, an NPU, or `sim`.")] = "twin",
     runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs of both.")] = Path("runs/releases"),
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
-    form: Annotated[TableForm, typer.Option("--format", help="How the tables are written.")] = TableForm.text,
+    changes: SetOption = None,
+    form: TableFormsOption = TableForm.text,
 ) -> None:
     """Run the same plans on two releases and show what differs.
 
@@ -107,37 +116,23 @@ def compare(
 
     Example: `harness stack compare 0.11.2 0.12.0 twin-demo --runs runs/releases`
     """
-    from rich.text import Text
-
     from harness.analysis.method.releases import compare_releases
-    from harness.cli.run import ensure_machine_code, real_server_changes
-    from harness.cli.words import terminal
-    from harness.records.addresses import experiment_at
+    from harness.cli.run import ensure_machine_code
     from harness.runner import run_experiment
-    from harness.spec import parse_experiment
-    from harness.table import written
 
     sides: list[list[SealedRun]] = []
     chosen = {release: _release_setting(release, backend) for release in (old, new)}
     for release, setting in chosen.items():
-        asked = [*real_server_changes(backend), f'backend="{backend}"', setting]
-        path, table, _ = experiment_at(experiment)
-        spec = parse_experiment(override_table(table, [*asked, *(changes or [])]), where=str(path))
+        spec, _, _ = experiment_with(experiment, [*changes_of((), backend, None), setting, *(changes or ())])
         ensure_machine_code(spec)
         folder = runs / Path(release).name
         sides.append(list(run_experiment(spec, runs_root=folder, resume=True).require_valid().runs))
     tables = compare_releases(sides[0], sides[-1], (Path(old).name, Path(new).name))
-    if form is TableForm.text:
-        out = terminal()
-        out.print(Text(written(tables, form, out.width)), soft_wrap=True)
-    else:
-        print(written(tables, form), end="")
+    print_tables(tables, form)
 
 
 def _release_setting(release: str, backend: str) -> str:
     """The key that chooses a release: its environment, or in a simulation its rules."""
-    from harness.errors import SpecError
-    from harness.kinds import KINDS, kind_named
     from harness.stack.rbln.kv_rules import rules_for_version
 
     kind = kind_named(backend)
@@ -162,18 +157,15 @@ def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
 
 def steps(
     file: Annotated[Path, typer.Argument(help="File of steps, or debug log; the stack is recognised by its content.")],
-    form: Annotated[TableForm, typer.Option("--format", help="How the tables are written.")] = TableForm.text,
+    form: TableFormsOption = TableForm.text,
 ) -> None:
     """Show the decode steps (n, b) in a file of another stack: padding p, h(n), and what the file does not show.
 
     Reads vLLM's step log, the batch statistics of tpu-inference, the profiler file of Gaudi, and a debug log of
     vllm-rbln's native path. Example: `harness stack steps all_batches_stats_2026_11_23.jsonl --format json`
     """
-    import json
 
-    from harness.cli.words import said_in_lines, terminal_width
     from harness.stack.steps import load_steps, step_tables
-    from harness.table import written
 
     steps_read = load_steps(file)
     tables = step_tables(steps_read)
@@ -182,7 +174,7 @@ def steps(
         whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
         print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes}, indent=1))
     else:
-        print(said_in_lines(written(tables, form, terminal_width())), end="")
+        print(printable_drawing(written(tables, form, terminal_width())), end="")
 
 
 def _as_text(found: ReleaseCheck) -> str:
@@ -201,7 +193,6 @@ def _as_text(found: ReleaseCheck) -> str:
 
 
 def _as_json(found: ReleaseCheck) -> str:
-    import json
 
     return json.dumps(
         {

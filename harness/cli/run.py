@@ -18,18 +18,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import (
+    BackendOption,
     MaybeExperimentArgument,
+    ReplicatesOption,
+    ResumeOption,
     RunsOption,
     SealedArgument,
+    TableFormOption,
     asked_again,
-    override_table,
+    changes_of,
+    experiment_with,
     sealed_runs,
 )
-from harness.errors import ExitCode, SpecError
+from harness.cli.terminal import escape_markup, format_duration, say, show, terminal
+from harness.errors import ExitCode, HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
 from harness.shipped import shipped_names
-from harness.table import Table, TableForm, table_of, to_rich, written
+from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -42,8 +48,6 @@ if TYPE_CHECKING:
     from harness.report.view import Results
     from harness.runner import ExperimentOutcome, StopFlag
     from harness.spec import ExperimentSpec
-
-REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
 
 
 class Until(str, Enum):
@@ -61,12 +65,12 @@ def run(
     report_path: Annotated[
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: `RUNS/EXPERIMENT.html`")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    resume: ResumeOption = False,
     retry_invalid: Annotated[
         bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
     ] = False,
-    backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
-    replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    backend: BackendOption = None,
+    replicates: ReplicatesOption = None,
     devices: Annotated[
         str | None, typer.Option(help="Share the replicates among these devices, e.g. `--devices 0,1,2,3`.")
     ] = None,
@@ -91,7 +95,6 @@ def run(
 
     Example: `harness run demo --backend sim --runs runs/first`
     """
-    from harness.cli.words import terminal
     from harness.report.write import check_report_page
 
     if retry_invalid and not resume:
@@ -141,7 +144,6 @@ def perform(
     again: the command that continues it; default: ``harness run --confirmatory`` of the frozen file.
     """
     from harness.cli.progress import TerminalProgress
-    from harness.cli.words import terminal
     from harness.report.write import check_report_page
     from harness.runner import StopFlag, run_experiment
 
@@ -193,24 +195,13 @@ def _asked(backend: str | None, replicates: int | None, devices: str | None, cha
     if devices is not None and not re.fullmatch(r"\d+(,\d+)*", devices):
         hint = "Write the numbers of devices, e.g. --devices 0,1,2,3"
         raise SpecError(f"{devices!r} is no list of numbers", where="--devices", hint=hint)
-    asked = [*real_server_changes(backend), *changes]
-    asked += [f'backend="{backend}"'] if backend is not None else []
-    asked += [f"replicates={replicates}"] if replicates is not None else []
-    return [*asked, *([f"fleet.devices=[{devices}]"] if devices is not None else [])]
-
-
-def real_server_changes(backend: str | None) -> list[str]:
-    """A real server runs in its own time and starts slowly, whatever the file says for the emulator."""
-    return [] if backend is None or kind_named(backend).scales_time else list(REAL_SERVER_KEYS)
+    return [*changes_of(changes, backend, replicates), *([f"fleet.devices=[{devices}]"] if devices is not None else [])]
 
 
 def _what_to_run(
     experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
 ) -> tuple[ExperimentSpec, Path, Ticket | None]:
     """The experiment, the file it comes from, and the ticket of a confirmatory run."""
-    from harness.records.addresses import experiment_at
-    from harness.spec import parse_experiment
-
     if confirmatory is None:
         if experiment is None:
             raise SpecError(
@@ -218,10 +209,10 @@ def _what_to_run(
                 where="harness run",
                 hint="Name a file or a shipped experiment: harness run demo",
             )
-        path, table, _ = experiment_at(experiment, runs)
+        spec, path, _ = experiment_with(experiment, changes, runs)
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)
-        return parse_experiment(override_table(table, changes), where=str(path)), path, None
+        return spec, path, None
     from harness.prereg import ticket_for
 
     if experiment is not None or changes:
@@ -247,7 +238,6 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
-    from harness.cli.words import terminal
     from harness.report.write import check_report_page
 
     sealed = sealed_runs(runs, experiment)
@@ -266,14 +256,13 @@ def table(
     predicted: Annotated[
         bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
     ] = False,
-    form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
+    form: TableFormOption = TableForm.text,
 ) -> None:
     """Print what each condition cost, and what its users felt.
 
     Example: `harness table demo --runs runs/today --serving`
     """
     from harness.analysis import summarise
-    from harness.cli.words import terminal
     from harness.report import on_terminal, serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
@@ -351,7 +340,7 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
     page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    say(console, f"report: {page}")
 
 
 def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
@@ -367,7 +356,6 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     from harness.analysis.catalogue import analyse
     from harness.analysis.catalogue.costs import prediction_table
     from harness.analysis.method.verdicts import ExperimentRuns
-    from harness.errors import HarnessError
     from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
 
@@ -395,35 +383,27 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
-    from harness.cli.words import said
     from harness.runner.lane import will_fail_again
 
     for invalid in outcome.invalid_runs:
-        console.print(
-            f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {said('; '.join(invalid.invalid_reasons))}",
-            highlight=False,
-        )
+        reasons = escape_markup("; ".join(invalid.invalid_reasons))
+        say(console, f"[red]INVALID[/] {invalid.label}: {reasons}")
     if outcome.ended_by:
-        console.print(
-            f"every request of the first run failed alike, so the experiment ends here: {said(outcome.ended_by)}. "
+        cause = escape_markup(outcome.ended_by)
+        say(
+            console,
+            f"every request of the first run failed alike, so the experiment ends here: {cause}. "
             "Mend the cause first; --keep-going performs the other runs all the same",
-            highlight=False,
-            soft_wrap=True,
         )
         return ExitCode.RUN_INVALID
     repeatable = [run for run in outcome.invalid_runs if not will_fail_again(run)]
     if repeatable and outcome.is_complete:
-        console.print(
-            f"repeat them, the old ones kept: {experiment} --runs {runs} --resume --retry-invalid",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"repeat them, the old ones kept: {experiment} --runs {runs} --resume --retry-invalid")
     if not outcome.is_complete:
-        console.print(
+        say(
+            console,
             f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed ({outcome.missing_words}); continue with: "
             f"{experiment} --runs {runs} --resume",
-            highlight=False,
-            soft_wrap=True,
         )
         return ExitCode.INTERRUPTED
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
@@ -442,7 +422,6 @@ def _show_order(
     console: Console, spec: ExperimentSpec, runs: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
 ) -> None:
     """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
-    from harness.cli.time_left import format_duration
     from harness.runner.experiment import what_to_do
     from harness.runner.monitor import predicted_replay_s
     from harness.runner.preflight import check_hosts
@@ -460,7 +439,7 @@ def _show_order(
         for run in todo
     ]
     table = Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows))
-    console.print(to_rich(table, console.width))
+    show(console, table)
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         console.print(f"runs side by side: {shares}")

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.addresses import RunsOption, override_table
+from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.errors import ExitCode
 from harness.outputs import check_output, write_text
+from harness.shipped import find_shipped
+from harness.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +51,6 @@ def search(
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
-    from harness.cli.words import terminal
     from harness.sim.search.chunks import compute_here
     from harness.sim.search.run import search as run_search
 
@@ -63,7 +65,7 @@ def search(
             console.print(f"stopped; {kept} chunks are kept in {folder}; the same command goes on from there")
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     _show(console, result, top, with_intervals=intervals)
-    console.print(f"ledger: {folder / 'ledger.parquet'}", highlight=False, soft_wrap=True)
+    say(console, f"ledger: {folder / 'ledger.parquet'}")
 
 
 def predict(
@@ -78,10 +80,8 @@ def predict(
 
     Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
     """
-    from harness.cli.words import terminal
     from harness.sim.ablations import LABEL, ablation
     from harness.sim.predict.intervals import predict as run_prediction
-    from harness.table import Table, to_rich
 
     console = terminal()
     spec = _space(space, changes)
@@ -103,7 +103,7 @@ def predict(
         ("configuration", "N", "rules", "sums", "median", "mean", f"{spec.prediction.level:.0%} interval", ""),
         tuple(rows),
     )
-    console.print(to_rich(table, console.width))
+    show(console, table)
 
 
 def advise(
@@ -144,7 +144,6 @@ def paper_rules(
 
     Example: `harness paper rules -o docs/paper-rules.md`
     """
-    from harness.cli.time_left import time_left
     from harness.paper.printed import page
 
     if output is not None:
@@ -170,7 +169,6 @@ def coverage(
     Example: `harness predict coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
-    from harness.cli.time_left import time_left
     from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
 
     asked = _space(space, changes)
@@ -185,7 +183,6 @@ def coverage(
 
 
 def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
-    from harness.shipped import find_shipped
     from harness.sim.search.space import parse_space
     from harness.spec import load_toml
 
@@ -209,8 +206,6 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    from harness.cli.time_left import format_duration
-
     bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=28),
@@ -232,14 +227,15 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 
 
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
-    from harness.cli.time_left import time_left
     from harness.sim.search.report import search_tables
-    from harness.table import to_rich
 
     if not console.is_terminal:
         console.width = 160
     with time_left("intervals") as tell:
         parts = list(search_tables(result, top, with_intervals=with_intervals, tell=tell))
     for part in parts:
-        console.print(part if isinstance(part, str) else to_rich(part, console.width), highlight=False)
+        if isinstance(part, str):
+            console.print(part, highlight=False)
+        else:
+            show(console, part)
         console.print()

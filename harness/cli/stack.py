@@ -5,12 +5,15 @@ No installed file is edited.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.errors import SpecError
+from harness.cli.addresses import BackendOption, override_table, real_server_changes
+from harness.cli.terminal import say, terminal
+from harness.errors import ExitCode, ServerError, SpecError
 
 if TYPE_CHECKING:
     from harness.stack.rbln.compile import Exporter
@@ -83,7 +86,7 @@ def patch_apply(
 def patch_check(
     experiment: Annotated[Path, typer.Argument(help="Experiment file; its first condition is run twice.")],
     runs: Annotated[Path, typer.Option("--runs", help="Folder for the two runs.")] = Path("runs"),
-    backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
+    backend: BackendOption = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change one key, as `harness run --set` does. Repeatable.")
     ] = None,
@@ -98,11 +101,8 @@ def patch_check(
     Exit code 0 when they are the same, 3 when not. Example:
     `harness server patch check twin-survival --runs runs/check`
     """
-    from harness.cli.addresses import override_table
     from harness.cli.progress import TerminalProgress
-    from harness.cli.run import ensure_machine_code, interruptible, real_server_changes
-    from harness.cli.words import terminal
-    from harness.errors import ExitCode
+    from harness.cli.run import ensure_machine_code, interruptible
     from harness.runner import StopFlag
     from harness.runner.paired import run_paired
     from harness.spec import experiment_file, experiment_table, parse_experiment
@@ -117,11 +117,11 @@ def patch_check(
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)
     if outcome is None:
-        console.print("not both runs are sealed; continue with the same command and --resume", highlight=False)
+        say(console, "not both runs are sealed; continue with the same command and --resume")
         raise typer.Exit(int(ExitCode.INTERRUPTED))
     for line in outcome.lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"runs: {runs / spec.name}", highlight=False, markup=False, soft_wrap=True)
+        say(console, line, markup=False)
+    say(console, f"runs: {runs / spec.name}", markup=False)
     raise typer.Exit(int(ExitCode.PASS if outcome.is_same else ExitCode.RUN_INVALID))
 
 
@@ -169,9 +169,7 @@ def devices(
 
     Example: `harness server devices`
     """
-    import json
 
-    from harness.errors import ServerError
     from harness.stack.rbln.devices import read_devices
 
     report = read_devices()

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, asked_again, override_table
-from harness.cli.run import RunsOption, perform, real_server_changes
+from harness.cli.addresses import (
+    BackendOption,
+    ExperimentArgument,
+    ResumeOption,
+    SetOption,
+    asked_again,
+    changes_of,
+    override_table,
+)
+from harness.cli.run import RunsOption, perform
 from harness.errors import SpecError
 
 if TYPE_CHECKING:
@@ -28,10 +36,10 @@ def sweep(
         typer.Option("--over", help="KEY=VALUE,VALUE,... of [server] or [workload], e.g. `server.kv_slots=8,10,12`."),
     ],
     runs: RunsOption = Path("runs"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
-    backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
+    resume: ResumeOption = False,
+    backend: BackendOption = None,
     replicates: Annotated[int | None, typer.Option(min=1, help="Use this number of replicates.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
+    changes: SetOption = None,
 ) -> None:
     """Run an experiment at several values of one key.
 
@@ -44,10 +52,7 @@ def sweep(
     from harness.spec import parse_experiment
 
     path, recorded, _ = experiment_at(experiment, runs)
-    extra = [*real_server_changes(backend), *(changes or [])]
-    extra += [f'backend="{backend}"'] if backend is not None else []
-    extra += [f"replicates={replicates}"] if replicates is not None else []
-    table = swept_table(override_table(recorded, extra), over)
+    table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
     asked = asked_again(changes or [], backend, replicates)
     again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked}"

@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from harness.cli.addresses import RunsOption
+from harness.cli.terminal import terminal, time_left
 from harness.outputs import check_output, write_text
+from harness.table import TableForm, written
 
 
 class PaperForm(str, Enum):
@@ -48,9 +50,7 @@ def tables(
 
     Example: `harness paper tables --runs runs/today --format latex -o tables.tex`
     """
-    from harness.cli.words import terminal
     from harness.paper import Source, paper_tables
-    from harness.table import TableForm, written
 
     if output is not None:
         check_output(output)  # before minutes of work, not after
@@ -73,7 +73,6 @@ def signs(
 
     Example: `harness paper signs -o docs/table-signs.md`
     """
-    from harness.cli.time_left import time_left
     from harness.paper.signs import page
 
     if output is not None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption, SealedArgument, sealed_runs
+from harness.cli.terminal import printable_lines
 from harness.errors import SpecError
+from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
@@ -58,14 +60,13 @@ def trace_import(
 
 def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[str]:
     """What an import read, left out and assumed, a line each."""
-    from harness.cli.words import said_plainly
 
     yield f"{output}: {head.source_format}, {notes.num_lines} lines read"
     for what, counts in (("broken", notes.broken), ("dropped", notes.dropped)):
         for reason, count in counts.most_common():
             yield f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}"
     for label in head.labels:
-        yield f"  assumed: {said_plainly(label)}"
+        yield f"  assumed: {printable_lines(label)}"
 
 
 def check_trace_format(kind: str) -> None:
@@ -163,8 +164,6 @@ def _run(experiment: str, run: str, runs: Path) -> SealedRun:
 
 
 def _show(trace: str) -> None:
-    from harness.cli.words import said_plainly
-    from harness.shipped import find_shipped
     from harness.traces.recording import open_trace
     from harness.traces.summary import describe_trace
 
@@ -173,4 +172,4 @@ def _show(trace: str) -> None:
         facts = describe_trace(reader)
     width = max(len(key) for key in facts)
     for key, value in facts.items():
-        print(f"{key:<{width}}  {said_plainly(str(value))}")
+        print(f"{key:<{width}}  {printable_lines(str(value))}")

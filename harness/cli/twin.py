@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from harness.errors import SpecError
+
 PathOption = Annotated[
     Path | None, typer.Option("--path", help="where the twin is, or is to be; default: .venv-twin-VERSION")
 ]
@@ -59,7 +61,6 @@ def artifact(
 
     Example: `harness server twin artifact artifacts/qwen3 --max-num-seqs 8 --decode-buckets 1,2,4,8`
     """
-    from harness.errors import SpecError
     from harness.stack.rbln.compile import copy_artifact, twin_spec
     from harness.stack.rbln.twin.environment import find_twin
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption, store_at
+from harness.cli.terminal import terminal
+from harness.clock import NS_PER_S, MonotonicClock
+from harness.table import Table, to_rich
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -31,9 +34,6 @@ def watch(
     """
     from rich.live import Live
 
-    from harness.cli.words import terminal
-    from harness.clock import NS_PER_S, MonotonicClock
-
     console = terminal()
     if once or not console.is_terminal:
         console.print(view(runs, console.width))
@@ -50,7 +50,6 @@ def view(runs: Path, width: int) -> RichTable:
     from harness.analysis.logs.glance import glance
     from harness.records import RunStore, layout
     from harness.runner.fleet.slot import living_mark
-    from harness.table import Table, to_rich
 
     store = RunStore(runs)
     making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +15,7 @@ from harness.errors import SpecError
 from harness.outputs import check_output, escape_bidi, write_text
 from harness.report.page import content_security_policy
 from harness.report.svg import INK, MUTED, Sheet, condition_color
-from harness.table import Table, four_digits, table_of
+from harness.table import Table, table_of
 
 WIDTH_IN, HEIGHT_IN = 10.66, 2.9
 
@@ -45,18 +44,6 @@ def history_table(histories: Sequence[History]) -> Table:
     )
     origins = " ".join(dict.fromkeys(history.origin for history in histories if history.origin))
     return table_of("Figures over releases", caption, rows, origins)
-
-
-def rounded(table: Table) -> Table:
-    """The table as people read it: four digits, whatever the unit of the figure."""
-    places = [table.columns.index(name) for name in ("value", "low", "high")]
-    rows = (
-        tuple(
-            four_digits(cell) if place in places and isinstance(cell, float) else cell for place, cell in enumerate(row)
-        )
-        for row in table.rows
-    )
-    return replace(table, rows=tuple(rows))
 
 
 def history_lines(histories: Sequence[History]) -> Iterator[str]:

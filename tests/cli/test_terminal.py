@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.words import said, said_plainly
+from harness.cli.terminal import escape_markup, printable_lines
 
 
 def on_terminal(text: str) -> str:
@@ -21,7 +21,7 @@ def on_terminal(text: str) -> str:
     ["[/x]", "[type=missing] field", "[bold]loud[/bold]", "a\\[b]", "[/]", "ends with a backslash \\", "[link=x]y"],
 )
 def test_markup_is_text(words: str) -> None:
-    assert words in on_terminal(said(words))
+    assert words in on_terminal(escape_markup(words))
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_markup_is_text(words: str) -> None:
     ],
 )
 def test_control_characters_are_spelled_out(words: str, shown: str) -> None:
-    assert shown in on_terminal(said(words))
-    assert "\x1b" not in said_plainly(words)
+    assert shown in on_terminal(escape_markup(words))
+    assert "\x1b" not in printable_lines(words)
 
 
 def test_lines_of_a_message_stay_lines() -> None:
-    assert said_plainly("one\ntwo\x1b[0m") == "one\ntwo\\x1b[0m"
+    assert printable_lines("one\ntwo\x1b[0m") == "one\ntwo\\x1b[0m"

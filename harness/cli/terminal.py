@@ -1,0 +1,140 @@
+"""Output for people: lines, tables and progress on the terminal, and untrusted text made safe for it.
+
+Neither rich markup nor control characters in the text of a server or a file have an effect, and none of them is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.style import Style
+
+    from harness.table import Table, TableForm
+
+MAX_CHARS = 4_000
+# What an ASCII terminal shows instead of the other letters of the tables.
+IN_ASCII = {
+    "\u00d7": "x",
+    "\u2013": "-",
+    "\u2212": "-",
+    "\u2020": "+",
+    "\u2264": "<=",
+    "\u2265": ">=",
+    "\u03c4": "tau",
+    "\u2192": "->",
+}
+# Where output goes to a file or a pipe, nothing needs to fit a screen.
+PIPE_WIDTH = 200
+
+
+def in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of encodings: the letter's word in ASCII, or a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(IN_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def terminal(*, is_error: bool = False) -> Console:
+    """Standard output, or error, as rich writes on it; lines fold at a terminal's width and nowhere else."""
+    from rich.console import Console
+
+    return Console(width=None if _has_width(sys.stderr if is_error else sys.stdout) else PIPE_WIDTH, stderr=is_error)
+
+
+def terminal_width() -> int:
+    """Columns of standard output, for what is drawn without rich."""
+    return shutil.get_terminal_size().columns if _has_width(sys.stdout) else PIPE_WIDTH
+
+
+def _has_width(stream: TextIO) -> bool:
+    return stream.isatty() or "COLUMNS" in os.environ
+
+
+def say(console: Console, line: str, style: str | Style | None = None, *, markup: bool = True) -> None:
+    """Print a line that folds nowhere and has no colours but those of its markup."""
+    console.print(line, style=style, markup=markup, highlight=False, soft_wrap=True)
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table that fits the console."""
+    from harness.table import to_rich
+
+    console.print(to_rich(table, console.width))
+
+
+def print_tables(tables: Sequence[Table], form: TableForm, remarks: Iterable[str] = ()) -> None:
+    """Print tables in a form; the text form with the remarks below, a line each."""
+    from harness.table import TableForm, written
+
+    if form is not TableForm.text:
+        print(written(tables, form), end="")
+        return
+    console = terminal()
+    for text in (written(tables, form, console.width).removesuffix("\n"), *remarks):
+        say(console, text, markup=False)
+
+
+def printable_drawing(text: str) -> str:
+    """A drawn table with untrusted text in it: spaces stay, control characters are escaped."""
+    from harness.client.answer import NOT_PRINTABLE
+
+    return "\n".join(NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], line) for line in text.split("\n"))
+
+
+def printable_lines(text: str) -> str:
+    """Untrusted text for a stream without markup, line by line."""
+    from harness.client.answer import printable
+
+    return "\n".join(printable(line, MAX_CHARS) for line in text.split("\n"))
+
+
+def escape_markup(text: object) -> str:
+    """Untrusted text as part of a rich text, on one line."""
+    from rich.markup import escape
+
+    from harness.client.answer import printable
+
+    shown = escape(printable(str(text), MAX_CHARS))
+    # A backslash at the end would escape the markup that follows.
+    return f"{shown} " if shown.endswith("\\") else shown
+
+
+def format_duration(seconds: float) -> str:
+    """ "under 1 s", "48 s", "3 min 05 s", "1 h 02 min"."""
+    if seconds < 1:
+        return "under 1 s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+@contextmanager
+def time_left(name: str) -> Generator[Callable[[float], None]]:
+    """A bar with the time left on a terminal's standard error; it takes the share done, and leaves no trace."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(28),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe stays there
+        disable=not console.is_terminal,
+    )
+    with bars:
+        task = bars.add_task(name, total=1.0)
+        yield lambda share: bars.update(task, completed=share)
