@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption, TableFormOption
-from harness.cli.terminal import print_tables
+from harness.cli.terminal import print_tables, terminal
 from harness.errors import SpecError
 from harness.table import Table, TableForm, table_of, with_four_digits
 
@@ -54,7 +54,11 @@ def compare(
         print_tables([table], form)
         return
     rounded = with_four_digits(table, ("mean", "baseline_mean"))
-    print_tables(_by_pair(rounded) if form is TableForm.text else [rounded], form, remarks=["", table.explanation])
+    if form is TableForm.text:
+        print_tables(_by_pair(rounded), form, remarks=[""])
+        terminal().print(table.explanation, markup=False, highlight=False)
+    else:
+        print_tables([rounded], form)
 
 
 def _compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
