@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from harness.runner.calibrate import Calibration, CalibrationSpec
 
 DEFAULT_SEED = 20261117
+# Predicts how long the sweeps of a vLLM last, where no other cost model is named.
+PACE_OF_VLLM = "emulated-gpu"
 QUICK: dict[str, Any] = {
     "layout": "joined",
     "context_tokens": (512, 1500),
@@ -111,6 +113,8 @@ def _spec(
     table = load_toml(experiment) if experiment is not None else {}
     try:
         server = ServerSpec.model_validate(override_table(table.get("server", {}), changes))
+        if server.is_paged and "cost_model" not in server.model_fields_set:
+            server = ServerSpec.model_validate({**server.model_dump(exclude_unset=True), "cost_model": PACE_OF_VLLM})
     except ValidationError as error:
         raise SpecError(
             describe_validation_error(error), where="server", hint="See `harness explain experiment` for every key"
@@ -155,16 +159,15 @@ def _show(console: Console, calibration: Calibration, path: Path, runs: Path) ->
     from harness.engine import load_cost_model
     from harness.report.calibration_page import UNITS, extrapolated, write_calibration_report
 
-    decode, prefill = calibration.decode, calibration.prefill
     rows = [
         (UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
-        for name, interval in {**decode.intervals, **prefill.intervals}.items()
+        for name, interval in calibration.intervals.items()
     ]
     show(console, Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)))
-    for what, error in (("decode", decode.error), ("prefill", prefill.error)):
+    for what, error in calibration.errors.items():
         held_out = "none" if error.held_out_max_ms is None else f"{error.held_out_max_ms:.3f} ms"
         say(console, f"{what}: residual rms {error.rms_ms:.4f} ms, max {error.max_ms:.3f} ms; held out max {held_out}")
-    for note in (*calibration.notes, *decode.notes):
+    for note in (*calibration.notes, *calibration.decode.notes):
         say(console, note)
     for line in extrapolated(calibration, load_cost_model(path)):
         say(console, f"flagged as extrapolated: {line}")

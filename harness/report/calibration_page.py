@@ -28,6 +28,7 @@ UNITS = {
     "context_us_per_token": "c, us/token",
     "per_call_ms": "prefill a, ms/call",
     "per_call_us_per_token": "prefill b, us/token/call",
+    "eager_ms": "a step without a graph, ms more",
 }
 DOTS_PER_INCH = 120
 
@@ -111,12 +112,11 @@ def _page(
     for note in (f"{calibration.artifact}; {calibration.source}.", *calibration.notes, *calibration.decode.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
-    yield markdown_rows(("coefficient", "fitted", "interval"), map(_coefficient_row, _intervals(calibration).items()))
+    yield markdown_rows(("coefficient", "fitted", "interval"), map(_coefficient_row, calibration.intervals.items()))
     yield "\n## Errors\n"
-    errors = {"decode": calibration.decode.error, "prefill": calibration.prefill.error}
     yield markdown_rows(
         ("", "residual rms", "largest", "held-out rms", "held-out largest"),
-        [(what, *_error_cells(error)) for what, error in errors.items()],
+        [(what, *_error_cells(error)) for what, error in calibration.errors.items()],
     )
     yield "\nHeld out: each (n, context), or each length, is predicted by a fit without it."
     yield "\n## Flagged as extrapolated\n"
@@ -136,10 +136,6 @@ def _page(
                 for point in residuals
             ],
         )
-
-
-def _intervals(calibration: Calibration) -> dict[str, Interval]:
-    return {**calibration.decode.intervals, **calibration.prefill.intervals}
 
 
 def _coefficient_row(named: tuple[str, Interval]) -> tuple[str, str, str]:

@@ -7,26 +7,38 @@ never overwritten.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
-from harness.analysis.method.fit import DecodeFit, PrefillFit, fit_decode, fit_decode_with_report, fit_prefill
+from harness.analysis.method.fit import (
+    DecodeFit,
+    EagerFit,
+    FitError,
+    PrefillFit,
+    fit_decode,
+    fit_decode_with_report,
+    fit_eager,
+    fit_prefill,
+)
 from harness.analysis.method.fit_points import (
     BLOCK_STEPS,
     PointSource,
     PrefillPoint,
     StepPoint,
+    chunk_points,
     prefill_points,
     reported_f_ms,
     step_points,
 )
 from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S, utc_now
-from harness.engine import CostModel, EngineConfig, load_cost_model
+from harness.engine import CostModel, load_cost_model
+from harness.engine.config import PAGED_STEP_TOKENS
+from harness.engine.cost import FS_PER_MS, FS_PER_US, to_fs
 from harness.errors import RecordsError, SpecError
 from harness.kinds import kind_of_run
 from harness.records import SealedRun, layout
@@ -35,8 +47,13 @@ from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
 Layout = Literal["separate", "joined"]
 CONTEXT_TOKENS = (512, 1500, 3000)
 PREFILL_TOKENS = (128, 256, 384, 500, 512, 1000, 2000, 3000, 4000, 6000)
+# Beside them on a vLLM, where a return computes the end of its last block only.
+SHORT_PREFILL_TOKENS = (8, 16, 32, 64)
 # A group must end before the next begins: predicted duration times this, and a pause.
 MARGIN, PAUSE_S = 1.6, 0.3
+# On a vLLM prompts arrive while another request decodes. It begins so much earlier, and lasts so much longer than
+# predicted.
+LEAD_S, RESERVE = 0.05, 2
 # Up to this limit every n is measured; above it each bucket, the n that first needs it, and one between.
 EVERY_N_UP_TO = 8
 # There are no re-arrivals, and late sends do not change the stamps of steps.
@@ -48,7 +65,8 @@ class CalibrationSpec:
     """The sweeps. num_seqs: constant numbers of decoding requests; default: every bucket and values between.
 
     context_tokens: prompt lengths of the constant-n runs; prefill_tokens: of the sweep. layout "separate": a server
-    start for each n and context, which the server's own report needs; "joined": all in one run, one after another.
+    start for each n and context, which the server's own report needs; "joined": all in one run, one after another, as
+    on every vLLM, whose step log tells them apart.
     """
 
     name: str
@@ -66,14 +84,23 @@ class CalibrationSpec:
 
     @property
     def swept_num_seqs(self) -> tuple[int, ...]:
-        return self.num_seqs or default_num_seqs(self.server.decode_buckets)
+        return self.num_seqs or default_num_seqs(self.server.decode_buckets, self.server.max_num_seqs)
+
+    @property
+    def swept_prefill_tokens(self) -> tuple[int, ...]:
+        return (*SHORT_PREFILL_TOKENS, *self.prefill_tokens) if self.server.is_paged else self.prefill_tokens
+
+    def bucket_of(self, num_seqs: int) -> int:
+        """The size that a decode step runs with: its own above the largest captured one."""
+        return next((bucket for bucket in self.server.decode_buckets if bucket >= num_seqs), num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Fits and their origin. run_hashes: run -> SHA-256 of its manifest. buckets: the compiled decode buckets.
 
-    step_points, prefill_points: the data of the fits.
+    step_points, prefill_points: the data of the fits. is_chunked: prompts are computed in parts beside decodes.
+    eager: None: not fitted.
     """
 
     decode: DecodeFit
@@ -85,16 +112,33 @@ class Calibration:
     packages: Mapping[str, str]
     run_hashes: Mapping[str, str] = field(repr=False)
     buckets: tuple[int, ...] = ()
+    is_chunked: bool = False
+    eager: EagerFit | None = None
     step_points: tuple[StepPoint, ...] = field(default=(), repr=False)
     prefill_points: tuple[PrefillPoint, ...] = field(default=(), repr=False)
 
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """Of every coefficient, by its name."""
+        eager = {} if self.eager is None else {"eager_ms": self.eager.interval}
+        return {**self.decode.intervals, **self.prefill.intervals, **eager}
 
-def default_num_seqs(buckets: Sequence[int]) -> tuple[int, ...]:
-    """Every n up to 8; above, for each bucket: the n that first needs it, one in the middle, and itself full."""
-    limit = buckets[-1]
+    @property
+    def errors(self) -> dict[str, FitError]:
+        """Of every fit."""
+        eager = {} if self.eager is None else {"steps without a graph": self.eager.error}
+        return {"decode": self.decode.error, "prefill": self.prefill.error, **eager}
+
+
+def default_num_seqs(buckets: Sequence[int], limit: int) -> tuple[int, ...]:
+    """Every n up to 8; above, for each bucket: the n that first needs it, one in the middle, and itself full.
+
+    Captured sizes may end below the limit, or above it.
+    """
     wanted = set(range(1, min(limit, EVERY_N_UP_TO) + 1))
-    for below, bucket in zip((0, *buckets[:-1]), buckets, strict=True):
-        wanted |= {below + 1, (below + 1 + bucket) // 2, bucket}
+    ends = sorted({limit, *(min(bucket, limit) for bucket in buckets)})
+    for below, end in zip((0, *ends[:-1]), ends, strict=True):
+        wanted |= {below + 1, (below + 1 + end) // 2, end}
     return tuple(sorted(wanted))
 
 
@@ -112,11 +156,12 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
         for name, (n, context) in groups.items()
     ]
     joined = _decode_groups(spec, groups)
-    conditions = (
-        [*decode, {"name": "prefill", "workload": {"group": _prefill_groups(spec, 0.0)}}]
-        if spec.layout == "separate"
-        else [{"name": "all", "workload": {"group": [*joined.groups, *_prefill_groups(spec, joined.end_s)]}}]
-    )
+    if spec.server.is_paged:
+        conditions = [{"name": "all", "workload": {"group": [*joined.groups, *_beside_decodes(spec, joined.end_s)]}}]
+    elif spec.layout == "joined":
+        conditions = [{"name": "all", "workload": {"group": [*joined.groups, *_prefill_groups(spec, joined.end_s)]}}]
+    else:
+        conditions = [*decode, {"name": "prefill", "workload": {"group": _prefill_groups(spec, 0.0)}}]
     return parse_experiment(
         {
             "name": spec.name,
@@ -148,15 +193,47 @@ class _Groups:
 
 def _decode_groups(spec: CalibrationSpec, named: Mapping[str, tuple[int, int]]) -> _Groups:
     """Groups one after another, each after the predicted end of the one before and a margin."""
-    model, config = load_cost_model(spec.server.cost_model), EngineConfig.from_server(spec.server)
+    model = load_cost_model(spec.server.cost_model)
     groups: list[dict[str, Any]] = []
     start_s = 0.0
     for name, (n, context) in named.items():
-        groups.append({"name": name, "num_sessions": n, "prompt_tokens": _fixed(context), "start_s": start_s})
-        longest = context + spec.generate_tokens
-        step_ns = model.decode_step_ns(config.bucket_of(n), n, n * longest)
-        start_s += _paused_s(n * model.prefill_ns(context) + spec.generate_tokens * step_ns)
+        generate = spec.generate_tokens
+        if spec.server.is_paged:
+            # The first request decodes while parts of the last prompt are computed.
+            generate += n * context // (spec.server.max_num_batched_tokens or PAGED_STEP_TOKENS)
+        groups.append(
+            {
+                "name": name,
+                "num_sessions": n,
+                "prompt_tokens": _fixed(context),
+                "generate_tokens": _fixed(generate),
+                "start_s": start_s,
+            }
+        )
+        step_ns = model.decode_step_ns(spec.bucket_of(n), n, n * (context + generate))
+        start_s += _paused_s(n * model.prefill_ns(context) + generate * step_ns)
     return _Groups(groups, start_s)
+
+
+def _beside_decodes(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any]]:
+    """For each length its prompts one after another, while another request decodes: the engine is never idle."""
+    model = load_cost_model(spec.server.cost_model)
+    step_ns = model.decode_step_ns(spec.bucket_of(1), 1)
+    groups: list[dict[str, Any]] = []
+    # Prompts that arrive in the same step count for another length.
+    repeats = 2 * spec.prefill_repeats
+    for length in spec.swept_prefill_tokens:
+        apart_s = round(MARGIN * (model.prefill_ns(length) + 2 * step_ns) / NS_PER_S, 3)
+        sweep_s = LEAD_S + repeats * apart_s
+        num_steps = round(RESERVE * sweep_s * NS_PER_S / step_ns)
+        decoding = {"num_sessions": 1, "prompt_tokens": _fixed(PREFILL_TOKENS[0]), "generate_tokens": _fixed(num_steps)}
+        prompts = {"num_sessions": repeats, "prompt_tokens": _fixed(length), "generate_tokens": _fixed(2)}
+        groups += [
+            {"name": f"d{length}", **decoding, "start_s": start_s},
+            {"name": f"q{length}", **prompts, "start_s": start_s + LEAD_S, "start_offset_s": apart_s},
+        ]
+        start_s += _paused_s(round(RESERVE * sweep_s * NS_PER_S))
+    return groups
 
 
 def _prefill_groups(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any]]:
@@ -205,20 +282,36 @@ def fit_runs(
     if not valid:
         raise SpecError("no valid sealed run to fit", where="calibration", hint="`harness runs` says why")
     artifact = _one_artifact(valid)
-    points = step_points(valid, source, BLOCK_STEPS)
+    server = valid[0].server
+    if server.is_paged and source != "log":
+        raise SpecError("a vLLM is calibrated from its step log", where="--stamps", hint="Leave --stamps out")
+    every_point = step_points(valid, source, BLOCK_STEPS)
+    points = tuple(point for point in every_point if not point.is_eager)
+    if not points:
+        raise SpecError("no decode step ran as a graph", where="calibration", hint="Read server.log")
     reported = reported_f_ms(valid)
     if reported and with_context is not True:
         decode = fit_decode_with_report(points, reported, seed=seed, block_steps=BLOCK_STEPS)
     else:
         decode = fit_decode(points, with_context=with_context, seed=seed, block_steps=BLOCK_STEPS)
-    prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
-    prefill = fit_prefill(prefills, seed=seed)
+    eager = None
+    if server.is_paged:
+        costs = _decode_model(decode)
+        eager = _eager([point for point in every_point if point.is_eager], costs, seed)
+        prefills = chunk_points(valid, costs)
+        prefill = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens)
+        if prefill.per_call_ms < 0:
+            prefill = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens, with_constant=False)
+    else:
+        prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
+        prefill = fit_prefill(prefills, seed=seed)
     backend = valid[0].manifest.backend
-    is_npu = kind_of_run(backend).has_device
+    is_measured = kind_of_run(backend).has_device
     notes = (
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
-        "" if is_npu else f"No NPU was measured: the backend was {backend}.",
+        "" if is_measured else f"No {'GPU' if server.is_paged else 'NPU'} was measured: the backend was {backend}.",
         _left_out(len(runs) - len(valid)),
+        *(_not_fitted(decode, prefill, eager, server) if server.is_paged else ()),
     )
     return Calibration(
         decode=decode,
@@ -229,7 +322,7 @@ def fit_runs(
         provenance={
             "date_utc": utc_now().isoformat(timespec="seconds"),
             "backend": backend,
-            "is_npu_measured": is_npu,
+            "is_npu_measured": is_measured and not server.is_paged,
             "step_source": source,
             "prefill_source": source,
             "block_steps": BLOCK_STEPS,
@@ -240,7 +333,43 @@ def fit_runs(
         buckets=valid[0].manifest.decode_buckets,
         step_points=points,
         prefill_points=prefills,
+        is_chunked=server.is_paged,
+        eager=eager,
     )
+
+
+def _decode_model(decode: DecodeFit) -> CostModel:
+    """The fitted decode steps as a cost model, which fills in the sizes that were not measured."""
+    return CostModel(
+        name="calibration",
+        source="fit",
+        f_fs={bucket: to_fs(f_ms, FS_PER_MS) for bucket, f_ms in decode.f_ms.items()},
+        alpha_fs=to_fs(decode.alpha_ms, FS_PER_MS),
+        beta_fs=to_fs(decode.beta_ms_per_request, FS_PER_MS),
+        context_fs=to_fs(decode.context_us_per_token, FS_PER_US),
+    )
+
+
+def _eager(points: Sequence[StepPoint], costs: CostModel, seed: int) -> EagerFit | None:
+    """The extra time of a step without a graph; None where no such step ran, or none takes longer."""
+    if not points:
+        return None
+
+    def with_graph_ms(point: StepPoint) -> float:
+        return costs.decode_step_ns(point.bucket, point.num_seqs, round(point.context_tokens or 0)) / NS_PER_MS
+
+    fit = fit_eager(points, with_graph_ms, seed=seed, block_steps=BLOCK_STEPS)
+    return fit if fit.step_ms >= 0 else None
+
+
+def _not_fitted(decode: DecodeFit, prefill: PrefillFit, eager: EagerFit | None, server: ServerSpec) -> Iterator[str]:
+    """What the runs of a vLLM did not show."""
+    if missing := [size for size in server.decode_buckets if size not in decode.f_ms]:
+        yield f"Not fitted: f({', '.join(map(str, missing))}), no stretch of steps of this size."
+    if server.max_num_seqs > server.decode_buckets[-1] and eager is None:
+        yield "Not fitted: the extra time of steps without a graph, no stretch of them or none that takes longer."
+    if "per_call_ms" not in prefill.intervals:
+        yield "per_step_ms is 0: a constant time of a step with parts of prompts came out negative."
 
 
 def _left_out(num_invalid: int) -> str:
@@ -286,13 +415,19 @@ class Recovery:
 
 def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) -> Recovery:
     """Differences of a model from a known one, over every n, context and prefill length of the sweeps."""
-    config = EngineConfig.from_server(spec.server)
+    largest, is_paged = spec.server.decode_buckets[-1], spec.server.is_paged
     steps = [
-        tuple(one.decode_step_ns(config.bucket_of(n), n, n * context) for one in (model, known))
-        for n in range(1, config.max_num_seqs + 1)
+        tuple(
+            each.decode_step_ns(spec.bucket_of(n), n, n * context) + each.eager_ns * (n > largest)
+            for each in (model, known)
+        )
+        for n in range(1, spec.server.max_num_seqs + 1)
         for context in spec.context_tokens
     ]
-    prefills = [tuple(one.prefill_ns(length) for one in (model, known)) for length in spec.prefill_tokens]
+    prefills = [
+        tuple(each.chunked_step_ns(0, 0, 0, q) if is_paged else each.prefill_ns(q) for each in (model, known))
+        for q in spec.swept_prefill_tokens
+    ]
     return Recovery(
         step_share=max(abs(own / truth - 1) for own, truth in steps),
         prefill_share=max(abs(own / truth - 1) for own, truth in prefills),
@@ -344,7 +479,7 @@ def write_cost_file(calibration: Calibration, folder: Path, name: str) -> Path:
 def cost_file_text(calibration: Calibration, name: str) -> str:
     """The text of a cost-model file."""
     decode, prefill = calibration.decode, calibration.prefill
-    table = {
+    table: dict[str, Any] = {
         "name": name,
         "artifact": calibration.artifact,
         "source": calibration.source,
@@ -381,13 +516,26 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
             "runs": calibration.run_hashes,
         },
     }
+    if calibration.is_chunked:
+        table["chunked_prefill"] = {
+            "per_step_ms": prefill.per_call_ms,
+            "per_token_us": prefill.per_call_us_per_token,
+        }
+    if (eager := calibration.eager) is not None:
+        table["eager"] = {"step_ns": round(eager.step_ms * NS_PER_MS)}
+        table["calibration"]["eager"] = {
+            "points": eager.num_points,
+            **asdict(eager.error),
+            "intervals": _ends({"eager_ms": eager.interval}),
+        }
     return tomli_w.dumps(_rounded(table))
 
 
 def _rounded(value: Any) -> Any:
     """The same value with every float rounded to DECIMALS, and without what is absent."""
     if isinstance(value, float):
-        return round(value, DECIMALS)
+        # A negative zero is a zero.
+        return round(value, DECIMALS) + 0.0
     if isinstance(value, Mapping):
         members: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
         return {str(key): _rounded(member) for key, member in members.items() if member is not None and member != ""}

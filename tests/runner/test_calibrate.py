@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.method.figures import figures_at, run_figures
 from harness.analysis.method.fit_points import PointSource
 from harness.cli.tree import app
 from harness.engine import load_cost_model
@@ -24,6 +25,7 @@ from harness.runner.calibrate import (
 )
 from harness.sim.predict.draws import perturbation_of
 from harness.spec import PerturbationSpec, ServerSpec
+from tests.support.emulated_vllm import emulated_vllm
 
 
 def little_sweep(cost_model: str, backend: str = "sim", **changes: Any) -> CalibrationSpec:
@@ -147,8 +149,8 @@ def test_an_n_above_the_limit_is_refused_before_anything_starts() -> None:
 
 
 def test_every_bucket_is_swept_and_something_between() -> None:
-    assert default_num_seqs((1, 2, 4, 8)) == tuple(range(1, 9))
-    assert default_num_seqs((1, 4, 6, 8, 10, 16)) == (*range(1, 9), 9, 10, 11, 13, 16)
+    assert default_num_seqs((1, 2, 4, 8), 8) == tuple(range(1, 9))
+    assert default_num_seqs((1, 4, 6, 8, 10, 16), 16) == (*range(1, 9), 9, 10, 11, 13, 16)
 
 
 def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> None:
@@ -171,3 +173,84 @@ def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> 
     again = CliRunner().invoke(app, ["calibrate", "mine", "--fit", "calibrate-mine", *places])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "costs" / "mine-2.toml").is_file()
+
+
+def gpu_sweep(server: dict[str, Any], backend: str = "sim") -> CalibrationSpec:
+    """Every n up to six at one context, and four prompt lengths, on a server of vLLM's rules."""
+    return CalibrationSpec(
+        name="calibrate-gpu",
+        backend=backend,
+        server=ServerSpec.model_validate({"max_num_seqs": 6, "decode_buckets": [1, 2, 4], **server}),
+        base_seed=11,
+        context_tokens=(300,),
+        generate_tokens=40,
+        prefill_tokens=(128, 700, 1500, 2500),
+        prefill_repeats=2,
+    )
+
+
+def gpu_costs(folder: Path, sizes_ms: dict[int, float], per_step_ms: float, per_token_us: float, eager_ns: int) -> str:
+    """A cost file of a GPU server that nobody shipped."""
+    sizes = "".join(f"{size} = {f_ms}\n" for size, f_ms in sizes_ms.items())
+    path = folder / "truth.toml"
+    path.write_text(
+        f'name = "truth"\nsource = "a test"\n[decode]\nbeta_ms_per_request = 0.02\n[decode.f_ms]\n{sizes}'
+        "[prefill]\nper_call_ms = 1\nper_call_us_per_token = 20\n"
+        f"[chunked_prefill]\nper_step_ms = {per_step_ms}\nper_token_us = {per_token_us}\n"
+        f"[eager]\nstep_ns = {eager_ns}\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("f_ms", "per_step_ms", "per_token_us", "eager_ns"),
+    [({1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 20, 3_000_000), ({1: 8.0, 2: 8.0, 4: 15.5}, 0.0, 3.5, 0)],
+    ids=["fast", "slow"],
+)
+def test_a_known_gpu_server_comes_back_within_the_intervals(
+    tmp_path: Path, f_ms: dict[int, float], per_step_ms: float, per_token_us: float, eager_ns: int
+) -> None:
+    truth = gpu_costs(tmp_path, f_ms, per_step_ms, per_token_us, eager_ns)
+    [run] = run_experiment(
+        calibration_experiment(gpu_sweep({"rules": "vllm-paged", "cost_model": truth})), runs_root=tmp_path
+    ).runs
+    assert run.is_valid, run.invalid_reasons
+    calibration = fit_runs([run], seed=1)
+    known = {f"f({size})": ms for size, ms in f_ms.items()} | {
+        "beta_ms_per_request": 0.02,
+        "per_call_ms": per_step_ms,
+        "per_call_us_per_token": per_token_us,
+        "eager_ms": eager_ns / 1e6,
+    }
+    assert calibration.intervals.keys() == known.keys()
+    for name, interval in calibration.intervals.items():
+        # A step lasts whole nanoseconds.
+        assert interval.low - 1e-5 <= known[name] <= interval.high + 1e-5, name
+    fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
+    assert fitted.chunked_step_ns(4, 3, 0, 500) == pytest.approx(
+        load_cost_model(truth).chunked_step_ns(4, 3, 0, 500), abs=50
+    )
+
+
+def test_what_the_runs_of_a_gpu_server_do_not_show_is_named(tmp_path: Path) -> None:
+    server = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "decode_buckets": [1, 2, 4, 8], "max_num_seqs": 12}
+    sweep = replace(gpu_sweep(server), num_seqs=(1, 2))
+    [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
+    notes = " ".join(fit_runs([run], seed=1).notes)
+    assert "Not fitted: f(4, 8), no stretch of steps of this size." in notes
+    assert "Not fitted: the extra time of steps without a graph" in notes
+    with pytest.raises(SpecError, match="from its step log"):
+        fit_runs([run], seed=1, source="chunks")
+
+
+@pytest.mark.live
+def test_a_vllm_that_was_calibrated_has_modelled_device_time(tmp_path: Path) -> None:
+    vllm = {"model": "some/model", "environment": str(emulated_vllm(tmp_path / "env")), "cost_model": "emulated-gpu"}
+    sweep = replace(gpu_sweep(vllm, "vllm"), num_seqs=(1, 2, 4, 5), prefill_tokens=(700, 2000))
+    [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path / "runs").runs
+    assert run.is_valid, run.invalid_reasons
+    calibration = fit_runs([run], seed=1)
+    assert not any("No GPU was measured" in note for note in calibration.notes)
+    fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
+    # The emulated server has the times of the cost model "emulated-gpu", however busy the machine is.
+    assert figures_at(run, fitted).a_ns == pytest.approx(run_figures(run).a_ns, rel=0.002)

@@ -10,32 +10,66 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis import run_figures
+from harness.analysis import run_figures, summarise
 from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.method.figures import RunFigures
 from harness.cli.tree import app
+from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
+from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
 from harness.sim import simulate
 from harness.spec import load_toml, parse_experiment
 
+Runs = Callable[[str], tuple[SealedRun, ...]]
 Figures = Callable[[str], dict[str, RunFigures]]
 
 
 @pytest.fixture(scope="module")
-def figures_of(tmp_path_factory: pytest.TempPathFactory) -> Figures:
-    """Figures of the first replicate of a shipped experiment, by condition; made once."""
+def runs_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The first replicate of a shipped experiment; made once."""
 
     @cache
-    def figures(name: str) -> dict[str, RunFigures]:
+    def runs(name: str) -> tuple[SealedRun, ...]:
         table = load_toml(find_shipped("experiments", name, what="experiment"))
         spec = parse_experiment({**table, "backend": "sim", "replicates": 1}, where=name)
-        runs = run_experiment(spec, runs_root=tmp_path_factory.mktemp(name)).runs
-        assert [run.invalid_reasons for run in runs if run.invalid_reasons] == []
-        return {run.condition: run_figures(run) for run in runs}
+        sealed = run_experiment(spec, runs_root=tmp_path_factory.mktemp(name)).runs
+        assert [run.invalid_reasons for run in sealed if run.invalid_reasons] == []
+        return tuple(sealed)
 
-    return figures
+    return runs
+
+
+@pytest.fixture
+def figures_of(runs_of: Runs) -> Figures:
+    """Their figures, by condition."""
+    return lambda name: {run.condition: run_figures(run) for run in runs_of(name)}
+
+
+def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
+    words = [
+        "calibrate",
+        "mine",
+        "--backend",
+        "sim",
+        "--quick",
+        "--set",
+        "rules=vllm-paged",
+        "--set",
+        "max_num_seqs=16",
+    ]
+    done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    calibrated = load_cost_model(tmp_path / "mine-1.toml")
+    for name in ("gpu-capture-sizes", "gpu-prefix-caching", "gpu-kv-memory", "gpu-max-num-seqs"):
+        summary = summarise(runs_of(name), calibrated)
+        comparisons = {each.name: each.comparison for each in summary.conditions if each.comparison is not None}
+        assert comparisons, name
+        for condition, comparison in comparisons.items():
+            assert comparison.difference is not None, condition
+            assert comparison.tau is not None, condition
+            assert comparison.difference <= comparison.tau, condition
 
 
 def test_a_captured_size_of_six_lowers_the_padding_of_six_agents(figures_of: Figures) -> None:

@@ -75,7 +75,7 @@ class PrefillFit:
     error: FitError
     num_points: int
     fitted_tokens: tuple[int, int]
-    chunk_tokens: int = PREFILL_CHUNK_TOKENS
+    chunk_tokens: int
 
     def prefill_ms(self, computed_tokens: int) -> float:
         calls = -(-computed_tokens // self.chunk_tokens)
@@ -184,8 +184,18 @@ def fit_decode_with_report(
     )
 
 
-def fit_prefill(points: Sequence[PrefillPoint], *, seed: int) -> PrefillFit:
-    """T(q) by least squares on the median time of each q. Raises SpecError with fewer than two lengths."""
+def fit_prefill(
+    points: Sequence[PrefillPoint],
+    *,
+    seed: int,
+    chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+    with_constant: bool = True,
+) -> PrefillFit:
+    """T(q) by least squares on the median time of each q.
+
+    chunk_tokens: most tokens of a device call. with_constant: False: a is 0. Raises SpecError with fewer than two
+    lengths.
+    """
     by_length: dict[int, list[float]] = {}
     for point in points:
         if point.computed_tokens > 0:
@@ -198,18 +208,53 @@ def fit_prefill(points: Sequence[PrefillPoint], *, seed: int) -> PrefillFit:
         )
     lengths = sorted(by_length)
     times = [np.array(by_length[length]) for length in lengths]
-    calls = np.array([-(-length // PREFILL_CHUNK_TOKENS) for length in lengths], dtype=np.float64)
+    calls = np.array([-(-length // chunk_tokens) for length in lengths], dtype=np.float64)
     columns = np.stack([calls, calls * np.array(lengths) / US_PER_MS], axis=1)
     names = ("per_call_ms", "per_call_us_per_token")
+    if not with_constant:
+        columns, names = columns[:, 1:], names[1:]
     measured = np.array([float(np.median(values)) for values in times])
     fitted = _least_squares(columns, measured)
     return PrefillFit(
-        per_call_ms=float(fitted[0]),
-        per_call_us_per_token=float(fitted[1]),
+        per_call_ms=float(fitted[0]) if with_constant else 0.0,
+        per_call_us_per_token=float(fitted[-1]),
         intervals=_bootstrap(_Design(names, columns), times, fitted, seed=seed, unit="prefills of a length"),
         error=_errors(columns, measured, lengths),
         num_points=len(lengths),
         fitted_tokens=(lengths[0], lengths[-1]),
+        chunk_tokens=chunk_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EagerFit:
+    """What a decode step without a graph takes more than the cost model's step with a graph of its size, ms."""
+
+    step_ms: float
+    interval: Interval
+    error: FitError
+    num_points: int
+
+
+def fit_eager(
+    points: Sequence[StepPoint], with_graph_ms: Callable[[StepPoint], float], *, seed: int, block_steps: int
+) -> EagerFit:
+    """One extra time for all numbers of requests: the mean over the points. with_graph_ms: the price without it."""
+    blocks = [point.block_periods_ms - with_graph_ms(point) for point in points]
+    extra = np.array([float(np.median(values)) for values in blocks])
+    design = _Design(("eager_ms",), np.ones((len(points), 1)))
+    fitted = _least_squares(design.columns, extra)
+    unit = f"blocks of {block_steps} steps"
+    return EagerFit(
+        step_ms=float(fitted[0]),
+        interval=_bootstrap(design, blocks, fitted, seed=seed, unit=unit)["eager_ms"],
+        error=_errors(
+            design.columns,
+            extra,
+            [point.stratum for point in points],
+            measured=np.array([point.period_ms for point in points]),
+        ),
+        num_points=len(points),
     )
 
 

@@ -2,25 +2,31 @@
 
 A step counts only in the middle of a stretch in which the same n requests decode and nobody is prefilled or finishes;
 what is left out is left out by rule, never by value. Nothing is fitted here.
-Sources: "log" pairs the stamps of the server's own lines; "chunks" pairs the client's stamps of one stream.
+Sources: "log" pairs the stamps of the server's own lines, or of a vLLM's step log; "chunks" pairs the client's stamps
+of one stream.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.method.reconstruct import join_request_id, step_contexts
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, ScaledClock
+from harness.engine import CostModel
 from harness.errors import SpecError
 from harness.records import SealedRun
+from harness.records.schema import values_of
+from harness.stack.vllm.step_log import StepLog
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -30,6 +36,7 @@ BLOCK_STEPS = 4
 # Steps left out at each end of a stretch: after a prefill the engine rebuilds its batch, and a stamp beside a prefill
 # or a finish may belong to it.
 EDGE_STEPS = 2
+MIN_STEPS_OF_A_LENGTH = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class Stretch:
     instants_ns: IntArray
     steps: IntArray
     first_context_tokens: float | None
+    is_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class StepPoint:
 
     block_periods_ms: shape (blocks,), ms a step. context_tokens: summed over the batch; None: unknown.
     block_context_offsets: shape (blocks,), each block's own context less that, tokens; None: unknown.
+    is_eager: the steps ran without a graph although graphs are on.
     """
 
     run: str
@@ -63,6 +72,7 @@ class StepPoint:
     context_tokens: float | None
     block_periods_ms: FloatArray = field(repr=False)
     block_context_offsets: FloatArray | None = field(default=None, repr=False)
+    is_eager: bool = False
 
     def periods_at_one_context_ms(self, context_us_per_token: float) -> FloatArray:
         """The block periods without what the growth of context inside the stretch adds to them."""
@@ -133,14 +143,20 @@ def _point(stretch: Stretch, block_steps: int) -> StepPoint | None:
         context_tokens=None if first is None else first + stretch.num_seqs * middle,
         block_periods_ms=np.diff(instants_ns) / np.diff(steps) / NS_PER_MS,
         block_context_offsets=None if first is None else stretch.num_seqs * (middles - middle),
+        is_eager=stretch.is_eager,
     )
 
 
 def log_stretches(run: SealedRun) -> Iterator[Stretch]:
     """Stretches between the server's own lines: a step lasts from its [BUCKET] line to that of the next step.
 
-    Nothing comes of a log without stamps or without KV lines, which tell prefills and finishes.
+    Nothing comes of a log without stamps or without KV lines, which tell prefills and finishes. In a vLLM's step log a
+    step lasts from the record before it to its own.
     """
+    log = step_log_of(run)
+    if log is not None:
+        yield from _step_log_stretches(run, log)
+        return
     steps, kv_events = run.table("steps"), run.table("kv_events")
     if steps.num_rows < 2 or kv_events.num_rows == 0 or steps.column("log_ns").null_count:
         return
@@ -163,6 +179,48 @@ def log_stretches(run: SealedRun) -> Iterator[Stretch]:
             steps=np.arange(last + 1 - first),
             first_context_tokens=float(contexts.context_tokens[first]) if contexts.is_exact else None,
         )
+
+
+def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
+    """Pure decode steps of one size. A request that comes or ends makes a mixed step or another n."""
+    clock = ScaledClock(run.manifest.clock.scale)
+    rows = values_of(log.steps, "at_ns", "kind", "n", "b", "runtime_mode")
+    for (kind, n, b, mode), group in groupby(rows, key=lambda row: row[1:]):
+        ends_ns = [clock.from_monotonic_ns(row[0]) for row in group][EDGE_STEPS : -EDGE_STEPS or None]
+        if kind == "decode" and b is not None and len(ends_ns) > 1:
+            yield Stretch(
+                run=_label(run),
+                num_seqs=n,
+                bucket=b,
+                instants_ns=np.array(ends_ns, dtype=np.int64),
+                steps=np.arange(len(ends_ns)),
+                first_context_tokens=None,
+                is_eager=log.has_graphs and mode == "NONE",
+            )
+
+
+def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillPoint, ...]:
+    """Every step of a vLLM that computed tokens of prompts, less the time of its decodes. Times in model ms.
+
+    decode: the cost model of those decodes. A step after an idle engine is left out: nobody knows when it began. So is
+    a number of tokens that fewer than three steps had: one stall of the host would be its time.
+    """
+    points = [point for run in runs if run.is_valid for point in _chunks(run, decode)]
+    num_of = Counter(point.computed_tokens for point in points)
+    return tuple(point for point in points if num_of[point.computed_tokens] >= MIN_STEPS_OF_A_LENGTH)
+
+
+def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
+    log = step_log_of(run)
+    if log is None:
+        return
+    clock = ScaledClock(run.manifest.clock.scale)
+    rows = values_of(log.steps, "at_ns", "kind", "running", "generation_requests", "context_tokens")
+    for (before_ns, _kind, still_running, *_work), (at_ns, kind, _running, n, tokens) in pairwise(rows):
+        if kind in ("prefill", "mixed") and still_running and tokens and n is not None:
+            period_ns = clock.from_monotonic_ns(at_ns) - clock.from_monotonic_ns(before_ns)
+            elapsed_ns = period_ns - decode.chunked_step_ns(n, n, 0, 0)
+            yield PrefillPoint(_label(run), tokens, 0, elapsed_ns / NS_PER_MS)
 
 
 def _borders(kv_events: pa.Table) -> list[int]:

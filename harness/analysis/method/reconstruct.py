@@ -56,6 +56,8 @@ class ChunkedStepCost(Protocol):
 
     def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int: ...
 
+    def is_prefill_extrapolated(self, computed_tokens: int) -> bool: ...
+
 
 class StepContexts(NamedTuple):
     """Summed sequence lengths of every decode step's batch. is_exact: the log accounts for every request of every step.
@@ -147,6 +149,7 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
         decode_ns=decode_ns + cost_model.eager_ns * sum(log.eager_by_n.values()),
         prefill_ns=sum(cost_model.chunked_step_ns(n, n, 0, tokens) for _kind, tokens, n in others),
         num_extrapolated_steps=extrapolated,
+        num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(tokens) for _kind, tokens, _n in others),
         context_problem="a step log names no requests" if _depends_on_context(cost_model) else "",
     )
 

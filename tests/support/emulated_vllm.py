@@ -1,0 +1,54 @@
+"""A ``vllm`` command in an environment of its own: ``vllm serve`` starts the emulated GPU server.
+
+It has its own cost model, whatever the experiment names: what prices its steps must be calibrated.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SERVE = """
+import argparse, os, sys
+
+parser = argparse.ArgumentParser(allow_abbrev=False)
+parser.add_argument("serve")
+parser.add_argument("model")
+for name in ("host", "port", "max-num-seqs", "max-model-len", "num-gpu-blocks-override", "block-size"):
+    parser.add_argument(f"--{name}")
+parser.add_argument("--max-num-batched-tokens")
+parser.add_argument("--cudagraph-capture-sizes", nargs="+")
+parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
+options, _of_the_log = parser.parse_known_args()
+flags = {
+    "host": options.host,
+    "port": options.port,
+    "model": options.model,
+    "max-num-seqs": options.max_num_seqs,
+    "slot-tokens": options.max_model_len,
+    "decode-buckets": ",".join(options.cudagraph_capture_sizes),
+    "num-gpu-blocks": options.num_gpu_blocks_override,
+    "block-size": options.block_size,
+    "max-num-batched-tokens": options.max_num_batched_tokens,
+    "step-log": os.environ["VLLM_STEP_LOG_FILE"],
+}
+arguments = [word for flag, value in flags.items() if value is not None for word in (f"--{flag}", value)]
+arguments += [] if options.enable_prefix_caching else ["--no-prefix-caching"]
+command = [sys.executable, "-m", "harness.emulator", "--rules", "vllm-paged", "--cost-model", COST_MODEL, *arguments]
+os.execv(sys.executable, command)
+"""
+
+
+def emulated_vllm(folder: Path, cost_model: str = "emulated-gpu") -> Path:
+    """A virtual environment, as ``server.environment`` names it. cost_model: of the emulated server."""
+    info = folder / "site" / "vllm-0.30.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.0\n")
+    (folder / "serve.py").write_text(f"COST_MODEL = {cost_model!r}\n{SERVE}")
+    (folder / "bin").mkdir()
+    search = f'PYTHONPATH="{info.parent}:{Path(__file__).resolve().parents[2]}"'
+    for name, script in (("python", ""), ("vllm", f'"{folder / "serve.py"}" ')):
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\n{search} exec "{sys.executable}" {script}"$@"\n')
+        command.chmod(0o755)
+    return folder
