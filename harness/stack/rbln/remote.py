@@ -8,21 +8,25 @@ with its uncertainty.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.records import layout
 from harness.redact import redacted_arguments, redacted_env
-from harness.server.life import LOOPBACK, LaunchPlan
+from harness.server.life import LOOPBACK, LaunchPlan, write_config
+from harness.server.vllm_serve import SOCKET_FOLDER_VARIABLE
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,
@@ -37,7 +41,6 @@ from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import Patch, patch_status, require_pristine, shipped_patches
 from harness.stack.rbln.serving import (
     HOST_SCRIPT,
-    SOCKET_FOLDER_VARIABLE,
     ServedArtifact,
     declared,
     logging_config,
@@ -213,20 +216,11 @@ def packed(folder: Path, below: str) -> dict[str, str]:
     }
 
 
-def life_command(job_path: Path) -> tuple[str, ...]:
-    """The local process that stands for the remote server."""
-    return (sys.executable, "-m", "harness.stack.rbln.remote_life", str(job_path))
-
-
-def write_job(path: Path, job: dict[str, Any]) -> None:
-    """The job of ``remote_life``, readable by this user alone: the environment of a server may hold tokens."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(job, file, indent=2)
-
-
 # The other side gives up a silent connection after this time. The local end of ssh notices after 30 s.
 SILENCE_S = 60.0
+LINES_PER_SILENCE = 6
+LAST_LINES = 5
+NOT_YET_LISTENING = ": open failed: connect failed"
 
 
 def check_remote_server(server: ServerSpec) -> tuple[RemoteHost, RemoteStack, tuple[int, ...]]:
@@ -268,7 +262,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     life = _write_life(run_folder, host, folder, local_port=port, remote_port=remote_port)
     return LaunchPlan(
         backend=backend,
-        argv=life_command(life),
+        argv=(sys.executable, "-m", "harness.stack.rbln.remote", str(life)),
         host=LOOPBACK,
         port=port,
         model=model,
@@ -293,9 +287,9 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
 
 
 def _write_life(run_folder: Path, host: RemoteHost, folder: str, *, local_port: int, remote_port: int) -> Path:
-    """The job of the process that keeps the server alive, as a file of the run folder."""
+    """The job of ``hold_server``, as a file of the run folder."""
     path = (run_folder / layout.REMOTE).absolute()
-    write_job(
+    write_config(
         path,
         {
             "host": host.name,
@@ -335,3 +329,76 @@ def _prepared(stack: RemoteStack, patch: Patch | None, content: bytes | None) ->
             "content": base64.b64encode(content).decode(),
         },
     }
+
+
+def hold_server(job: dict[str, Any]) -> int:
+    """The local process of a remote server: it holds the connection, and fetches the observer's file when that ends.
+
+    The end of the connection is the end of the server. SIGTERM asks the other side to stop; the server then shuts down
+    cleanly and its last log lines still arrive. Nothing is restarted. Returns the exit status.
+    """
+    host = RemoteHost(job["host"], job["python"], tuple(job["ssh"]))
+    forward = f"127.0.0.1:{job['local_port']}:127.0.0.1:{job['remote_port']}"
+    words = host.command(
+        job["python"],
+        f"{job['folder']}/remote_host.py",
+        "serve",
+        f"{job['folder']}/job.json",
+        options=("-o", "ExitOnForwardFailure=yes", "-L", forward),
+    )
+    # Standard output carries the server's log alone: a message of ssh would split its lines.
+    ssh_log = Path(job["ssh_log_path"])
+    with ssh_log.open("wb") as messages:
+        connection = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=messages, bufsize=0)
+    ended = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        # One request is enough; a second handler would wait for the lock that this one holds.
+        for asked in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(asked, signal.SIG_IGN)
+        ended.set()
+        # A requested stop, not a lost connection: the files will be fetched.
+        _send(connection, b"stop\n", is_last=True)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    threading.Thread(target=_keep_alive, args=(connection, job["silence_s"], ended), daemon=True).start()
+    status = connection.wait()
+    ended.set()
+    if status:
+        _print_ssh_messages(ssh_log)
+    try:
+        result = host.call("clear", {"folder": job["folder"], "observer": job["observer"]})
+    except ServerError as error:
+        print(f"harness: {error}; {host.name}:{job['folder']} is left behind", file=sys.stderr)
+    else:
+        if result["observer"] is not None:
+            Path(job["observer_path"]).write_bytes(base64.b64decode(result["observer"]))
+    return status if status >= 0 else 128 - status
+
+
+def _keep_alive(connection: subprocess.Popen[bytes], silence_s: float, ended: threading.Event) -> None:
+    """Send an empty line well before the other side would give up the connection."""
+    while not ended.wait(silence_s / LINES_PER_SILENCE):
+        _send(connection, b"\n")
+
+
+def _send(connection: subprocess.Popen[bytes], line: bytes, *, is_last: bool = False) -> None:
+    # A lost connection ends the process anyway, and the pipe may be closed after the last line.
+    with contextlib.suppress(OSError, ValueError):
+        assert connection.stdin is not None
+        connection.stdin.write(line)
+        if is_last:
+            connection.stdin.close()
+
+
+def _print_ssh_messages(ssh_log: Path) -> None:
+    """Print the last messages of ssh: often the only reason of an end. Health checks before the start are left out."""
+    messages = ssh_log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [line for line in messages if line.strip() and NOT_YET_LISTENING not in line]
+    for line in lines[-LAST_LINES:]:
+        print(f"ssh: {line.removeprefix('ssh: ')}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(hold_server(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

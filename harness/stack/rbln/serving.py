@@ -7,20 +7,18 @@ Source: vllm 0.22.0, vllm-rbln 0.11.1.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness.errors import ServerError
 from harness.records import Observation, layout
-from harness.redact import filled_env
 from harness.server.life import LOOPBACK, LaunchPlan, LogFormat, write_config
+from harness.server.vllm_serve import find_vllm_command, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,
@@ -40,15 +38,6 @@ DEBUG_LOGGERS = (
     "vllm_rbln.v1.worker.optimum_model_runner",
 )
 """Loggers at DEBUG: slots and evictions; decode buckets and KV copies; prefill and release."""
-SOCKET_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
-"""Names the folder of the sockets of vLLM's processes. vLLM leaves them there; default: the temporary folder."""
-QUIET = {
-    "PYTHONUNBUFFERED": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_COLOR": "0",
-    "NO_COLOR": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +72,15 @@ def server_env(
     variables: Mapping[str, str],
     search: Sequence[str],
     observer: Path | None,
-    plugins: str | None = None,
+    host: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """The environment of a served stack. Variables of the experiment override all others.
+    """The environment of a served stack.
 
     search: folders placed before the experiment's PYTHONPATH. observer: file of the observer's records, None without
-    an observer. plugins: VLLM_PLUGINS of the host, used unless the experiment sets it.
+    an observer. host: the environment that the server inherits, where it is known.
     """
-    env = {**QUIET, "VLLM_RBLN_METRICS": "1", **variables}
-    if observer is not None:
-        env |= observer_variables(observer, server.env.get("VLLM_PLUGINS", plugins))
-    requested = server.env.get("PYTHONPATH", "").split(os.pathsep)
-    if path := [*search, *(folder for folder in requested if folder)]:
-        env["PYTHONPATH"] = os.pathsep.join(path)
-    given = filled_env(server.env, os.environ)
-    return {**env, **{key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}}
+    plugin = {} if observer is None else observer_variables(observer, requested_plugins(server, host))
+    return serve_environment(server, {"VLLM_RBLN_METRICS": "1", **variables}, search, plugin)
 
 
 def declared(server: ServerSpec, patch: dict[str, Any]) -> Observation:
@@ -128,16 +111,11 @@ def logging_config() -> dict[str, Any]:
     }
 
 
-def _active_limit(server: ServerSpec) -> tuple[str, ...]:
-    """Arguments that lower admission. vLLM checks them against --max-num-seqs before it reads the artifact."""
-    if server.max_active_seqs is None:
-        return ()
-    return ("--max-num-seqs", str(server.max_num_seqs), "--max-num-active-seqs", str(server.max_active_seqs))
-
-
 def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> tuple[str, ...]:
     """The arguments after ``vllm``. extra_args come last, so that they override the others."""
     override = blocks_override(artifact.config, server)
+    # A lower admission limit: vLLM checks it against --max-num-seqs before it reads the artifact.
+    limits = ("--max-num-seqs", str(server.max_num_seqs), "--max-num-active-seqs", str(server.max_active_seqs))
     return (
         "serve",
         str(artifact.folder),
@@ -149,13 +127,12 @@ def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> 
         *("--generation-config", "vllm"),
         # 0 would let the API server kill the engine before it prints its step statistics.
         *("--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
-        *_active_limit(server),
+        *(() if server.max_active_seqs is None else limits),
         *(() if override is None else ("--num-gpu-blocks-override", str(override))),
         *server.extra_args,
     )
 
 
-FIND_TIMEOUT_S = 60.0
 HOST_SCRIPT = Path(__file__).resolve().parent / "inside" / "remote_host.py"
 """Runs in the Python of a serving stack, here or on another host."""
 
@@ -175,31 +152,16 @@ class Stack:
 
 def find_stack(environment: str = "") -> Stack:
     """The stack in a virtual environment, or the one whose ``vllm`` is on PATH; ServerError says what is missing."""
-    command = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
-    if not command or not Path(command).is_file():
-        raise ServerError(
-            f"no vllm command in {environment}" if environment else "no vllm command on PATH",
-            where="server.environment",
-            hint="Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)",
-        )
-    python = Path(command).with_name("python")
-    try:
-        script = HOST_SCRIPT.read_text(encoding="utf-8") + '\nmain("stack", {})\n'
-        done = subprocess.run(
-            [str(python), "-"], input=script, capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
-        )
-        facts: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise ServerError(
-            f"its Python does not run ({type(error).__name__})", where=str(python), hint="Check the environment"
-        ) from error
+    script = HOST_SCRIPT.read_text(encoding="utf-8") + '\nmain("stack", {})\n'
+    hint = "Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)"
+    command, facts = find_vllm_command(environment, script, hint)
     if not facts["site_packages"]:
         raise ServerError(
             "vllm is installed, vllm-rbln is not",
-            where=str(python.parent.parent),
+            where=str(command.parent.parent),
             hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/ca25.md)",
         )
-    return Stack(Path(command), Path(facts["site_packages"]), facts["versions"], overlay_folder())
+    return Stack(command, Path(facts["site_packages"]), facts["versions"], overlay_folder())
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +215,7 @@ def serve_plan(
         {**reports, **backend.variables, **logs},
         [str(folder) for folder in search],
         written.get("observer"),
-        os.environ.get("VLLM_PLUGINS"),
+        os.environ,
     )
     return LaunchPlan(
         backend=backend.name,
@@ -274,7 +236,7 @@ def serve_plan(
         observation=declared(server, patch_record),
         effective=settings_applied(server, artifact.config, stack.versions, patch_record),
         device_command=tuple(backend.device_command),
-        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **env} else SOCKET_FOLDER_VARIABLE,
+        scratch_variable=scratch_variable(env),
     )
 
 

@@ -5,10 +5,7 @@ Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +13,9 @@ from pathlib import Path
 from harness.engine.config import requested_settings
 from harness.errors import ServerError, SpecError
 from harness.records import Observation, layout
-from harness.redact import filled_env
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
+from harness.server.vllm_serve import find_vllm_command, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
 from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS, step_log_variables
 
@@ -28,14 +25,6 @@ SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
 FIXED_KEYS = frozenset({"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"})
 """Keys of other stacks, which this launch would ignore."""
 PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-spyre")
-SOCKET_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
-QUIET = {
-    "PYTHONUNBUFFERED": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_COLOR": "0",
-    "NO_COLOR": "1",
-}
 _FLAGS = {
     "--host": "port",
     "--port": "port",
@@ -49,7 +38,6 @@ _FLAGS = {
     "--max-num-batched-tokens": "max_num_batched_tokens",
 }
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
-FIND_TIMEOUT_S = 60.0
 _FIND = f"""
 import importlib.metadata, json
 versions = {{}}
@@ -72,24 +60,8 @@ class InstalledVllm:
 
 def find_vllm(environment: str = "") -> InstalledVllm:
     """The vLLM in a virtual environment, or the one on PATH; ServerError says what is missing."""
-    command = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
-    if not command or not Path(command).is_file():
-        raise ServerError(
-            f"no vllm command in {environment}" if environment else "no vllm command on PATH",
-            where="server.environment",
-            hint="Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)",
-        )
-    python = Path(command).with_name("python")
-    try:
-        done = subprocess.run(
-            [str(python), "-c", _FIND], capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
-        )
-        versions: dict[str, str] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise ServerError(
-            f"its Python does not run ({type(error).__name__})", where=str(python), hint="Check the environment"
-        ) from error
-    return InstalledVllm(Path(command), versions)
+    hint = "Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)"
+    return InstalledVllm(*find_vllm_command(environment, _FIND, hint))
 
 
 def check_serving(server: ServerSpec) -> None:
@@ -131,26 +103,20 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
     check_serving(server)
     vllm = find_vllm(server.environment)
     step_log = (run_folder / layout.STEP_LOG).absolute()
+    plugin = step_log_variables(step_log, requested_plugins(server, os.environ))
     return LaunchPlan(
         backend=backend,
         argv=(str(vllm.command), *serve_arguments(server, port)),
         host=LOOPBACK,
         port=port,
         model=server.model,
-        env=_environment(server, step_log),
+        env=serve_environment(server, {}, [str(INSIDE)], plugin),
         files={"step_log": step_log},
         requested={"server": server.model_dump(mode="json"), "versions": dict(vllm.versions)},
         observation=Observation(steps="step-log", has_kv_log=False),
         effective={key: requested_settings(server)[key] for key in LAUNCH_KEYS},
-        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **server.env} else SOCKET_FOLDER_VARIABLE,
+        scratch_variable=scratch_variable(server.env),
     )
-
-
-def _environment(server: ServerSpec, step_log: Path) -> dict[str, str]:
-    given = filled_env(server.env, os.environ)
-    plugins = given.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS"))
-    search = [str(INSIDE), *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**QUIET, **given, **step_log_variables(step_log, plugins), "PYTHONPATH": os.pathsep.join(search)}
 
 
 def readiness(backend: str) -> Check:
