@@ -18,15 +18,6 @@ from harness.errors import SpecError
 from harness.spec import ServerSpec, Spec, describe_validation_error
 
 LogFormat = Literal["default", "precise"]
-FAULTS = {
-    "hang-after-steps": int,
-    "crash-after-steps": int,
-    "slow-start-s": float,
-    "never-ready": bool,
-    "early-stop": int,
-    "http-500-rate": float,
-    "copy-fails-at": int,
-}
 
 
 class Fault(Spec):
@@ -50,11 +41,16 @@ class Fault(Spec):
         """Fields from ``name`` or ``name=value`` texts; an unknown name is a ValueError."""
         fields: dict[str, Any] = {}
         for text in texts:
-            name, _, value = text.partition("=")
-            if name not in FAULTS:
-                raise ValueError(f"unknown fault {name!r}; one of {', '.join(FAULTS)}")
-            fields[name.replace("-", "_")] = True if FAULTS[name] is bool else value
+            name, is_given, value = text.partition("=")
+            if name not in cls.names():
+                raise ValueError(f"unknown fault {name!r}; one of {', '.join(cls.names())}")
+            fields[name.replace("-", "_")] = value if is_given else True
         return fields
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The faults, as they are written in a command."""
+        return [name.replace("_", "-") for name in cls.model_fields]
 
 
 class EmulatorConfig(Spec):
@@ -115,6 +111,42 @@ def load_config(path: Path) -> dict[str, Any]:
     return table
 
 
+# Flags by the key that they set, with their help. A flag is its key's name, where ``_FLAG_OF`` names no other.
+_FLAG_OF = {
+    "max_active_seqs": "max-num-active-seqs",
+    "shutdown_timeout_s": "shutdown-timeout",
+    "step_log_path": "step-log",
+    "trace_path": "trace",
+}
+SERVER_FLAGS = {
+    "max_num_seqs": "most requests running at once (8)",
+    "max_active_seqs": "most requests admitted at once (max-num-seqs)",
+    "rules": "scheduler and KV rules, see `harness explain server` (auto)",
+    "decode_buckets": "compiled decode batch sizes, e.g. 1,2,4,8",
+    "kv_slots": "KV slots (max-num-seqs)",
+    "slot_tokens": "tokens per slot = max_model_len (8192)",
+    "cost_model": "cost model name or TOML path (paper)",
+    "num_gpu_blocks": "KV blocks (rules vllm-paged)",
+    "block_size": "tokens of a KV block (rules vllm-paged: 16)",
+    "max_num_batched_tokens": "most tokens of a step (rules vllm-paged: 2048)",
+}
+EMULATOR_FLAGS = {
+    "host": "address to listen on (127.0.0.1)",
+    "port": "port to listen on; 0 takes any free one (8000)",
+    "model": "served model name (emulated-qwen3-4b)",
+    "time_scale": "model time per wall time (1)",
+    "log_format": "line format of the log: default or precise (default)",
+    "log_level": "DEBUG or INFO; DEBUG adds the [PFX] lines (DEBUG)",
+    "shutdown_timeout_s": "seconds to drain after SIGTERM; 0 aborts (0)",
+    "step_log_path": "file for vLLM's step log (rules vllm-paged)",
+    "trace_path": "file for one JSON line per engine step",
+    "seed": "seed of the emulated model and of seeded faults (0)",
+    "eos_rate": "chance that a token is EOS unless ignore_eos (0)",
+    "step_factor": "every step lasts so many times as long (1)",
+    "spin_us": "longest busy-wait before a step's end, microseconds (200)",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.emulator",
@@ -123,46 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--config", type=Path, help="JSON file with the keys of EmulatorConfig; flags win over it")
-    add("--host", help="address to listen on (127.0.0.1)")
-    add("--port", type=int, help="port to listen on; 0 takes any free one (8000)")
-    add("--model", help="served model name (emulated-qwen3-4b)")
-    add("--time-scale", type=float, dest="time_scale", help="model time per wall time (1)")
-    add("--max-num-seqs", type=int, dest="max_num_seqs", help="most requests running at once (8)")
-    add("--max-num-active-seqs", type=int, dest="max_active_seqs", help="most requests admitted at once (max-num-seqs)")
-    add("--rules", help="scheduler and KV rules, see `harness explain server` (auto)")
-    add("--decode-buckets", dest="decode_buckets", help="compiled decode batch sizes, e.g. 1,2,4,8")
-    add("--kv-slots", type=int, dest="kv_slots", help="KV slots (max-num-seqs)")
-    add("--slot-tokens", type=int, dest="slot_tokens", help="tokens per slot = max_model_len (8192)")
-    add("--cost-model", dest="cost_model", help="cost model name or TOML path (paper)")
+    for key, text in (EMULATOR_FLAGS | SERVER_FLAGS).items():
+        add(f"--{_FLAG_OF.get(key, key.replace('_', '-'))}", dest=key, help=text)
     add("--no-prefix-caching", action="store_true", help="recompute every prompt")
-    add("--log-format", choices=["default", "precise"], dest="log_format", help="line format of the log (default)")
-    add("--log-level", choices=["DEBUG", "INFO"], dest="log_level", help="DEBUG adds the [PFX] lines (DEBUG)")
-    add(
-        "--log-requests", action="store_true", default=None, dest="log_requests", help="log received and added requests"
-    )
-    add("--shutdown-timeout", type=int, dest="shutdown_timeout_s", help="seconds to drain after SIGTERM; 0 aborts (0)")
-    add("--step-log", dest="step_log_path", help="file for vLLM's step log (rules vllm-paged)")
-    add("--num-gpu-blocks", type=int, dest="num_gpu_blocks", help="KV blocks (rules vllm-paged)")
-    add("--block-size", type=int, dest="block_size", help="tokens of a KV block (rules vllm-paged: 16)")
-    add(
-        "--max-num-batched-tokens",
-        type=int,
-        dest="max_num_batched_tokens",
-        help="most tokens of a step (rules vllm-paged: 2048)",
-    )
-    add("--trace", dest="trace_path", help="file for one JSON line per engine step")
-    add("--seed", type=int, help="seed of the emulated model and of seeded faults (0)")
-    add("--eos-rate", type=float, dest="eos_rate", help="chance that a token is EOS unless ignore_eos (0)")
-    add("--step-factor", type=float, dest="step_factor", help="every step lasts so many times as long (1)")
-    add("--spin-us", type=int, dest="spin_us", help="longest busy-wait before a step's end, microseconds (200)")
-    add("--fault", action="append", metavar="NAME[=VALUE]", help="one of: " + ", ".join(FAULTS))
+    add("--log-requests", action="store_true", default=None, help="log received and added requests")
+    add("--fault", action="append", metavar="NAME[=VALUE]", help="one of: " + ", ".join(Fault.names()))
     return parser
-
-
-SERVER_FLAGS = (
-    *("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model"),
-    *("num_gpu_blocks", "block_size", "max_num_batched_tokens"),
-)
 
 
 def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:
@@ -175,16 +173,7 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorCon
         server["prefix_caching"] = False
     for name in SERVER_FLAGS:
         if (value := options.pop(name)) is not None:
-            server[name] = value
-    if isinstance(server, dict) and isinstance(server.get("decode_buckets"), str):
-        try:
-            server["decode_buckets"] = [int(part) for part in server["decode_buckets"].split(",")]
-        except ValueError as error:
-            raise SpecError(
-                f"{server['decode_buckets']!r} is not a list of whole numbers",
-                where="--decode-buckets",
-                hint="Write them like 1,2,4,8",
-            ) from error
+            server[name] = value.split(",") if name == "decode_buckets" else value
     table.update({name: value for name, value in options.items() if value is not None})
     table["server"] = server
     return parse_config(table, where=str(path) if path is not None else "command line")

@@ -138,7 +138,7 @@ def test_a_bad_flag_is_named(flags: list[str], named: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--decode-buckets", "1,2,x"], "--decode-buckets"),
+        (["--decode-buckets", "1,2,x"], "server.decode_buckets"),
         (["--cost-model", "no-such-model"], "no-such-model"),
         (["--trace", "/nonexistent/trace.jsonl"], "/nonexistent/trace.jsonl"),
     ],
