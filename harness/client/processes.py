@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -17,10 +15,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from subprocess import Popen
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,22 +30,18 @@ from pyarrow import ipc
 from harness.client.host import CpuMeter
 from harness.client.run import Share, replay_here
 from harness.client.script import ReplayEvent
-from harness.client.target import Endpoint, ReplayResult, Target
+from harness.client.target import ReplayResult, Target
 from harness.clock import NS_PER_MS, monotonic_ns
-from harness.errors import HarnessError, ServerError, SpecError
-from harness.plan import Plan, read_plan, write_plan
-from harness.records import layout
+from harness.errors import ServerError, SpecError
+from harness.plan import Plan
 from harness.records.schema import CHUNKS, RowStream
-from harness.spec import ClientSpec
-
-if TYPE_CHECKING:
-    from subprocess import Popen
 
 # From the moment all processes are ready to the common start: each must read a line in this time.
 START_LEAD_NS = 20 * NS_PER_MS
 POLL_S = 0.05
-READ_BYTES = 65_536
 END_TIMEOUT_S = 10.0
+READY, STOP = "ready", "stop"
+CHUNKS_FILE = "chunks.arrow"
 
 
 def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
@@ -68,6 +65,49 @@ def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands if hand]
 
 
+class Task(NamedTuple):
+    """What a client process replays. folder: where it leaves its chunks."""
+
+    plan: Plan
+    sessions: list[int]
+    target: Target
+    folder: Path
+    keeps_events: bool
+
+
+class _Outcome(NamedTuple):
+    """What a client process recorded, apart from the chunks in its file."""
+
+    requests: pa.Table
+    num_chunks: int
+    start_ns: int
+    audit: dict[str, Any]
+
+
+class _Part(NamedTuple):
+    """A client process, and the line to it.
+
+    It sends READY, then each ReplayEvent where they are wanted, then its _Outcome, or a text about why there is none.
+    It gets its Task, then the common start (CLOCK_MONOTONIC ns), perhaps STOP.
+    """
+
+    process: Popen[bytes]
+    line: Connection
+
+    def send(self, message: Task | int | str) -> None:
+        with suppress(OSError):  # a process that died is noticed when it is read
+            self.line.send(message)
+
+    def receive(self) -> Any:
+        """Its next message; a text when it has ended without an outcome."""
+        try:
+            return self.line.recv()
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                return f"Its exit status was {self.process.wait(END_TIMEOUT_S)}; see `ulimit -a`"
+            return "The process still runs"
+
+
 def replay_in_processes(
     plan: Plan, target: Target, *, on_event: Callable[[ReplayEvent], None] | None, is_stopped: Callable[[], bool]
 ) -> ReplayResult:
@@ -81,18 +121,15 @@ def replay_in_processes(
         )
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
-        folder = Path(name)
-        plan_path = write_plan(plan, folder / layout.PLAN)
+        hands = deal_sessions(plan, target.options.processes)
+        folders = [Path(name) / str(place) for place in range(len(hands))]
         with ExitStack() as stack:
-            parts = [
-                stack.enter_context(
-                    _part(plan_path, folder / str(place), target, sessions, keeps_events=on_event is not None)
-                )
-                for place, sessions in enumerate(deal_sessions(plan, target.options.processes))
-            ]
-            _run_all(parts, plan.num_requests, on_event, is_stopped)
-        results = [_read_result(folder / str(place)) for place in range(len(parts))]
-    merged = _merge(results)
+            parts = [stack.enter_context(_started()) for _ in hands]
+            for part, sessions, folder in zip(parts, hands, folders, strict=True):
+                folder.mkdir()
+                part.send(Task(plan, sessions, replace(target, records=folder), folder, on_event is not None))
+            outcomes = _run_all(parts, plan.num_requests, on_event, is_stopped)
+        merged = _merge([_result(*pair) for pair in zip(outcomes, folders, strict=True)])
     workers_s = merged.audit["cpu_s"]
     usage = cpu.read(workers_s)
     merged.audit.update(usage)
@@ -101,132 +138,74 @@ def replay_in_processes(
 
 
 @contextmanager
-def _part(
-    plan: Path, folder: Path, target: Target, sessions: list[int], *, keeps_events: bool
-) -> Generator[Popen[str]]:
-    """A client process that prepares its sessions and waits for the start; it has ended after the block."""
-    folder.mkdir()
-    task = {
-        "plan": str(plan),
-        "folder": str(folder),
-        "sessions": sessions,
-        "endpoint": asdict(target.endpoint),
-        "model": target.model,
-        "options": target.options.model_dump(mode="json"),
-        "scale": target.clock.scale,
-        "request_timeout_ns": target.request_timeout_ns,
-        "keeps_events": keeps_events,
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness.client.processes"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # The harness alone answers Ctrl-C.
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
+def _started() -> Generator[_Part]:
+    """A client process that waits for its task; it has ended after the block."""
+    ours, theirs = cast("tuple[Connection, Connection]", Pipe())
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from harness.client.processes import work; work({theirs.fileno()})"],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            # The harness alone answers Ctrl-C.
+            start_new_session=True,
+        )
     try:
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(task) + "\n")
-            process.stdin.flush()
-        yield process
+        yield _Part(process, ours)
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_TIMEOUT_S)
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
-        process.stderr.close()
+        ours.close()
 
 
 def _run_all(
-    parts: list[Popen[str]],
+    parts: list[_Part],
     num_requests: int,
     on_event: Callable[[ReplayEvent], None] | None,
     is_stopped: Callable[[], bool],
-) -> None:
+) -> list[_Outcome]:
     """Wait until all processes are ready, give them a common start, and pass on their events until the last ends."""
+    open_parts = {part.line: part for part in parts}
+    outcomes: dict[_Part, _Outcome] = {}
     num_finished = num_ready = 0
     has_stopped = False
-    for part, words in _lines(parts):
-        if words is None and part is None:
-            if is_stopped() and not has_stopped:
-                has_stopped = True
-                _write_line(parts, "stop")
-        elif words is None:
-            raise ServerError(
-                "a client process ended without a result", where="client.processes", hint=_last_words(part)
-            )
-        elif words[0] == "ready":
-            num_ready += 1
-            if num_ready == len(parts):
-                _write_line(parts, str(monotonic_ns() + START_LEAD_NS))
-        elif words[0] == "event" and on_event is not None:
-            num_finished += 1
-            late_ns = None if words[4] == "None" else int(words[4])
-            on_event(ReplayEvent(int(words[1]), int(words[2]), words[3], late_ns, num_finished, num_requests))
+    while open_parts:
+        if is_stopped() and not has_stopped:
+            has_stopped = True
+            for part in parts:
+                part.send(STOP)
+        for line in wait(list(open_parts), POLL_S):
+            part = open_parts[cast("Connection", line)]
+            message = part.receive()
+            if isinstance(message, _Outcome):
+                outcomes[part] = message
+                del open_parts[part.line]
+            elif isinstance(message, ReplayEvent) and on_event is not None:
+                num_finished += 1
+                on_event(message._replace(num_finished=num_finished, num_requests=num_requests))
+            elif message == READY:
+                num_ready += 1
+                if num_ready == len(parts):
+                    start_ns = monotonic_ns() + START_LEAD_NS
+                    for each in parts:
+                        each.send(start_ns)
+            else:
+                raise ServerError(
+                    "a client process ended without a result", where="client.processes", hint=str(message)
+                )
+    return [outcomes[part] for part in parts]
 
 
-def _last_words(part: Popen[str] | None) -> str:
-    """The last line of a process that ended early, as a hint."""
-    with suppress(subprocess.TimeoutExpired, AttributeError):
-        assert part is not None
-        assert part.stderr is not None
-        status = part.wait(END_TIMEOUT_S)
-        os.set_blocking(part.stderr.fileno(), False)
-        lines = part.stderr.read().strip().splitlines()
-        return f"Its last line: {lines[-1][:200]}" if lines else f"Its exit status was {status}; see `ulimit -a`"
-    return "The process still runs"
-
-
-def _lines(parts: list[Popen[str]]) -> Iterator[tuple[Popen[str] | None, list[str] | None]]:
-    """(process, words of a line it wrote), (process, None) when it ended early, (None, None) now and then."""
-    pipes = {part.stdout.fileno(): (part, b"") for part in parts if part.stdout is not None}
-    while pipes:
-        ready, _, _ = select.select(list(pipes), [], [], POLL_S)
-        yield None, None
-        for fd in ready:
-            part, rest = pipes[fd]
-            data = os.read(fd, READ_BYTES)
-            *lines, rest = (rest + data).split(b"\n")
-            pipes[fd] = part, rest
-            for line in lines:
-                words = line.decode().split()
-                if words[0] == "done":
-                    pipes.pop(fd)
-                yield part, words
-            if not data and fd in pipes:
-                pipes.pop(fd)
-                yield part, None
-
-
-def _write_line(parts: Iterable[Popen[str]], line: str) -> None:
-    for part in parts:
-        assert part.stdin is not None
-        with suppress(BrokenPipeError):
-            part.stdin.write(line + "\n")
-            part.stdin.flush()
-
-
-def _read_result(folder: Path) -> ReplayResult:
-    with pa.OSFile(str(folder / "requests.arrow")) as file:
-        requests = ipc.open_file(file).read_all()
-    facts = json.loads((folder / "result.json").read_text())
+def _result(outcome: _Outcome, folder: Path) -> ReplayResult:
     # The open file can be read after its folder is gone.
-    file = ipc.open_file(pa.OSFile(str(folder / "chunks.arrow")))
+    file = ipc.open_file(pa.OSFile(str(folder / CHUNKS_FILE)))
 
     def batches() -> Iterator[pa.RecordBatch]:
         return map(file.get_batch, range(file.num_record_batches))
 
-    chunks = RowStream(file.schema, facts["num_chunks"], batches)
-    return ReplayResult(requests, chunks, facts["start_ns"], facts["audit"])
+    chunks = RowStream(file.schema, outcome.num_chunks, batches)
+    return ReplayResult(outcome.requests, chunks, outcome.start_ns, outcome.audit)
 
 
 def _merge_chunks(streams: list[RowStream]) -> RowStream:
@@ -268,69 +247,57 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
     )
 
 
-def work() -> None:
-    """One client process: read the task, prepare, wait for the start, replay, write the tables."""
-    from harness.clock import clock_for
-
-    task = json.loads(sys.stdin.readline())
-    folder = Path(task["folder"])
+def work(fd: int) -> None:
+    """One client process: take the task from the line ``fd``, prepare, wait for the start, replay, send the outcome."""
+    line = Connection(fd)
+    task: Task = line.recv()
     stopped = threading.Event()
-    target = Target(
-        Endpoint(**task["endpoint"]),
-        task["model"],
-        ClientSpec.model_validate(task["options"]),
-        clock_for(task["scale"]),
-        task["request_timeout_ns"],
-        folder,
-    )
+
+    def end() -> NoReturn:
+        # The harness has ended, so nothing would read a result: remove the folder and end silently.
+        shutil.rmtree(task.folder.parent, ignore_errors=True)
+        os._exit(0)
+
+    def command() -> int | str:
+        try:
+            return line.recv()
+        except (EOFError, OSError):
+            end()
 
     def choose_start() -> int:
-        print("ready", flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            _end_without_result(folder)
-        line = line.strip()
+        line.send(READY)
+        start_ns = command()
         threading.Thread(target=watch_for_stop, daemon=True).start()
-        if not line.isdecimal():
-            stopped.set()
-        return int(line) if line.isdecimal() else monotonic_ns()
+        if isinstance(start_ns, int):
+            return start_ns
+        stopped.set()
+        return monotonic_ns()
 
     def watch_for_stop() -> None:
-        if not sys.stdin.readline():  # "stop", or the end of the harness
-            _end_without_result(folder)
-        stopped.set()
+        while True:
+            command()
+            stopped.set()
 
-    def report(event: ReplayEvent) -> None:
-        print("event", event.session, event.request, event.status, event.late_ns, flush=True)
+    try:
+        line.send(_perform(task, line.send if task.keeps_events else None, stopped.is_set, choose_start))
+    except Exception as error:
+        # Mostly a limit of the machine.
+        try:
+            line.send(f"Its last line: {next(iter(str(error).splitlines()), type(error).__name__)}")
+        except OSError:
+            end()
 
-    result = replay_here(
-        read_plan(Path(task["plan"])),
-        target,
-        on_event=report if task["keeps_events"] else None,
-        is_stopped=stopped.is_set,
-        share=Share(frozenset(task["sessions"]), choose_start),
-    )
-    with pa.OSFile(str(folder / "requests.arrow"), "wb") as file, ipc.new_file(file, result.requests.schema) as writer:
-        writer.write_table(result.requests)
-    with pa.OSFile(str(folder / "chunks.arrow"), "wb") as file, ipc.new_file(file, result.chunks.schema) as writer:
+
+def _perform(
+    task: Task,
+    on_event: Callable[[ReplayEvent], None] | None,
+    is_stopped: Callable[[], bool],
+    choose_start: Callable[[], int],
+) -> _Outcome:
+    share = Share(frozenset(task.sessions), choose_start)
+    result = replay_here(task.plan, task.target, on_event=on_event, is_stopped=is_stopped, share=share)
+    path = str(task.folder / CHUNKS_FILE)
+    with pa.OSFile(path, "wb") as file, ipc.new_file(file, result.chunks.schema) as writer:
         for batch in result.chunks.batches():
             writer.write_batch(batch)
-    facts = {"start_ns": result.start_ns, "audit": result.audit, "num_chunks": result.chunks.num_rows}
-    (folder / "result.json").write_text(json.dumps(facts))
-    print("done", flush=True)
-
-
-def _end_without_result(folder: Path) -> NoReturn:
-    """The harness has ended, so nothing would read a result: remove the folder and end silently."""
-    shutil.rmtree(folder.parent, ignore_errors=True)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    try:
-        work()
-    except BrokenPipeError:
-        os._exit(0)
-    except (HarnessError, OSError, MemoryError, RuntimeError) as error:
-        # The harness shows this line; mostly it is a limit of the machine.
-        sys.exit(str(error).partition("\n")[0] or type(error).__name__)
+    return _Outcome(result.requests, result.chunks.num_rows, result.start_ns, result.audit)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.client.null_server import NullServer
-from harness.client.processes import deal_sessions
+from harness.client.processes import Task, deal_sessions
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import ServerError, SpecError
-from harness.plan import Plan, RequestPlan, SessionPlan, write_plan
+from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS, REQUESTS
 from harness.spec import ClientSpec
 from tests.support.faulty_server import faulty_server
@@ -130,25 +130,18 @@ class TestAReplayInProcesses:
     def test_a_process_whose_harness_is_gone_leaves_neither_files_nor_words(self, tmp_path: Path) -> None:
         folder = tmp_path / "harness-client-x" / "0"
         folder.mkdir(parents=True)
-        with NullServer() as server:
-            task = {
-                "plan": str(write_plan(plan_of(FREE), tmp_path / "plan.jsonl")),
-                "folder": str(folder),
-                "sessions": [0],
-                "endpoint": {"host": server.host, "port": server.port},
-                "model": "null",
-                "options": ClientSpec().model_dump(mode="json"),
-                "scale": 1.0,
-                "request_timeout_ns": NS_PER_S,
-                "keeps_events": True,
-            }
-            ended = subprocess.run(
-                [sys.executable, "-m", "harness.client.processes"],
-                input=json.dumps(task) + "\n",
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
+        ours, theirs = Pipe()
+        with NullServer() as server, theirs:
+            target = Target(Endpoint(server.host, server.port), "null", ClientSpec(), clock_for(1.0), NS_PER_S, folder)
+            ended = subprocess.Popen(
+                [sys.executable, "-c", f"from harness.client.processes import work; work({theirs.fileno()})"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
             )
-        assert (ended.returncode, ended.stderr) == (0, "")
+            theirs.close()
+            ours.send(Task(plan_of(FREE), [0], target, folder, keeps_events=True))
+            ours.close()
+            output, _ = ended.communicate(timeout=120)
+        assert (ended.returncode, output) == (0, b"")
         assert not folder.parent.exists()
