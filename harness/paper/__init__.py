@@ -5,5 +5,3 @@ Nothing but the command line imports this package, and no measurement depends on
 
 from harness.paper.source import Source
 from harness.paper.tables import paper_tables
-
-__all__ = ["Source", "paper_tables"]

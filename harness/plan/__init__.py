@@ -11,28 +11,3 @@ from harness.plan.seeds import derive_seed
 from harness.plan.tokens import TokenStreams
 from harness.plan.users import UserTimelines, users_of
 from harness.plan.waits import WaitDistribution, load_waits
-
-__all__ = [
-    "BlockKeys",
-    "Followers",
-    "Plan",
-    "RequestPlan",
-    "SessionPlan",
-    "TokenStreams",
-    "UserTimelines",
-    "WaitDistribution",
-    "block_keys",
-    "check_fits",
-    "derive_seed",
-    "describe",
-    "draw_plan",
-    "draw_requests",
-    "is_waited",
-    "load_waits",
-    "read_plan",
-    "save_plan",
-    "token_block_keys",
-    "users_of",
-    "wait_cap_ns",
-    "write_plan",
-]

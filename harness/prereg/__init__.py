@@ -12,24 +12,3 @@ from harness.prereg.predict import predict_experiment, predict_runs, predictions
 from harness.prereg.publish import Checked, publish
 from harness.prereg.publish import check as check_published
 from harness.prereg.ticket import check_sealed_runs, ticket_for
-
-__all__ = [
-    "Checked",
-    "FreezeOptions",
-    "FrozenRule",
-    "Judgement",
-    "Preregistration",
-    "SeedUse",
-    "Ticket",
-    "check_published",
-    "check_sealed_runs",
-    "freeze",
-    "judge",
-    "load_preregistration",
-    "predict_experiment",
-    "predict_runs",
-    "predictions_for",
-    "publish",
-    "ticket_for",
-    "used_seeds",
-]

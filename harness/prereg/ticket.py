@@ -14,13 +14,7 @@ from harness.errors import PlanError, RecordsError, SpecError
 from harness.experiment import PlannedRuns, changed_inputs, resolve
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
-from harness.prereg.frozen import (
-    NamedFile,
-    Preregistration,
-    Ticket,
-    parse_preregistration,
-    read_frozen,
-)
+from harness.prereg.frozen import NamedFile, Preregistration, Ticket, parse_preregistration, read_frozen
 from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout

@@ -5,5 +5,3 @@ This floor joins ``client``, ``server``, ``sim`` (forecasts) and ``analysis`` (i
 
 from harness.runner.experiment import ExperimentOutcome, run_experiment
 from harness.runner.progress import ProgressSink, StopFlag
-
-__all__ = ["ExperimentOutcome", "ProgressSink", "StopFlag", "run_experiment"]

@@ -19,11 +19,7 @@ from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.lane import Made, failed_alike, perform_in_order
 from harness.runner.monitor import RunProgress, StoppingMonitor, declared_rule
 from harness.runner.preflight import check_hosts, checked
-from harness.runner.progress import (
-    ProgressSink,
-    StopFlag,
-    silent,
-)
+from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.runner.run import RunContext
 from harness.spec import ExperimentSpec
 

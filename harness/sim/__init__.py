@@ -7,5 +7,3 @@ from __future__ import annotations
 
 from harness.sim.cases import simulate_batches, simulate_jsonl
 from harness.sim.simulate import SimResult, plan_arrays, run_totals, simulate
-
-__all__ = ["SimResult", "plan_arrays", "run_totals", "simulate", "simulate_batches", "simulate_jsonl"]

@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.traces.base import (
-    Progress,
-    Record,
-    TraceFormat,
-    counts_of,
-    instant_ns,
-    json_lines,
-    record_of,
-    text_of,
-)
+from harness.traces.base import Progress, Record, TraceFormat, counts_of, instant_ns, json_lines, record_of, text_of
 from harness.traces.recording import ReadNotes
 from harness.traces.rounds import Conversation, Round, through_rounds
 

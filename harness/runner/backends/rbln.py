@@ -13,13 +13,7 @@ from typing import Any, ClassVar
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
 from harness.redact import filled_env
-from harness.runner.backends.base import (
-    STACK_KEYS,
-    ServerBackend,
-    check_compiled_server,
-    npus_of,
-    rules_in_force,
-)
+from harness.runner.backends.base import STACK_KEYS, ServerBackend, check_compiled_server, npus_of, rules_in_force
 from harness.runner.backends.first import SLOW_START, FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check, first_line_of

@@ -32,15 +32,7 @@ from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind, kind_named
 from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.plan.agenda import Act
-from harness.records import (
-    ClockRecord,
-    FleetRecord,
-    RawFile,
-    SealedRun,
-    ServerRecord,
-    layout,
-    schema,
-)
+from harness.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.runner.backends.base import Backend, check_simulated_server, observation_of
 from harness.runner.backends.first import MODELLED, FirstExperiment
 from harness.runner.progress import RequestFinished

@@ -7,20 +7,9 @@ nothing, so one call can run many plans. Steps and evictions are recorded as far
 from __future__ import annotations
 
 from harness.compiled import always_inline, compiled, jit
-from harness.engine.state import (
-    FS_PER_NS,
-    STEP_DECODE,
-    STEP_IDLE,
-    STEP_PREFILL,
-    EngineState,
-)
+from harness.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, schedule_decode_only
-from harness.sim.kernel.arrays import (
-    CostArrays,
-    Outcome,
-    PlanArrays,
-    Scratch,
-)
+from harness.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch
 from harness.sim.kernel.arrivals import (
     arrive,
     begin,
