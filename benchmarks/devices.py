@@ -22,7 +22,7 @@ from harness.experiment import PlannedRun, resolve
 from harness.sim.predict.draws import Draws, Perturbation, jitter, noise_seeds, noise_table, run_draws
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, load_experiment
-from harness.spec.fleet import EmulatedDevice
+from harness.spec.sections import EmulatedDevice
 
 EXPERIMENTS, ROUNDS, LEVEL = 200, 6, 0.95
 CONDITION, BASELINE = "bucket6-nowaits", "base-nowaits"

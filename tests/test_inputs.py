@@ -16,7 +16,7 @@ from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
 from harness.records import layout
 from harness.traces.importing import import_trace
-from harness.traces.release import is_duckdb, rounds_of
+from harness.traces.waits import is_duckdb, rounds_of
 from tests.support.command_line import harness
 
 CALL = {"timestamp": 0, "input_length": 6, "output_length": 2, "hash_ids": [1]}

@@ -16,7 +16,7 @@ import tomli_w
 
 from harness.advise.diagnose import Diagnosis, diagnose
 from harness.errors import RecordsError, SpecError
-from harness.plan.seeds import derive_seed
+from harness.plan.build import derive_seed
 from harness.records import SealedRun
 from harness.sim.predict.intervals import Prediction, predict
 from harness.sim.search.run import search

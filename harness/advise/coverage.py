@@ -21,7 +21,7 @@ from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan
-from harness.plan.seeds import derive_seed
+from harness.plan.build import derive_seed
 from harness.sim.kernel import arrays as layout
 from harness.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
 from harness.sim.predict.intervals import interval, sampled

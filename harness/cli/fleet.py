@@ -25,7 +25,7 @@ def status(
 
     Example: `harness fleet status demo --runs runs/today`
     """
-    from harness.runner.fleet.status import device_states
+    from harness.runner.fleet.slot import device_states
 
     rows = [
         (

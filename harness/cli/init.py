@@ -17,7 +17,7 @@ from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
-    from harness.runner.backends.first import FirstExperiment, Line
+    from harness.runner.backends.base import FirstExperiment, Line
     from harness.server.probe import ProbeReport
     from harness.traces.recording import TraceFile
 
@@ -99,7 +99,7 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
     from harness.client.target import endpoint_of
     from harness.runner.backends.attached import ABOUT, AttachedBackend
-    from harness.runner.backends.first import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
+    from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
     from harness.spec import ServerSpec
 
     server = ServerSpec(url=url, api_key_env=api_key_env)
@@ -180,7 +180,7 @@ def _drawn(start: FirstExperiment) -> Workload:
 
 def _recorded(source: str, name: str, start: FirstExperiment) -> Workload:
     """The whole of a recorded trace, imported where it is not yet; lengths divided where they are too long."""
-    from harness.runner.backends.first import SLOT_TOKENS
+    from harness.runner.backends.base import SLOT_TOKENS
 
     written, trace, notes = _trace_of(source, name)
     requests = [request for recording in trace.recordings for request in recording.requests]

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.plan.build import draw_plan, requested_keys
+from harness.plan.build import derive_seed, draw_plan, requested_keys
 from harness.plan.model import Plan
-from harness.plan.seeds import derive_seed
 from harness.spec import WorkloadSpec
 from harness.spec.workload import MOST_SESSIONS
 from harness.traces.lower import Lowering, sessions_of

@@ -25,7 +25,7 @@ from harness.records import RunStore, SealedRun, paired
 from harness.sim.kernel.arrays import with_column
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName
-from harness.spec.factors import value_text
+from harness.spec.rules import value_text
 from harness.table import ABSENT, Cell
 
 Row = Mapping[str, Cell]

@@ -3,11 +3,10 @@
 Nothing here reads a clock or opens a socket.
 """
 
+from harness.plan.agenda import UserTimelines, users_of
 from harness.plan.blocks import BlockKeys, block_keys, token_block_keys
-from harness.plan.build import check_fits, describe, draw_plan, draw_requests, is_waited, wait_cap_ns
+from harness.plan.build import check_fits, derive_seed, describe, draw_plan, draw_requests, is_waited, wait_cap_ns
 from harness.plan.files import read_plan, save_plan, write_plan
 from harness.plan.model import Followers, Plan, RequestPlan, SessionPlan
-from harness.plan.seeds import derive_seed
 from harness.plan.tokens import TokenStreams
-from harness.plan.users import UserTimelines, users_of
 from harness.plan.waits import WaitDistribution, load_waits

@@ -15,8 +15,18 @@ from harness.spec.experiment import (
     load_experiment,
     parse_experiment,
 )
-from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
-from harness.spec.fleet import EmulatedDevice, FleetSpec, Place
-from harness.spec.sections import ClientName, ClientSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
+from harness.spec.rules import Factor, Factors, factors_from_name, factors_text, level_text
+from harness.spec.sections import (
+    ClientName,
+    ClientSpec,
+    EmulatedDevice,
+    FleetSpec,
+    LimitsSpec,
+    PerturbationSpec,
+    Place,
+    SloSpec,
+    StopSpec,
+    WindowSpec,
+)
 from harness.spec.server import PatchMode, RulesName, ServerShape, ServerSpec
 from harness.spec.workload import FixedLaw, LengthLaw, LognormalLaw, PromptForm, SessionGroup, UniformLaw, WorkloadSpec

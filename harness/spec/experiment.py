@@ -16,10 +16,8 @@ from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import KeyPath, Problem, Spec, check_name, format_problems, load_toml, problems_of
-from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
-from harness.spec.fleet import FleetSpec
-from harness.spec.rules import load_rule
-from harness.spec.sections import ClientSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
+from harness.spec.rules import Factors, WrittenFactors, factor_names, factors_from_name, load_rule
+from harness.spec.sections import ClientSpec, FleetSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
 from harness.spec.server import ServerSpec, implied_buckets
 from harness.spec.workload import DEFAULT_SESSIONS, WorkloadSpec, with_implied_defaults
 

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
-from harness.traces import claude, codex, columns, mooncake, otel, rounds, weka
+from harness.traces import columns, mooncake, otel, rounds
 from harness.traces.base import Progress, Record, TraceFormat, json_lines, record_of, whole_json
 from harness.traces.recording import ReadNotes, Recording, TraceHead, check_recording, write_trace
 
 LINES_LOOKED_AT = 50
 TRACE_FORMATS: dict[str, TraceFormat] = {
-    "weka": weka.FORMAT,
-    "tracelab": rounds.FORMAT,
-    "claude": claude.FORMAT,
-    "codex": codex.FORMAT,
+    "weka": mooncake.WEKA,
+    "tracelab": rounds.TRACELAB,
+    "claude": rounds.CLAUDE,
+    "codex": rounds.CODEX,
     "agentic-mooncake": mooncake.AGENTIC,
     "bailian": mooncake.BAILIAN,
     "mooncake": mooncake.MOONCAKE,

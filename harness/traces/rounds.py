@@ -1,13 +1,15 @@
 """Rounds of an agent (TraceLab's unit): one model call each, with the inputs before it and the tools after it.
 
-Reads TraceLab's JSON lines. Claude Code and Codex logs become rounds first, so that all three become recordings the
-same way.
+Reads TraceLab's JSON lines, Claude Code's logs (``~/.claude/projects/<project>/*.jsonl`` and
+``subagents/agent-*.jsonl``) and Codex's (``~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl``). All three become
+recordings the same way. Only types, ids, times and usage counts are read; no content, path or command leaves a line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from harness.plan.model import WaitKind
@@ -16,7 +18,9 @@ from harness.traces.base import (
     Read,
     Record,
     TraceFormat,
+    counts_of,
     instant_ns,
+    json_lines,
     list_of,
     parsed_lines,
     record_of,
@@ -207,6 +211,183 @@ def through_rounds(rounds: Callable[[Iterable[Path], ReadNotes, Progress | None]
     return lambda files, notes, progress: recordings_of(rounds(files, notes, progress), notes)
 
 
-FORMAT = TraceFormat(
+TRACELAB = TraceFormat(
     "rounds of TraceLab's releases", through_rounds(tracelab_rounds), (frozenset({"round_index", "timing_events"}),)
+)
+
+
+SYNTHETIC = "<synthetic>"
+OUTPUTS = ("text", "thinking", "redacted_thinking", "tool_use")
+CLAUDE_USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+
+
+class _ClaudeLog:
+    """A file of Claude Code, row by row. Rows of one assistant message share its id and repeat its usage."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        self._name, self._notes = name, notes
+        self._chains: dict[str, _ClaudeChain] = {}
+        self._side_roots: dict[str, str] = {}
+
+    @property
+    def rounds(self) -> Iterator[Round]:
+        return (turn for chain in self._chains.values() for turn in chain.rounds)
+
+    def take(self, record: Record, at: str) -> None:
+        kind = text_of(record, "type")
+        is_boundary = kind == "system" and text_of(record, "subtype") == "compact_boundary"
+        if kind not in ("user", "assistant") and not is_boundary:
+            return
+        moment_ns = instant_ns(record.get("timestamp"))
+        if moment_ns is None:
+            self._notes.line_broken("a row without its time", at)
+            return
+        session = self._session(record)
+        chain = self._chains.setdefault(session, _ClaudeChain(session))
+        if is_boundary:
+            chain.is_compacted = True
+        elif kind == "user":
+            chain.user(record, moment_ns, text_of(record, "sessionId") or self._name)
+        elif text_of(record, "message", "model") != SYNTHETIC and not chain.assistant(record, moment_ns):
+            self._notes.line_broken("an assistant row without its id or usage", at)
+
+    def _session(self, record: Record) -> str:
+        """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
+        session = text_of(record, "sessionId") or self._name
+        if record.get("isSidechain") is not True:
+            return session
+        if agent := text_of(record, "agentId"):
+            return agent_session(session, agent)
+        own = text_of(record, "uuid")
+        root = self._side_roots.get(text_of(record, "parentUuid"), own)
+        self._side_roots[own] = root
+        self._notes.labels.add("side chains without a link run as sessions of their own")
+        return agent_session(session, root)
+
+
+def agent_session(session: str, agent: str) -> str:
+    """The name of a sub-agent's conversation."""
+    return f"{session}/{agent}"
+
+
+class _ClaudeChain(Conversation):
+    """One conversation of Claude Code; a side chain is a conversation too."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(session)
+        self._by_message: dict[str, Round] = {}
+
+    def user(self, record: Record, moment_ns: int, session: str) -> None:
+        if record.get("isMeta") is True:
+            return
+        content = record_of(record.get("message")).get("content")
+        results = [part for part in map(record_of, list_of(content)) if text_of(part, "type") == "tool_result"]
+        self.take_input(moment_ns, is_human=not results)
+        for part in results:
+            turn = self.result(text_of(part, "tool_use_id"), moment_ns)
+            if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
+                turn.children.append(agent_session(session, agent))
+
+    def assistant(self, record: Record, moment_ns: int) -> bool:
+        message = record_of(record.get("message"))
+        usage, name = counts_of(message.get("usage"), CLAUDE_USAGE), text_of(message, "id")
+        if not name or usage is None:
+            return False
+        fresh, created, cached, output = usage
+        turn = self._by_message.get(name)
+        if turn is None:
+            turn = self._by_message[name] = self.begin(moment_ns)
+            self.rounds.append(turn)
+        # Usage repeats with every block of the message; the last usage counts the whole answer.
+        if output >= turn.output_tokens:
+            turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
+            turn.output_tokens = turn.visible_tokens = output
+        parts = [record_of(part) for part in list_of(message.get("content"))]
+        if any(text_of(part, "type") in OUTPUTS for part in parts):
+            turn.end_ns = max(turn.end_ns, moment_ns)
+        for part in parts:
+            if text_of(part, "type") == "tool_use":
+                self.call(text_of(part, "id"), turn, moment_ns)
+        return True
+
+
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+RESULTS = ("function_call_output", "custom_tool_call_output")
+
+
+CODEX_USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
+
+
+class _CodexLog(Conversation):
+    """A file of Codex, record by record. A round closes at a ``token_count`` that follows an output."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        super().__init__(name)
+        self._notes = notes
+        self._open: Round | None = None
+
+    def take(self, record: Record, at: str) -> None:
+        payload = record_of(record.get("payload"))
+        if text_of(record, "type") == "session_meta":
+            self.session = text_of(payload, "id") or self.session
+            self.parent = text_of(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
+            return
+        if text_of(record, "type") == "compacted":
+            self.is_compacted = True
+            return
+        moment_ns = instant_ns(record.get("timestamp"))
+        if moment_ns is None:
+            self._notes.line_broken("a record without its time", at)
+            return
+        self._event(payload, moment_ns, at)
+
+    def _event(self, payload: Record, moment_ns: int, at: str) -> None:
+        kind, call = text_of(payload, "type"), text_of(payload, "call_id")
+        if kind == "user_message":
+            self.take_input(moment_ns, is_human=True)
+        elif kind in RESULTS:
+            self.take_input(moment_ns, is_human=False)
+            self.result(call, moment_ns)
+        elif kind in CALLS:
+            self.call(call, self._output(moment_ns), moment_ns)
+        elif kind == "reasoning" or (kind == "message" and text_of(payload, "role") == "assistant"):
+            self._output(moment_ns)
+        elif kind == "token_count" and self._open is not None and payload.get("info") is not None:
+            self._close(self._open, counts_of(record_of(payload["info"]).get("last_token_usage"), CODEX_USAGE), at)
+
+    def _output(self, moment_ns: int) -> Round:
+        """The round that this output belongs to."""
+        if self._open is None:
+            self._open = self.begin(moment_ns)
+        self._open.end_ns = max(self._open.end_ns, moment_ns)
+        return self._open
+
+    def _close(self, turn: Round, usage: list[int] | None, at: str) -> None:
+        if usage is None:
+            self._notes.line_broken("a token count without its numbers", at)
+            return
+        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, hidden = usage
+        turn.visible_tokens = max(turn.output_tokens - hidden, 0)
+        self.rounds.append(turn)
+        self._open = None
+
+
+def _rounds_of_logs(
+    log: type[_ClaudeLog] | type[_CodexLog], files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None
+) -> Iterator[Round]:
+    for path in files:
+        reader = log(path.stem, notes)
+        for at, record in json_lines(path, notes, progress):
+            reader.take(record, at)
+        yield from reader.rounds
+
+
+claude_rounds, codex_rounds = partial(_rounds_of_logs, _ClaudeLog), partial(_rounds_of_logs, _CodexLog)
+CLAUDE = TraceFormat(
+    "Claude Code's session logs, with sub-agents",
+    through_rounds(claude_rounds),
+    (frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
+)
+CODEX = TraceFormat(
+    "Codex's rollout logs", through_rounds(codex_rounds), (frozenset({"timestamp", "type", "payload"}),)
 )

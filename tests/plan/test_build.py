@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.errors import PlanError, SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan, check_fits, describe
-from harness.plan.seeds import derive_seed
+from harness.plan.build import derive_seed
 from harness.spec import FixedLaw, LognormalLaw, ServerSpec, UniformLaw, WorkloadSpec
 
 

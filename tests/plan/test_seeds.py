@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from harness.plan.seeds import FEW, uniforms
+from harness.plan.build import FEW, uniforms
 
 # Seeds of one word of the generator and of two, and where one ends and the other begins.
 EDGES = [0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1]

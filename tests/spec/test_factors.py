@@ -8,8 +8,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.spec import factors_from_name, factors_text, parse_experiment
-from harness.spec.factors import is_selected, unmatched
-from harness.spec.rules import SaturationRule
+from harness.spec.rules import SaturationRule, is_selected, unmatched
 
 
 def experiment(*conditions: dict[str, Any], **changes: Any) -> dict[str, Any]:

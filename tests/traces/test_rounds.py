@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.traces.claude import claude_rounds
-from harness.traces.codex import codex_rounds
 from harness.traces.recording import ReadNotes, Recording, check_recording
-from harness.traces.rounds import Round, recordings_of, tracelab_rounds
+from harness.traces.rounds import Round, claude_rounds, codex_rounds, recordings_of, tracelab_rounds
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
 RECORDED = Path(__file__).parents[3] / "shared" / "traces" / "agent-logs"

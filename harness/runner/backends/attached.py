@@ -16,8 +16,7 @@ from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation, layout
 from harness.redact import redacted_text
-from harness.runner.backends.base import ServerBackend, refuse_keys
-from harness.runner.backends.first import FirstExperiment
+from harness.runner.backends.base import FirstExperiment, ServerBackend, refuse_keys
 from harness.runner.run import LaunchOptions
 from harness.server.ask import Reply
 from harness.server.doctor import Check

@@ -13,8 +13,13 @@ from typing import ClassVar
 from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import layout
-from harness.runner.backends.base import ServerBackend, check_simulated_server, observation_of
-from harness.runner.backends.first import MODELLED, FirstExperiment
+from harness.runner.backends.base import (
+    MODELLED,
+    FirstExperiment,
+    ServerBackend,
+    check_simulated_server,
+    observation_of,
+)
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config

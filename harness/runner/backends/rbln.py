@@ -13,8 +13,15 @@ from typing import Any, ClassVar
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
 from harness.redact import filled_env
-from harness.runner.backends.base import STACK_KEYS, ServerBackend, check_compiled_server, npus_of, rules_in_force
-from harness.runner.backends.first import SLOW_START, FirstExperiment
+from harness.runner.backends.base import (
+    SLOW_START,
+    STACK_KEYS,
+    FirstExperiment,
+    ServerBackend,
+    check_compiled_server,
+    npus_of,
+    rules_in_force,
+)
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check, first_line_of
 from harness.server.life import LOOPBACK, LaunchPlan

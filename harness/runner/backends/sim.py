@@ -33,8 +33,7 @@ from harness.kinds import KINDS, BackendKind, kind_named
 from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.plan.agenda import Act
 from harness.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
-from harness.runner.backends.base import Backend, check_simulated_server, observation_of
-from harness.runner.backends.first import MODELLED, FirstExperiment
+from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
 from harness.server import provenance

@@ -16,8 +16,15 @@ from harness.engine.cost import CostModel
 from harness.errors import ServerError
 from harness.kinds import KINDS, BackendKind
 from harness.records import layout
-from harness.runner.backends.base import STACK_KEYS, ServerBackend, check_compiled_server, npus_of, rules_in_force
-from harness.runner.backends.first import MODELLED, FirstExperiment
+from harness.runner.backends.base import (
+    MODELLED,
+    STACK_KEYS,
+    FirstExperiment,
+    ServerBackend,
+    check_compiled_server,
+    npus_of,
+    rules_in_force,
+)
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from harness.kinds import KINDS, BackendKind
 from harness.redact import filled_env
-from harness.runner.backends.base import ServerBackend, refuse_keys
-from harness.runner.backends.first import SLOW_START, FirstExperiment
+from harness.runner.backends.base import SLOW_START, FirstExperiment, ServerBackend, refuse_keys
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan

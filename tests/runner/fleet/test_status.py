@@ -9,8 +9,7 @@ import pytest
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.runner import StopFlag, run_experiment
-from harness.runner.fleet.slot import WorkerSlot, living_mark
-from harness.runner.fleet.status import device_states
+from harness.runner.fleet.slot import WorkerSlot, device_states, living_mark
 from harness.runner.progress import RunSealed
 from tests.support.experiments import small_experiment
 
