@@ -7,15 +7,14 @@ Definitions: docs/method.md, "Experiments".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
 from harness.analysis.method import stats
-from harness.analysis.method.compare import compare
 from harness.analysis.method.predictions import Predictions
 from harness.analysis.method.speeds import device_tables, speeds
 from harness.analysis.method.stats import Interval
@@ -23,7 +22,7 @@ from harness.analysis.method.verdicts import ExperimentRuns
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
-from harness.table import Cell, Table, TableForm, written
+from harness.table import Cell, Table, TableForm, table_of, written
 
 # What a simulation has twice, or as a difference of equals.
 CHANNEL_TABLE = "tau sensitivity"
@@ -81,7 +80,7 @@ class AnalysisResult:
         """The whole result for a terminal."""
         parts = [self.origin + "\n"] if self.origin else []
         parts.append(written(self.shown, TableForm.text, width))
-        lines = [*(f"{name}: {interval}" for name, interval in self.intervals.items())]
+        lines = [f"{name}: {interval}" for name, interval in self.intervals.items()]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(parts) + "\n" + "".join(f"{line}\n" for line in lines)
 
@@ -112,13 +111,12 @@ def interval_record(interval: Interval) -> dict[str, Cell]:
 
 
 DEFAULT = "general"
-Tables = tuple[Table, ...]
 
 
 class AnalysisOutput(NamedTuple):
     """What an analysis computes. notes: what limits its figures."""
 
-    tables: Tables
+    tables: tuple[Table, ...]
     intervals: Mapping[str, Interval] = {}
     notes: tuple[str, ...] = ()
 
@@ -131,8 +129,25 @@ class Analysis(NamedTuple):
     compute: Callable[[ExperimentRuns], AnalysisOutput]
 
 
+TableOf = Callable[[ExperimentRuns], Table]
+Rows = Iterator[Mapping[str, Cell]]
+
+
+def table(name: str, caption: str) -> Callable[[Callable[[ExperimentRuns], Rows]], TableOf]:
+    """Makes a table of the rows that a function yields."""
+
+    def decorate(rows: Callable[[ExperimentRuns], Rows]) -> TableOf:
+        @wraps(rows)
+        def build(experiment: ExperimentRuns) -> Table:
+            return table_of(name, caption, rows(experiment))
+
+        return build
+
+    return decorate
+
+
 def of_tables(
-    *tables: Callable[[ExperimentRuns], Table],
+    *tables: TableOf,
     notes: tuple[str, ...] = (),
     intervals: Callable[[ExperimentRuns], Mapping[str, Interval]] = lambda _experiment: {},
 ) -> Callable[[ExperimentRuns], AnalysisOutput]:
@@ -186,8 +201,4 @@ def _by_device(experiment: ExperimentRuns) -> list[Table]:
     by_device = speeds([figures for condition in experiment.runs for figures in experiment.figures(condition)])
     if by_device is None:
         return []
-    comparisons = {
-        name: compare(baseline, experiment.figures(name), experiment.figures(baseline))
-        for name, baseline in experiment.compared()
-    }
-    return device_tables(by_device, comparisons)
+    return device_tables(by_device, {names[0]: experiment.compare(*names) for names in experiment.compared()})

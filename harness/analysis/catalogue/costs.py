@@ -7,171 +7,147 @@ Definitions: docs/method.md, "Decisions"; Tables IX and S8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from typing import NamedTuple
 
-from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
-from harness.analysis.method import decide
 from harness.analysis.method.answer import source_of, source_of_prediction
-from harness.analysis.method.compare import compare
-from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.padding import Padding
+from harness.analysis.method.figures import Figures, cells, same, totals
 from harness.analysis.method.predictions import drawn_ratio, predicted_ratio
-from harness.analysis.method.reuse import sum_or_none
-from harness.analysis.method.stats import Interval
+from harness.analysis.method.reconstruct import agreement_tolerance
+from harness.analysis.method.stats import Interval, ratio, seconds, when_known
 from harness.analysis.method.verdicts import ExperimentRuns, costs_of
-from harness.clock import NS_PER_S
-from harness.table import Cell, Table, table_of
 
 TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
 
 
-def decode_ns(runs: Sequence[RunFigures]) -> int:
-    """Decode part of channel A, summed."""
-    return sum(run.a.decode_ns for run in runs if run.a is not None)
+class _Channels(NamedTuple):
+    """Both channels of runs, summed, seconds; their ratios to a baseline. A is None where a run lacks it."""
+
+    a_s: float | None
+    b_s: float | None
+    base_a_s: float | None
+    base_b_s: float | None
+
+    @classmethod
+    def of(cls, own: Figures, base: Figures) -> _Channels:
+        return cls(*(seconds(ns) for ns in (own.a_ns, own.b_ns, base.a_ns, base.b_ns)))
+
+    @property
+    def ratio_a(self) -> float | None:
+        return ratio(self.a_s, self.base_a_s)
+
+    @property
+    def ratio_b(self) -> float | None:
+        return ratio(self.b_s, self.base_b_s)
 
 
-def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
-    """Channels A and B of every run with a step log, seconds."""
-    observed = [run for run in runs if run.a is not None]
-    return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
-
-
-def cost_table(experiment: ExperimentRuns) -> Table:
+@table("costs", "Sums over replicates; every ratio is a ratio of sums to the named baseline")
+def cost_table(experiment: ExperimentRuns) -> Rows:
     """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
-    rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
         baseline = experiment.baselines.get(condition, condition)
         pairs = experiment.seen_pairs(condition, baseline)
-        own, base = [run for run, _ in pairs], [run for _, run in pairs]
         if not pairs:
             continue
-        (a_s, b_s), (base_a_s, base_b_s) = _sum_s(own), _sum_s(base)
-        tau = None if base_a_s is None else decide.agreement_tolerance_s(base_a_s, base_b_s, 0.02, is_revised=True)
-        padding = Padding(sum(run.padding.padded_slots for run in own), sum(run.padding.bucket_slots for run in own))
-        waiting_ns = sum_or_none(run.waiting_session_ns for run in own)
-        rows.append(
-            {
-                "condition": condition,
-                "baseline": baseline,
-                "A_s": a_s,
-                "B_s": b_s,
-                "r_s": None if a_s is None else b_s - a_s,
-                "ratio_A": _ratio(a_s, base_a_s),
-                "ratio_B": _ratio(b_s, base_b_s),
-                "tau": tau,
-                "decode_ratio": decode_ns(own) / decode_ns(base) if decode_ns(base) else None,
-                "p": padding.ratio,
-                "reused": sum_or_none(run.reuse.num_reused for run in own),
-                "rearrivals": sum(run.reuse.num_rearrivals for run in own),
-                "reused_tokens": sum_or_none(run.reuse.reused_tokens for run in own),
-                "computed_tokens": sum_or_none(run.computed_prefill_tokens for run in own),
-                "W_session_s": None if waiting_ns is None else waiting_ns / NS_PER_S,
-                "replicates": len(pairs),
-            }
-        )
-    return table_of("costs", "Sums over replicates; every ratio is a ratio of sums to the named baseline", rows)
+        own, base = totals(pairs)
+        channels = _Channels.of(own, base)
+        yield {
+            "condition": condition,
+            "baseline": baseline,
+            "A_s": channels.a_s,
+            "B_s": channels.b_s,
+            "r_s": when_known(operator.sub, channels.b_s, channels.a_s),
+            "ratio_A": channels.ratio_a,
+            "ratio_B": channels.ratio_b,
+            "tau": when_known(agreement_tolerance, base.a_ns, base.b_ns),
+            "decode_ratio": ratio(own.decode_ns, base.decode_ns),
+            "p": own.padding.ratio,
+            "reused": own.reuse.num_reused,
+            "rearrivals": own.reuse.num_rearrivals,
+            "reused_tokens": own.reuse.reused_tokens,
+            "computed_tokens": own.computed_prefill_tokens,
+            "W_session_s": seconds(own.waiting_session_ns),
+            "replicates": len(pairs),
+        }
 
 
-def _sum_s(runs: Sequence[RunFigures]) -> tuple[float | None, float]:
-    """Channels A and B, summed, seconds; A is None where a run lacks it."""
-    a_ns = sum_or_none(run.a_ns for run in runs)
-    return None if a_ns is None else a_ns / NS_PER_S, sum(run.b_ns for run in runs) / NS_PER_S
-
-
-def _ratio(cost: float | None, baseline_cost: float | None) -> float | None:
-    return cost / baseline_cost if cost is not None and baseline_cost else None
-
-
-def decomposition_table(experiment: ExperimentRuns) -> Table:
+@table("decomposition", "The sum decides; a replicate shows its composition, it is no interval")
+def decomposition_table(experiment: ExperimentRuns) -> Rows:
     """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
-    rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():
         pairs = experiment.seen_pairs(condition, baseline)
-        parts = [(str(own.replicate), [own], [base]) for own, base in pairs]
-        if pairs:
-            parts.append(("sum", [own for own, _ in pairs], [base for _, base in pairs]))
-        for replicate, own, base in parts:
-            (a_s, b_s), (base_a_s, base_b_s) = _sum_s(own), _sum_s(base)
-            ratio_a, ratio_b = _ratio(a_s, base_a_s), _ratio(b_s, base_b_s)
-            rows.append(
-                {
-                    "condition": condition,
-                    "N": experiment.runs[condition][0].workload.num_sessions,
-                    "replicate": replicate,
-                    "baseline_A_s": base_a_s,
-                    "changed_A_s": a_s,
-                    "ratio_A": ratio_a,
-                    "ratio_B": ratio_b,
-                    "difference": None if ratio_a is None or ratio_b is None else abs(ratio_a - ratio_b),
-                    "saving_A": None if ratio_a is None else 1 - ratio_a,
-                    "saving_B": None if ratio_b is None else 1 - ratio_b,
-                    "reused": sum_or_none(run.reuse.num_reused for run in own),
-                    "rearrivals": sum(run.reuse.num_rearrivals for run in own),
-                }
-            )
-    return table_of("decomposition", "The sum decides; a replicate shows its composition, it is no interval", rows)
-
-
-def prediction_table(experiment: ExperimentRuns) -> Table:
-    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
-    rows: list[dict[str, Cell]] = []
-    for condition, baseline in experiment.compared():
-        pairs = experiment.seen_pairs(condition, baseline)
-        own, base = [experiment.predictions.get(name, {}) for name in (condition, baseline)]
-        replicates = [run.replicate for run, _ in pairs]
-        compared = compare(baseline, experiment.figures(condition), experiment.figures(baseline))
-        if compared is None or any(k not in table for table in (own, base) for k in replicates):
-            continue
-        promised, base_promised = [own[k] for k in replicates], [base[k] for k in replicates]
-        predicted = predicted_ratio(promised, base_promised)
-        drawn, observed = drawn_ratio(promised, base_promised), compared.main
-        rows.append(
-            {
+        parts = [*((str(pair[0].replicate), [pair]) for pair in pairs), *([("sum", pairs)] if pairs else [])]
+        for replicate, part in parts:
+            own, base = totals(part)
+            channels = _Channels.of(own, base)
+            ratio_a, ratio_b = channels.ratio_a, channels.ratio_b
+            yield {
                 "condition": condition,
-                "prediction": source_of_prediction(promised).value,
-                "observation": source_of(experiment.runs[condition][0].manifest.backend).value,
-                "predicted_ratio": predicted,
-                "predicted_low": None if drawn is None else drawn.low,
-                "predicted_high": None if drawn is None else drawn.high,
-                "observed_ratio_A": compared.ratio_a,
-                "observed_ratio_B": compared.ratio_b,
-                "observed_low": None if observed.interval is None else observed.interval.low,
-                "observed_high": None if observed.interval is None else observed.interval.high,
-                "error": observed.ratio - predicted,
-                "predicted_reuse": sum(one.num_reused for one in promised),
-                "observed_reuse": sum_or_none(run.reuse.num_reused for run, _ in pairs),
-                "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
+                "N": experiment.runs[condition][0].workload.num_sessions,
+                "replicate": replicate,
+                "baseline_A_s": channels.base_a_s,
+                "changed_A_s": channels.a_s,
+                "ratio_A": ratio_a,
+                "ratio_B": ratio_b,
+                "difference": None if ratio_a is None or ratio_b is None else abs(ratio_a - ratio_b),
+                "saving_A": None if ratio_a is None else 1 - ratio_a,
+                "saving_B": None if ratio_b is None else 1 - ratio_b,
+                "reused": own.reuse.num_reused,
+                "rearrivals": own.reuse.num_rearrivals,
             }
-        )
-    caption = (
-        "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
-        "(ratio of sums; t interval of replicates, from three on; on channel A, or B where A is missing); error > 0: "
-        "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured"
-    )
-    return table_of("predictions", caption, rows)
 
 
-def sensitivity_table(experiment: ExperimentRuns) -> Table:
+@table(
+    "predictions",
+    "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
+    "(ratio of sums; t interval of replicates, from three on; on channel A, or B where A is missing); error > 0: "
+    "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured",
+)
+def prediction_table(experiment: ExperimentRuns) -> Rows:
+    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
+    for condition, baseline in experiment.compared():
+        pairs = experiment.seen_pairs(condition, baseline)
+        compared = experiment.compare(condition, baseline)
+        predicted = experiment.predicted(pairs)
+        if compared is None or predicted is None:
+            continue
+        ratio_predicted = predicted_ratio(*predicted)
+        yield {
+            "condition": condition,
+            "prediction": source_of_prediction(predicted[0]).value,
+            "observation": source_of(experiment.runs[condition][0].manifest.backend).value,
+            "predicted_ratio": ratio_predicted,
+            **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
+            "observed_ratio_A": compared.ratio_a,
+            "observed_ratio_B": compared.ratio_b,
+            **cells(compared.main.interval, {"observed_low": "low", "observed_high": "high"}),
+            "error": compared.main.ratio - ratio_predicted,
+            "predicted_reuse": sum(one.num_reused for one in predicted[0]),
+            "observed_reuse": totals(pairs)[0].reuse.num_reused,
+            "has_filled_in_buckets": any(one.filled_in_buckets for one in predicted[0]),
+        }
+
+
+@table("tau sensitivity", "tau = max(tau0, r / B of the baseline)")
+def sensitivity_table(experiment: ExperimentRuns) -> Rows:
     """Channel agreement of every comparison under other defaults of the tolerance (S1)."""
-    rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():
         costs = costs_of(experiment, condition, baseline)
-        if isinstance(costs, str):
-            continue
-        for one in decide.tau_sensitivity(costs, TAU0_GRID):
-            rows.append({"condition": condition, "tau0": one.tau0, "tau": one.tau, "is_agreed": one.is_agreed})
-    return table_of("tau sensitivity", "tau = max(tau0, r / B of the baseline)", rows)
+        if not isinstance(costs, str):
+            for tau0 in TAU0_GRID:
+                yield {"condition": condition, "tau0": tau0, **cells(costs.agreement(tau0), same("tau", "is_agreed"))}
 
 
 def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
     """t interval of every cost ratio, on channel A where it is there; none below three replicates."""
-    found: dict[str, Interval] = {}
-    for condition, baseline in experiment.compared():
-        compared = compare(baseline, experiment.figures(condition), experiment.figures(baseline))
-        if compared is not None and compared.main.interval is not None:
-            found[f"{condition} / {baseline}, channel {'A' if compared.a else 'B'}"] = compared.main.interval
-    return found
+    compared = {names: experiment.compare(*names) for names in experiment.compared()}
+    return {
+        f"{condition} / {baseline}, channel {'A' if comparison.a else 'B'}": comparison.main.interval
+        for (condition, baseline), comparison in compared.items()
+        if comparison is not None and comparison.main.interval is not None
+    }
 
 
 ANALYSES = (

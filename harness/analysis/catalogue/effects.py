@@ -6,29 +6,33 @@ Definitions: docs/method.md, "Intervals".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-from harness.analysis import RunFigures
-from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.costs import cost_table, ratio_intervals
 from harness.analysis.catalogue.reuse import prefill_kinds_table
 from harness.analysis.method.devices import mean_interval
+from harness.analysis.method.figures import cells, figure_at
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
-from harness.table import Cell, Table, table_of
+from harness.table import Cell
 
-Pairs = Sequence[tuple[RunFigures, RunFigures]]
+# Where a run's figures have each quantity, and how many of its units are one of the column's.
+EFFECTS = {
+    "reused": ("reuse.num_reused", 1),
+    "reused_tokens": ("reuse.reused_tokens", 1),
+    "prefill_s": ("prefill_ns", NS_PER_S),
+    "W_session_s": ("waiting_session_ns", NS_PER_S),
+}
 
 
-def effects_table(experiment: ExperimentRuns) -> Table:
+@table("effects", "Condition less its baseline, mean per run over pairs on the same plan, with 95 % t intervals")
+def effects_table(experiment: ExperimentRuns) -> Rows:
     """One row per condition: what it adds per run to its baseline, with the low and high end of each interval.
 
-    reused: re-arrivals that found KV. prefill_s: device time. W_session_s: session time held back by prefills. cost:
+    reused: re-arrivals that reused KV. prefill_s: device time. W_session_s: session time held back by prefills. cost:
     geometric mean of the ratios of channel A.
     """
     ratios = ratio_intervals(experiment)
-    rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():
         pairs = experiment.pairs(condition, baseline)
         # Without a plan in common, the difference would be one of inputs.
@@ -36,39 +40,17 @@ def effects_table(experiment: ExperimentRuns) -> Table:
         if not pairs or not plans[0] & plans[1]:
             continue
         row: dict[str, Cell] = {"condition": condition, **experiment.runs[condition][0].manifest.factors}
-        for name, found in effects_of(pairs).items():
-            values, of = [value for _, value in found], [run for run, _ in found]
-            row |= _ends(name, mean_interval(values, of, unit="replicates"))
+        for name, (figure, unit) in EFFECTS.items():
+            values = [(own, figure_at(own, figure), figure_at(base, figure)) for own, base in pairs]
+            known = [(own, (value - before) / unit) for own, value, before in values if None not in (value, before)]
+            interval = mean_interval([value for _, value in known], [run for run, _ in known], unit="replicates")
+            row |= _ends(name, interval)
         row |= _ends("cost_ratio", ratios.get(f"{condition} / {baseline}, channel A"))
-        rows.append({**row, "replicates": len(pairs)})
-    caption = "Condition less its baseline, mean per run over pairs on the same plan, with 95 % t intervals"
-    return table_of("effects", caption, rows)
-
-
-def effects_of(pairs: Pairs) -> dict[str, list[tuple[RunFigures, float]]]:
-    """What each pair's condition adds to its baseline, by quantity; a pair that lacks one is left out of it."""
-    found: dict[str, list[tuple[RunFigures, float]]] = {}
-    for name, (of, unit) in EFFECTS.items():
-        values = [(own, of(own), of(base)) for own, base in pairs]
-        found[name] = [
-            (run, (value - before) / unit) for run, value, before in values if value is not None and before is not None
-        ]
-    return found
-
-
-# Whole numbers of each run, and how many of them are one of the column's unit.
-EFFECTS: Mapping[str, tuple[Callable[[RunFigures], int | None], int]] = {
-    "reused": (lambda run: run.reuse.num_reused, 1),
-    "reused_tokens": (lambda run: run.reuse.reused_tokens, 1),
-    "prefill_s": (lambda run: None if run.a is None else run.a.prefill_ns, NS_PER_S),
-    "W_session_s": (lambda run: run.waiting_session_ns, NS_PER_S),
-}
+        yield {**row, "replicates": len(pairs)}
 
 
 def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
-    if interval is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return cells(interval, {name: "estimate", f"{name}_low": "low", f"{name}_high": "high"})
 
 
 ANALYSES = (

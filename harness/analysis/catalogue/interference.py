@@ -7,22 +7,20 @@ Definitions: docs/method.md, "Waiting"; Table IV.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from operator import itemgetter, sub
 
 import numpy as np
 
-from harness.analysis.catalogue import Analysis, AnalysisOutput
+from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, table
 from harness.analysis.catalogue.costs import cost_table
 from harness.analysis.catalogue.reuse import prefill_kinds_table
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.method import stats
 from harness.analysis.method.devices import mean_interval
-from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.figures import run_figures, total_of
 from harness.analysis.method.interference import Injection, injections, measured_waiting_session_ns
-from harness.analysis.method.reuse import sum_or_none
-from harness.analysis.method.stats import Interval
+from harness.analysis.method.stats import Interval, ratio, seconds, when_known
 from harness.analysis.method.verdicts import ExperimentRuns
-from harness.clock import NS_PER_S
 from harness.records import SealedRun, layout, paired
 from harness.spec.rules import InterferenceRule
 from harness.table import Cell, Table, table_of
@@ -49,9 +47,8 @@ def _prefill_injection(experiment: ExperimentRuns) -> AnalysisOutput:
 
 def _by_length(by_condition: dict[str, list[Injection]]) -> Table:
     rows: list[dict[str, Cell]] = []
-    for group in by_condition.values():
-        if not group[0].spikes:
-            continue
+    injected = [group for group in by_condition.values() if group[0].spikes]
+    for group in sorted(injected, key=lambda group: group[0].prompt_tokens):
         elapsed = [one.prefill_ms for one in group if one.prefill_ms is not None]
         spike_ms = stats.median(one.spike_ms for one in group)
         elapsed_ms = stats.median(elapsed) if elapsed else None
@@ -61,14 +58,14 @@ def _by_length(by_condition: dict[str, list[Injection]]) -> Table:
                 "elapsed_ms": elapsed_ms,
                 "baseline_ms": stats.median(one.baseline_ms for one in group),
                 "spike_ms": spike_ms,
-                "spike_over_elapsed": None if not elapsed_ms else spike_ms / elapsed_ms,
+                "spike_over_elapsed": ratio(spike_ms, elapsed_ms),
                 "simultaneous": sum(one.is_simultaneous for one in group),
                 "waiting_session_s": stats.median(one.waiting_session_s for one in group),
                 "runs": len(group),
             }
         )
     caption = "Medians over runs; a run's spike is the median over its background sessions (Table IV)"
-    return table_of("injection", caption, sorted(rows, key=lambda row: int(row["injected_tokens"] or 0)))
+    return table_of("injection", caption, rows)
 
 
 def _by_run(by_condition: dict[str, list[Injection]]) -> Table:
@@ -97,18 +94,11 @@ def _joined(experiment: ExperimentRuns) -> AnalysisOutput:
     intervals: dict[str, Interval] = {}
     for condition, baseline in experiment.compared():
         pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
-        savings = [_savings(experiment, own, base) for own, base in pairs]
-        rows += [
-            {"condition": condition, "replicate": own.replicate, **saved}
-            for (own, _), saved in zip(pairs, savings, strict=True)
-        ]
+        savings = [(own, _savings(own, base)) for own, base in pairs]
+        rows += [{"condition": condition, "replicate": own.replicate, **saved} for own, saved in savings]
         for name in SAVINGS:
-            known = [
-                (float(value), run_figures(own))
-                for (own, _), saved in zip(pairs, savings, strict=True)
-                if isinstance(value := saved[name], int | float)
-            ]
-            values, runs = [value for value, _ in known], [run for _, run in known]
+            known = [(own, value) for own, saved in savings if isinstance(value := saved[name], int | float)]
+            values, runs = [float(value) for _, value in known], [run_figures(own) for own, _ in known]
             if (interval := mean_interval(values, runs, unit="replicates")) is not None:
                 intervals[f"{condition}: mean {name}"] = interval
     caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
@@ -126,50 +116,23 @@ def _joined(experiment: ExperimentRuns) -> AnalysisOutput:
     return AnalysisOutput(tables, intervals, notes)
 
 
-def _savings(experiment: ExperimentRuns, own: SealedRun, base: SealedRun) -> dict[str, Cell]:
+def _savings(run: SealedRun, base_run: SealedRun) -> dict[str, Cell]:
     """What the condition saved against its baseline on the same plan."""
-    ours, theirs = (_figures_of(experiment, run) for run in (own, base))
-    measured_ns = [None if (seen := measured_waiting(run)) is None else seen.session_ns for run in (own, base)]
-    prefill_ns = [None if figures.a is None else figures.a.prefill_ns for figures in (ours, theirs)]
+    own, base = run_figures(run), run_figures(base_run)
+    measured_ns = [when_known(itemgetter(0), measured_waiting(each)) for each in (base_run, run)]
     return {
-        "reused": f"{theirs.reuse.share_text} -> {ours.reuse.share_text}",
-        "reuse_gained_tokens": _difference(ours.reuse.reused_tokens, theirs.reuse.reused_tokens),
-        "computed_saved_tokens": _difference(theirs.computed_prefill_tokens, ours.computed_prefill_tokens),
-        "prefill_saved_s": _difference_s(prefill_ns[1], prefill_ns[0]),
-        "waiting_saved_session_s": _difference_s(theirs.waiting_session_ns, ours.waiting_session_ns),
-        "waiting_saved_measured_session_s": _difference_s(measured_ns[1], measured_ns[0]),
-        "ratio_A": ours.a.total_ns / theirs.a.total_ns if ours.a and theirs.a and theirs.a.total_ns else None,
+        "reused": f"{base.reuse.share_text} -> {own.reuse.share_text}",
+        "reuse_gained_tokens": when_known(sub, own.reuse.reused_tokens, base.reuse.reused_tokens),
+        "computed_saved_tokens": when_known(sub, base.computed_prefill_tokens, own.computed_prefill_tokens),
+        "prefill_saved_s": seconds(when_known(sub, base.prefill_ns, own.prefill_ns)),
+        "waiting_saved_session_s": seconds(when_known(sub, base.waiting_session_ns, own.waiting_session_ns)),
+        "waiting_saved_measured_session_s": seconds(when_known(sub, *measured_ns)),
+        "ratio_A": ratio(own.a_ns, base.a_ns),
     }
 
 
-def _figures_of(experiment: ExperimentRuns, run: SealedRun) -> RunFigures:
-    return next(figures for figures in experiment.figures(run.condition) if figures.replicate == run.replicate)
-
-
-def _difference(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right
-
-
-def _difference_s(left: int | None, right: int | None) -> float | None:
-    difference = _difference(left, right)
-    return None if difference is None else difference / NS_PER_S
-
-
-ANALYSES = (
-    Analysis("prefill-injection", "what an injected prompt does to running sessions (Table IV)", _prefill_injection),
-    Analysis("joined", "what restored reuse saves of prefill and of other sessions' waiting", _joined),
-)
-
-
-class MeasuredWaiting(NamedTuple):
-    """session_ns: W in session-nanoseconds of the run's clock. source: "observer", or "stamps and streams"."""
-
-    session_ns: int
-    source: str
-
-
-def measured_waiting(run: SealedRun) -> MeasuredWaiting | None:
-    """Measured W of a run; None without an observer and without streams or stamps.
+def measured_waiting(run: SealedRun) -> tuple[int, str] | None:
+    """(measured W of a run in session-ns of its clock, by what); None without an observer, and streams or stamps.
 
     Observer: over each prefill step, its duration times the requests that were running beside it; its instants are the
     machine's own clock, so they are scaled to the run's.
@@ -178,30 +141,32 @@ def measured_waiting(run: SealedRun) -> MeasuredWaiting | None:
     if path.exists():
         prefills = held_back(load_observer(path).steps)
         wall_ns = np.asarray(prefills["duration_ns"]) * np.asarray(prefills["others"])
-        return MeasuredWaiting(round(float(wall_ns.sum()) * run.manifest.time_scale), "observer")
+        return round(float(wall_ns.sum()) * run.manifest.time_scale), "observer"
     session_ns = measured_waiting_session_ns(run)
-    return None if session_ns is None else MeasuredWaiting(session_ns, "stamps and streams")
+    return None if session_ns is None else (session_ns, "stamps and streams")
 
 
-def waiting_table(experiment: ExperimentRuns) -> Table:
+@table("waiting", "Waiting of other sessions during prefills, sums over replicates; session time, no device time")
+def waiting_table(experiment: ExperimentRuns) -> Rows:
     """W per condition, modelled and measured, over the replicates where it was measured; none without any."""
-    rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
         measured = {run.replicate: waiting for run in runs if (waiting := measured_waiting(run)) is not None}
         if not measured:
             continue
         figures = [run for run in experiment.figures(condition) if run.replicate in measured]
-        modelled_ns = sum_or_none(run.waiting_session_ns for run in figures)
-        measured_ns = sum(waiting.session_ns for waiting in measured.values())
-        rows.append(
-            {
-                "condition": condition,
-                "W_modelled_session_s": None if modelled_ns is None else modelled_ns / NS_PER_S,
-                "W_measured_session_s": measured_ns / NS_PER_S,
-                "measured_over_modelled": measured_ns / modelled_ns if modelled_ns else None,
-                "source": ", ".join(sorted({waiting.source for waiting in measured.values()})),
-                "replicates": len(measured),
-            }
-        )
-    caption = "Waiting of other sessions during prefills, sums over replicates; session time, no device time"
-    return table_of("waiting", caption, rows)
+        modelled_ns = total_of(figures).waiting_session_ns
+        measured_ns = sum(session_ns for session_ns, _ in measured.values())
+        yield {
+            "condition": condition,
+            "W_modelled_session_s": seconds(modelled_ns),
+            "W_measured_session_s": seconds(measured_ns),
+            "measured_over_modelled": ratio(measured_ns, modelled_ns),
+            "source": ", ".join(sorted({source for _, source in measured.values()})),
+            "replicates": len(measured),
+        }
+
+
+ANALYSES = (
+    Analysis("prefill-injection", "what an injected prompt does to running sessions (Table IV)", _prefill_injection),
+    Analysis("joined", "what restored reuse saves of prefill and of other sessions' waiting", _joined),
+)

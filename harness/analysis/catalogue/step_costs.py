@@ -7,14 +7,13 @@ Definitions: docs/method.md, "Decisions"; Tables S2 and S3.
 
 from __future__ import annotations
 
-import numpy as np
-
-from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
+from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, of_tables, table
 from harness.analysis.method import stats
+from harness.analysis.method.figures import cells
 from harness.analysis.method.scatter import run_steady_step_ns
 from harness.analysis.method.verdicts import ExperimentRuns, artifact_times_ms
 from harness.clock import NS_PER_MS
-from harness.records import SealedRun
+from harness.records.schema import values_of
 from harness.table import Cell, Table, table_of
 
 TIMES = {"reported": "model p50 of the server's own report", "steps": "whole step periods (model, sampler and host)"}
@@ -37,9 +36,7 @@ def session_table(experiment: ExperimentRuns) -> Table:
                 "ms_per_session": " / ".join(f"{value:.{digits}f}" for value in values),
                 "median_ms": stats.median(values) if values else None,
                 "null_pairs": len(null_ms),
-                "null_median_ms": None if null is None else null.median,
-                "null_q95_ms": None if null is None else null.q95,
-                "null_max_ms": None if null is None else null.maximum,
+                **cells(null, {"null_median_ms": "median", "null_q95_ms": "q95", "null_max_ms": "maximum"}),
             }
             for artifact, values in sorted(artifacts.items())
         )
@@ -47,67 +44,49 @@ def session_table(experiment: ExperimentRuns) -> Table:
     return table_of("sessions", caption, rows)
 
 
-def step_table(experiment: ExperimentRuns) -> Table:
+@table("decode steps", "Intervals between step stamps where n and b stay and no prefill lies between")
+def step_table(experiment: ExperimentRuns) -> Rows:
     """Undisturbed decode steps by (n, b): how many, their median and spread, and what the cost model says."""
-    found: dict[tuple[int, int], list[float]] = {}
-    for runs in experiment.runs.values():
-        for run in runs:
-            for pair, durations in run_steady_step_ns(run).items():
-                found.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
-    model = next(iter(experiment.runs.values()))[0].cost_model
-    rows: list[dict[str, Cell]] = [
-        {
+    steps_ms: dict[tuple[int, int], list[float]] = {}
+    for run in experiment.valid_runs:
+        for pair, durations in run_steady_step_ns(run).items():
+            steps_ms.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
+    model = experiment.valid_runs[0].cost_model
+    for (n, b), durations_ms in sorted(steps_ms.items()):
+        yield {
             "n": n,
             "b": b,
-            "steps": len(durations),
-            "median_ms": stats.median(durations),
-            "q05_ms": stats.quantile(durations, 0.05),
-            "q95_ms": stats.quantile(durations, 0.95),
+            "steps": len(durations_ms),
+            "median_ms": stats.median(durations_ms),
+            "q05_ms": stats.quantile(durations_ms, 0.05),
+            "q95_ms": stats.quantile(durations_ms, 0.95),
             "model_ms": model.decode_step_ns(b, n) / NS_PER_MS,
         }
-        for (n, b), durations in sorted(found.items())
-    ]
-    return table_of(
-        "decode steps", "Intervals between step stamps where n and b stay and no prefill lies between", rows
+
+
+@table("prefills", "One-token requests, one at a time: from send to done, the client's path included")
+def prefill_table(experiment: ExperimentRuns) -> Rows:
+    """Answer times of one-token requests that ran alone against T(q), ascending q."""
+    columns = ("completion_tokens", "prompt_tokens", "cached_tokens", "sent_ns", "done_ns")
+    model = experiment.valid_runs[0].cost_model
+    times = (
+        (prompt - cached, (done_ns - sent_ns) / NS_PER_MS)
+        for run in experiment.valid_runs
+        for generated, prompt, cached, sent_ns, done_ns in values_of(run.table("requests"), *columns)
+        if generated == 1 and done_ns is not None and cached is not None
     )
-
-
-def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
-    """(computed tokens, answer time in ms) of one-token requests that ran alone, in plan order."""
-    rows = run.table("requests").to_pylist()
-    return [
-        (row["prompt_tokens"] - row["cached_tokens"], (row["done_ns"] - row["sent_ns"]) / NS_PER_MS)
-        for row in rows
-        if row["completion_tokens"] == 1 and row["done_ns"] is not None and row["cached_tokens"] is not None
-    ]
-
-
-def prefill_table(experiment: ExperimentRuns) -> Table:
-    """Answer times of one-token requests against T(q), ascending q."""
-    pairs = [pair for runs in experiment.runs.values() for run in runs for pair in prefill_times(run)]
-    model = next(iter(experiment.runs.values()))[0].cost_model
-    rows: list[dict[str, Cell]] = [
-        {
+    for tokens, elapsed_ms in sorted(times):
+        yield {
             "computed_tokens": tokens,
             "elapsed_ms": elapsed_ms,
             "model_ms": model.prefill_ns(tokens) / NS_PER_MS,
             "is_extrapolated": model.is_prefill_extrapolated(tokens),
         }
-        for tokens, elapsed_ms in sorted(pairs)
-    ]
-    return table_of(
-        "prefills", "One-token requests, one at a time: from send to done, the client's path included", rows
-    )
 
 
 def largest_model_error_ms(table: Table, measured: str) -> float | None:
-    """Largest |measured - model| of a table of this module, ms."""
-    errors = [
-        abs(float(ours) - float(theirs))
-        for ours, theirs in zip(table.column(measured), table.column("model_ms"), strict=True)
-        if isinstance(ours, float) and isinstance(theirs, float)
-    ]
-    return float(np.max(errors)) if errors else None
+    """Largest |measured - model| of a table of this module, ms; None for an empty one."""
+    return max((abs(float(row[measured] or 0) - float(row["model_ms"] or 0)) for row in table.records()), default=None)
 
 
 def _step_cost(experiment: ExperimentRuns) -> AnalysisOutput:

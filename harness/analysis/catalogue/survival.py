@@ -6,65 +6,64 @@ Definitions: docs/method.md, "Reuse"; Tables III and S4.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
+from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, of_tables, table
 from harness.analysis.catalogue.alignment import histogram_table
 from harness.analysis.catalogue.costs import cost_table, ratio_intervals
 from harness.analysis.catalogue.interference import waiting_table
 from harness.analysis.catalogue.reuse import (
     ceilings_table,
+    checks_of,
     exceptions_table,
     formula_table,
     lost_reuse_table,
     prefill_kinds_table,
-    reuse_checks,
 )
 from harness.analysis.logs.observer import load_observer
-from harness.analysis.method.reuse import critical_request_count, sum_or_none
+from harness.analysis.method.figures import ReuseFigures
+from harness.analysis.method.reuse import critical_request_count
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.records import SealedRun, layout
-from harness.table import Cell, Table, table_of
+from harness.records.schema import values_of
 
 
-def survival_table(experiment: ExperimentRuns) -> Table:
+def _by_background(experiment: ExperimentRuns) -> dict[str, tuple[int, ReuseFigures]]:
+    """The number m of background requests of each sequential condition, and its re-arrivals; ascending m."""
+    sequential = {
+        condition: (runs[0].workload.num_background, checks_of(runs))
+        for condition, runs in experiment.runs.items()
+        if runs[0].workload.source == "sequential"
+    }
+    return dict(sorted(sequential.items(), key=lambda item: item[1][0]))
+
+
+@table(
+    "survival",
+    "One request at a time: target, m others, the target again; evictions as logged, and as two rules expect",
+)
+def survival_table(experiment: ExperimentRuns) -> Rows:
     """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
-    rows: list[dict[str, Cell]] = []
-    for condition, runs in experiment.runs.items():
-        workload = runs[0].workload
-        if workload.source != "sequential":
-            continue
-        m = workload.num_background
+    for condition, (m, checks) in _by_background(experiment).items():
+        runs = experiment.runs[condition]
         slots = runs[0].server.num_kv_slots
-        checks = [check for run in runs for check in reuse_checks(run)]
-        evictions = [run.num_evictions for run in experiment.figures(condition)]
-        rows.append(
-            {
-                "condition": condition,
-                "m": m,
-                "runs": len(runs),
-                "reused": sum_or_none(check.is_reused for check in checks),
-                "cached_tokens": ", ".join("?" if check.cached is None else str(check.cached) for check in checks),
-                "formula_C": checks[0].by_formula if checks else None,
-                "evictions": ", ".join("?" if count is None else str(count) for count in evictions),
-                "requests_alone": max(0, m + 2 - slots),
-                "with_dummy": max(0, m + 3 - slots),
-            }
-        )
-    caption = "One request at a time: target, m others, the target again; evictions as logged, and as two rules expect"
-    return table_of("survival", caption, sorted(rows, key=lambda row: int(row["m"] or 0)))
+        yield {
+            "condition": condition,
+            "m": m,
+            "runs": len(runs),
+            "reused": checks.num_reused,
+            "cached_tokens": _listed(check.cached_tokens for check in checks.rearrivals),
+            "formula_C": checks.rearrivals[0].reusable_tokens if checks.rearrivals else None,
+            "evictions": _listed(run.num_evictions for run in experiment.figures(condition)),
+            "requests_alone": max(0, m + 2 - slots),
+            "with_dummy": max(0, m + 3 - slots),
+        }
 
 
-def critical_count(experiment: ExperimentRuns) -> int | None:
-    """The critical request count over all sequential conditions; None when reuse is lost at the smallest m."""
-    by_count: dict[int, list[bool]] = {}
-    for runs in experiment.runs.values():
-        workload = runs[0].workload
-        if workload.source == "sequential":
-            checks = [check for run in runs for check in reuse_checks(run)]
-            found = [check.is_reused for check in checks if check.is_reused is not None]
-            by_count.setdefault(workload.num_background, []).extend(found)
-    return critical_request_count(by_count)
+def _listed(counts: Iterable[int | None]) -> str:
+    return ", ".join("?" if count is None else str(count) for count in counts)
 
 
 class DummyRequests(NamedTuple):
@@ -95,58 +94,46 @@ def dummy_requests(run: SealedRun) -> DummyRequests | None:
     return DummyRequests(sum(0 < seqs < server.max_num_seqs for seqs in n), is_derived=True)
 
 
-class Lifecycle(NamedTuple):
-    """Table S4 of one run. dummy_requests: seen by an observer or derived; None where neither is possible."""
-
-    decode_steps: int
-    partial_steps: int
-    dummy_requests: DummyRequests | None
-    steps_at_limit: int
-    evictions: dict[str, int]
-    never_reallocated: int
-
-
-def lifecycle(run: SealedRun) -> Lifecycle:
-    """Partial steps (0 < n < limit), evictions by caller, and evicted slots that nobody got afterwards."""
-    limit = run.server.max_num_seqs
-    n = run.table("steps").column("n").to_pylist()
-    events = run.table("kv_events").select(["kind", "caller", "slots"]).to_pylist()
-    callers: dict[str, int] = {}
-    never = 0
-    for place, event in enumerate(events):
-        if event["kind"] != "eviction":
-            continue
-        callers[event["caller"] or "unknown"] = callers.get(event["caller"] or "unknown", 0) + 1
-        slot = event["slots"][0]
-        later = (other for other in events[place + 1 :] if other["kind"] == "alloc")
-        never += not any(slot in other["slots"] for other in later)
-    partial = sum(0 < seqs < limit for seqs in n)
-    return Lifecycle(len(n), partial, dummy_requests(run), len(n) - partial, callers, never)
+@table("dummy lifecycle", "The dummy block is asked for in every partial step (0 < n < limit)")
+def lifecycle_table(experiment: ExperimentRuns) -> Rows:
+    """Table S4, one row per run: partial steps, evictions by caller, and evicted slots that nobody got afterwards."""
+    for run in experiment.valid_runs:
+        limit, n = run.server.max_num_seqs, run.table("steps").column("n").to_pylist()
+        partial = sum(0 < seqs < limit for seqs in n)
+        dummies = dummy_requests(run)
+        callers, never = _evictions(run)
+        yield {
+            "run": f"{run.condition}/{run.replicate}",
+            "decode_steps": len(n),
+            "partial_steps": partial,
+            "dummy_requests": None if dummies is None else str(dummies),
+            "steps_at_limit": len(n) - partial,
+            "evictions": callers.total(),
+            "callers": ", ".join(f"{caller} {count}" for caller, count in sorted(callers.items())),
+            "never_reallocated": never,
+        }
 
 
-def lifecycle_table(experiment: ExperimentRuns) -> Table:
-    """Table S4: one row per run."""
-    rows: list[dict[str, Cell]] = []
-    for condition, runs in experiment.runs.items():
-        for run in runs:
-            one = lifecycle(run)
-            rows.append(
-                {
-                    "run": f"{condition}/{run.replicate}",
-                    "decode_steps": one.decode_steps,
-                    "partial_steps": one.partial_steps,
-                    "dummy_requests": None if one.dummy_requests is None else str(one.dummy_requests),
-                    "steps_at_limit": one.steps_at_limit,
-                    "evictions": sum(one.evictions.values()),
-                    "callers": ", ".join(f"{caller} {count}" for caller, count in sorted(one.evictions.items())),
-                    "never_reallocated": one.never_reallocated,
-                }
-            )
-    return table_of("dummy lifecycle", "The dummy block is asked for in every partial step (0 < n < limit)", rows)
+def _evictions(run: SealedRun) -> tuple[Counter[str], int]:
+    """Evictions by caller, and how many of the slots nobody got afterwards."""
+    callers: Counter[str] = Counter()
+    allocated, never = set[int](), 0
+    for kind, caller, slots in reversed(list(values_of(run.table("kv_events"), "kind", "caller", "slots"))):
+        if kind == "alloc":
+            allocated.update(slots)
+        elif kind == "eviction":
+            callers[caller or "unknown"] += 1
+            never += slots[0] not in allocated
+    return callers, never
 
 
 def _sequential_survival(experiment: ExperimentRuns) -> AnalysisOutput:
-    critical = critical_count(experiment)
+    is_reused: dict[int, list[bool]] = {}
+    for m, checks in _by_background(experiment).values():
+        is_reused.setdefault(m, []).extend(
+            bool(check.is_reused) for check in checks.rearrivals if check.is_reused is not None
+        )
+    critical = critical_request_count(is_reused)
     count = "none" if critical is None else critical
     note = f"critical request count: {count}; of this order of requests, no threshold on N"
     tables = (survival_table(experiment), formula_table(experiment), exceptions_table(experiment))

@@ -146,6 +146,11 @@ class Comparison:
     def is_same_work(self) -> bool:
         return self.work == self.baseline_work
 
+    @property
+    def ratio_of(self) -> str:
+        """What the ratios compare."""
+        return "total" if self.is_same_work else "generated token"
+
 
 class _Sides(NamedTuple):
     """Runs of a condition and of its baseline, pair by pair."""

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from harness.analysis.method import stats
-from harness.analysis.method.padding import Padding, direction, occupancy_ratio
+from harness.analysis.method.padding import Padding, direction, occupancy_ratio, total_padding
 from harness.analysis.method.reconstruct import (
     ROUNDING,
     ChannelAgreement,
@@ -197,11 +197,9 @@ class Block(NamedTuple):
 
 def pooled(blocks: Sequence[Block]) -> Block:
     """Numerators and denominators summed before dividing."""
-
-    def total(paddings: Sequence[Padding]) -> Padding:
-        return Padding(sum(one.padded_slots for one in paddings), sum(one.bucket_slots for one in paddings))
-
-    return Block(total([block.with_waits for block in blocks]), total([block.without_waits for block in blocks]))
+    return Block(
+        total_padding(block.with_waits for block in blocks), total_padding(block.without_waits for block in blocks)
+    )
 
 
 def decide_direction(rule: DirectionRule, subject: str, blocks: Sequence[Block]) -> Decision:

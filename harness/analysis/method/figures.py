@@ -5,17 +5,18 @@ Every figure comes from the records alone; what cannot be computed is None, neve
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.logs.engine_steps import step_log_of
-from harness.analysis.method.padding import Padding, padding, steps_by_n_b
+from harness.analysis.method.padding import Padding, padding, steps_by_n_b, total_padding
 from harness.analysis.method.plan_answers import ROUNDING_NS, with_logged_prefills
 from harness.analysis.method.reconstruct import (
     ChannelA,
@@ -35,8 +36,8 @@ from harness.analysis.method.reuse import (
     prompt_tokens,
     rearrivals,
     reuse_rule,
-    sum_or_none,
 )
+from harness.analysis.method.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS
 from harness.kinds import kind_of_run
 from harness.records import RunKey, SealedRun, once_per_run, schema
@@ -124,19 +125,17 @@ class ReuseFigures:
     @property
     def num_full(self) -> int | None:
         """Re-arrivals that reused all that formula C allows, or more."""
-        return sum_or_none(
-            None if one.is_reused is None else one.is_reused and not one.is_partial for one in self.rearrivals
-        )
+        return when_known(operator.sub, self.num_reused, self.num_partial)
 
     @property
     def num_lost(self) -> int | None:
         """Re-arrivals that reused nothing."""
-        return sum_or_none(None if one.is_reused is None else not one.is_reused for one in self.rearrivals)
+        return when_known(operator.sub, self.num_rearrivals, self.num_reused)
 
     @property
     def lost_tokens(self) -> int | None:
         """What formula C allows less what was reused."""
-        return None if self.reused_tokens is None else self.reusable_tokens - self.reused_tokens
+        return when_known(operator.sub, self.reusable_tokens, self.reused_tokens)
 
     @property
     def share_text(self) -> str:
@@ -148,60 +147,44 @@ class ReuseFigures:
         return sum(one.reusable_tokens for one in self.rearrivals)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """Figures of one run; times in model ns.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of one run, or their sums over several; times in model ns. What is unknown in one of them is None.
 
     a: channel A and its parts, None without a step log or where reuse is unknown. b_ns: channel B. waiting_session_ns:
     W (session-ns), modelled, None when the log has no KV lines. evictions: by who caused them, None without KV lines.
     has_steps: whether the decode steps are known, from a step log or because nothing was decoded.
-    prompt_tokens, cached_tokens: sums over all responses; cached and computed are None where reuse is unknown.
-    ceilings: None without the plan or where reuse is unknown.
-    device: of its fleet, "" outside one. unit: replicates that ran at once by plan share one, else the replicate.
-    neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
+    computed_prefill_tokens: None where reuse is unknown. ceilings: None without the plan or where reuse is unknown.
     """
 
-    experiment: str
-    condition: str
-    replicate: int
-    is_valid: bool
-    treatment: str
-    baseline: str
     a: ChannelA | None
-    b_ns: int
+    b_ns: int | None
     padding: Padding
     has_steps: bool
     steps_by_n_b: Mapping[tuple[int, int], int]
-    prompt_tokens: int
     computed_prefill_tokens: int | None
-    cached_tokens: int | None
     reuse: ReuseFigures
-    evictions: Mapping[str, int] | None
+    evictions: Counter[str] | None
     waiting_session_ns: int | None
-    lateness: Lateness
-    num_requests: int
-    num_failed: int
-    num_aborted: int
-    generated_tokens: int = 0
     ceilings: Ceilings | None = None
-    invalid_reasons: tuple[str, ...] = field(default=())
-    device: str = ""
-    unit: int = 0
-    neighbours: int = 0
-    is_emulated: bool = False
-
-    @property
-    def key(self) -> RunKey:
-        return RunKey(self.experiment, self.condition, self.replicate)
-
-    @property
-    def label(self) -> str:
-        return f"{self.condition}/{self.replicate}"
 
     @property
     def a_ns(self) -> int | None:
         """Channel A; None without a step log or where reuse is unknown."""
         return None if self.a is None else self.a.total_ns
+
+    @property
+    def decode_ns(self) -> int | None:
+        return None if self.a is None else self.a.decode_ns
+
+    @property
+    def prefill_ns(self) -> int | None:
+        return None if self.a is None else self.a.prefill_ns
+
+    @property
+    def r_ns(self) -> int | None:
+        """r = B - A; None without channel A."""
+        return when_known(residual_ns, self.b_ns, self.a_ns)
 
     @property
     def num_steps(self) -> int | None:
@@ -222,9 +205,89 @@ class RunFigures:
         return dict(sorted(total.items()))
 
     @property
-    def r_ns(self) -> int | None:
-        """r = B - A; None without channel A."""
-        return None if self.a_ns is None else residual_ns(self.b_ns, self.a_ns)
+    def mean_n(self) -> float | None:
+        """Requests per decode step."""
+        slots = self.padding
+        return (slots.bucket_slots - slots.padded_slots) / self.num_steps if self.num_steps else None
+
+    @property
+    def mean_b(self) -> float | None:
+        """Bucket positions per decode step."""
+        return self.padding.bucket_slots / self.num_steps if self.num_steps else None
+
+    @property
+    def mean_step_ns(self) -> float | None:
+        """Mean duration of a decode step in channel A."""
+        return None if self.decode_ns is None or not self.num_steps else self.decode_ns / self.num_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures(Figures):
+    """Figures of one run.
+
+    prompt_tokens, cached_tokens: sums over all responses; cached is None where reuse is unknown.
+    device: of its fleet, "" outside one. unit: replicates that ran at once by plan share one, else the replicate.
+    neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
+    """
+
+    experiment: str
+    condition: str
+    replicate: int
+    is_valid: bool
+    treatment: str
+    baseline: str
+    b_ns: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    lateness: Lateness
+    num_requests: int
+    num_failed: int
+    num_aborted: int
+    generated_tokens: int = 0
+    invalid_reasons: tuple[str, ...] = field(default=())
+    device: str = ""
+    unit: int = 0
+    neighbours: int = 0
+    is_emulated: bool = False
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.experiment, self.condition, self.replicate)
+
+    @property
+    def label(self) -> str:
+        return f"{self.condition}/{self.replicate}"
+
+
+def sums_over(runs: Sequence[RunFigures]) -> dict[str, Any]:
+    """The sums that make the ``Figures`` of several runs, by name. Without a run none is known."""
+
+    def total(name: str, start: Any = 0) -> Any:
+        return sum_or_none((getattr(run, name) for run in runs), start) if runs else None
+
+    steps = sum((Counter(run.steps_by_n_b) for run in runs), Counter[tuple[int, int]]())
+    return {
+        "a": total("a", ChannelA(0, 0)),
+        "b_ns": total("b_ns"),
+        "padding": total_padding(run.padding for run in runs),
+        "has_steps": bool(runs) and all(run.has_steps for run in runs),
+        "steps_by_n_b": dict(sorted(steps.items())),
+        "computed_prefill_tokens": total("computed_prefill_tokens"),
+        "reuse": ReuseFigures(tuple(rearrival for run in runs for rearrival in run.reuse.rearrivals)),
+        "evictions": total("evictions", Counter[str]()),
+        "waiting_session_ns": total("waiting_session_ns"),
+        "ceilings": total("ceilings", Ceilings()),
+    }
+
+
+def total_of(runs: Sequence[RunFigures]) -> Figures:
+    """The sums over several runs."""
+    return Figures(**sums_over(runs))
+
+
+def totals(pairs: Sequence[tuple[RunFigures, RunFigures]]) -> tuple[Figures, Figures]:
+    """The sums over the runs of either side."""
+    return total_of([own for own, _ in pairs]), total_of([base for _, base in pairs])
 
 
 @once_per_run
@@ -275,6 +338,23 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     )
 
 
+def cells(of: object, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Cells of a row of a table; columns: by name, where in ``of`` each cell is, see ``figure_at``."""
+    return {name: figure_at(of, path) for name, path in columns.items()}
+
+
+def same(*names: str) -> dict[str, str]:
+    """Columns with the names of their figures."""
+    return dict(zip(names, names, strict=True))
+
+
+def figure_at(of: Any, path: str) -> Any:
+    """What lies at a path like "interval.low"; None where a part of it is None."""
+    for name in path.split("."):
+        of = None if of is None else getattr(of, name)
+    return of
+
+
 class RunPlace(TypedDict):
     """Where in a fleet a run was made; see ``RunFigures``."""
 
@@ -298,8 +378,6 @@ def place_of(run: SealedRun) -> RunPlace:
     )
 
 
-def _evictions(events: pa.Table) -> dict[str, int] | None:
-    if not events.num_rows:
-        return None
+def _evictions(events: pa.Table) -> Counter[str] | None:
     callers = schema.rows_where(events, "kind", "eviction").column("caller").to_pylist()
-    return dict(Counter(caller or "unknown" for caller in callers))
+    return Counter(caller or "unknown" for caller in callers) if events.num_rows else None

@@ -7,7 +7,7 @@ Definitions: docs/method.md, "Padding", "Decomposition of a bucket change".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,12 +42,6 @@ def steps_by_n_b(steps: pa.Table) -> dict[tuple[int, int], int]:
     return dict(sorted(Counter(pairs).items()))
 
 
-def step_histogram(steps: pa.Table) -> dict[int, int]:
-    """h(n): decode steps with n requests, by ascending n."""
-    values, counts = np.unique(steps.column("n").to_numpy(), return_counts=True)
-    return {int(n): int(count) for n, count in zip(values, counts, strict=True)}
-
-
 def padding(steps: pa.Table) -> Padding:
     """Padded and total bucket positions over decode steps."""
     n, b = steps.column("n").to_numpy(), steps.column("b").to_numpy()
@@ -55,9 +49,10 @@ def padding(steps: pa.Table) -> Padding:
     return Padding(bucket_slots - int(n.sum(dtype=np.int64)), bucket_slots)
 
 
-def padding_ratio(steps: pa.Table) -> float | None:
-    """p = sum(b_t - n_t) / sum(b_t) over decode steps; None without steps."""
-    return padding(steps).ratio
+def total_padding(paddings: Iterable[Padding]) -> Padding:
+    """Numerators and denominators summed before dividing."""
+    listed = list(paddings)
+    return Padding(sum(one.padded_slots for one in listed), sum(one.bucket_slots for one in listed))
 
 
 def padding_of_histogram(histogram: StepHistogram, rule: BucketRule) -> Padding:
@@ -76,6 +71,11 @@ def direction(occupancy: float, band: tuple[float, float] = DIRECTION_BAND) -> s
     if occupancy > band[1]:
         return "above"
     return "below" if occupancy < band[0] else "inside"
+
+
+def bucket_rule(buckets: Sequence[int], histogram: StepHistogram) -> dict[int, int]:
+    """The size that a step of n requests is run with; above the largest compiled size it is not padded."""
+    return {n: next((bucket for bucket in buckets if bucket >= n), n) for n in histogram}
 
 
 def removed_slots(histogram: StepHistogram, old: BucketRule, new: BucketRule) -> dict[int, int]:

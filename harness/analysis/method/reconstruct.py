@@ -90,6 +90,10 @@ class ChannelA:
     def total_ns(self) -> int:
         return self.decode_ns + self.prefill_ns
 
+    def __add__(self, other: ChannelA) -> ChannelA:
+        """The device time of both; nothing else of them is summed."""
+        return ChannelA(self.decode_ns + other.decode_ns, self.prefill_ns + other.prefill_ns)
+
 
 def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_events: pa.Table | None = None) -> ChannelA:
     """Channel A of one run.

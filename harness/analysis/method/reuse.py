@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from harness.analysis.method.reconstruct import join_request_id
+from harness.analysis.method.stats import sum_or_none
 from harness.plan import Plan
 from harness.records import SealedRun
 from harness.records.schema import rows_where, values_of
@@ -54,13 +55,18 @@ def reuse_rule(run: SealedRun) -> ReuseRule:
 
 
 class Rearrival(NamedTuple):
-    """A request that continues an earlier one. Tokens; cached: None where the server did not report it."""
+    """A request that continues an earlier one. Tokens; cached: None where the server did not report it.
+
+    reusable_tokens: what formula C allows; with_answer_tokens: as if the whole previous answer counted too.
+    """
 
     session: int
     request: int
     previous_prompt_tokens: int
+    previous_generated_tokens: int
     prompt_tokens: int
     reusable_tokens: int
+    with_answer_tokens: int
     cached_tokens: int | None
 
     @property
@@ -70,12 +76,6 @@ class Rearrival(NamedTuple):
     @property
     def is_partial(self) -> bool | None:
         return None if self.cached_tokens is None else 0 < self.cached_tokens < self.reusable_tokens
-
-
-def sum_or_none(values: Iterable[int | None]) -> int | None:
-    """The sum; None where one of the values is unknown."""
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
 
 
 def is_reuse_known(requests: pa.Table) -> bool:
@@ -117,16 +117,18 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = I
     parents, kept = continuations(plan)
     rows = _answered(requests)
     prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
-    generated_of = _generated(requests) if rule.keeps_generated else {}
+    generated_of = _generated(requests)
     found: list[Rearrival] = []
     for session, request, prompt, cached in rows:
         previous = parents.get((session, request), (session, request - 1))
         if previous in prompt_of:
-            before = prompt_of[previous]
-            known = rule.kept_tokens(before, generated_of.get(previous, 0))
-            shared = min(known, kept.get((session, request), known))
-            reusable = reusable_tokens(shared, prompt, rule.block_tokens)
-            found.append(Rearrival(session, request, before, prompt, reusable, cached))
+            before, answer = prompt_of[previous], generated_of[previous]
+            # A prompt that leaves the previous answer out cannot share it.
+            reusable, with_answer = (
+                reusable_tokens(min(known, kept.get((session, request), known)), prompt, rule.block_tokens)
+                for known in (rule.kept_tokens(before, answer), before + answer)
+            )
+            found.append(Rearrival(session, request, before, answer, prompt, reusable, with_answer, cached))
     return found
 
 
@@ -253,7 +255,7 @@ def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRu
     answered = sorted((row for row in rows.values() if row.prompt_tokens is not None), key=attrgetter("sent_ns"))
     evictions = _Evictions(kv_events, (row.response_id for row in answered))
     known = _SharedBeginnings(plan)
-    generated_of = _generated(requests) if rule.keeps_generated else {}
+    generated_of = _generated(requests)
     for row in answered:
         place = row.session, row.request
         parent = rows.get(parents.get(place, (place[0], place[1] - 1)))

@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.clock import NS_PER_S
 from harness.errors import SpecError
 
+T = TypeVar("T")
 FloatArray = NDArray[np.float64]
 Statistic = Callable[[FloatArray], FloatArray]
 StatisticName = Literal["mean", "median"]
@@ -223,6 +225,31 @@ def quantile_interval(
     low, high = np.quantile(values, shares, method="weibull")
     method = "t interval of the share below (Woodruff)"
     return Interval(at, min(at, float(low)), max(at, float(high)), level, method, unit, len(samples), 0, 0)
+
+
+@overload
+def sum_or_none(values: Iterable[int | None]) -> int | None: ...
+@overload
+def sum_or_none(values: Iterable[T | None], start: T) -> T | None: ...
+def sum_or_none(values: Iterable[Any], start: Any = 0) -> Any:
+    """The sum; None where one of the values is unknown."""
+    listed = list(values)
+    return None if None in listed else sum(listed, start)
+
+
+def when_known(of: Callable[..., T], *values: object) -> T | None:
+    """A function of values; None where one of them is unknown."""
+    return None if None in values else of(*values)
+
+
+def ratio(value: float | None, over: float | None) -> float | None:
+    """The ratio; None where either is unknown or ``over`` is 0."""
+    return value / over if value is not None and over else None
+
+
+def seconds(ns: int | None) -> float | None:
+    """The same time in seconds; None where it is unknown."""
+    return None if ns is None else ns / NS_PER_S
 
 
 def median(values: Iterable[float]) -> float:

@@ -7,8 +7,7 @@ ratios and nothing is decided.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,14 +15,12 @@ import pyarrow as pa
 
 from harness.analysis.method.answer import Answer, answers, main_answers
 from harness.analysis.method.compare import Comparison, Verdict, check_channels, compare
-from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
+from harness.analysis.method.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over
 from harness.analysis.method.invariants import check_experiment
-from harness.analysis.method.padding import Padding, removed_slots, shapley_split
+from harness.analysis.method.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
-from harness.analysis.method.reuse import Ceilings, total_ceilings
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.method.speeds import Speeds, device_findings, device_tables, speeds
-from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
@@ -49,9 +46,9 @@ class BucketChange:
     padding_shares: Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionFigures:
-    """One condition: its runs, and sums over the valid ones. Times in model ns.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionFigures(Figures):
+    """One condition: its runs, and sums over the valid ones.
 
     comparison: None for a baseline, or when no replicate is valid in both. bucket_change: only where the bucket set is
     all that changed h(n)'s padding, that is, where h(n) equals the baseline's.
@@ -80,102 +77,21 @@ class ConditionFigures:
         return self.baseline not in ("", self.name)
 
     @property
-    def a_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: run.a_ns)
-
-    @property
-    def decode_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: None if run.a is None else run.a.decode_ns)
-
-    @property
-    def prefill_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: None if run.a is None else run.a.prefill_ns)
-
-    @property
-    def b_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: run.b_ns)
-
-    @property
-    def r_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: run.r_ns)
-
-    @property
-    def waiting_session_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: run.waiting_session_ns)
-
-    @property
-    def padding(self) -> Padding:
-        """Numerators and denominators summed before dividing."""
-        runs = self.valid_runs
-        return Padding(sum(run.padding.padded_slots for run in runs), sum(run.padding.bucket_slots for run in runs))
-
-    @property
-    def steps_by_n_b(self) -> dict[tuple[int, int], int]:
-        total: Counter[tuple[int, int]] = Counter()
-        for run in self.valid_runs:
-            total.update(run.steps_by_n_b)
-        return dict(sorted(total.items()))
-
-    @property
-    def histogram(self) -> dict[int, int]:
-        """h(n) over all valid runs."""
-        total: Counter[int] = Counter()
-        for run in self.valid_runs:
-            total.update(run.histogram)
-        return dict(sorted(total.items()))
-
-    @property
-    def num_steps(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: run.num_steps)
-
-    @property
-    def mean_n(self) -> float | None:
-        """Requests per decode step."""
-        slots = self.padding
-        return (slots.bucket_slots - slots.padded_slots) / self.num_steps if self.num_steps else None
-
-    @property
-    def mean_b(self) -> float | None:
-        """Bucket positions per decode step."""
-        return self.padding.bucket_slots / self.num_steps if self.num_steps else None
-
-    @property
-    def mean_step_ns(self) -> float | None:
-        """Mean duration of a decode step in channel A."""
-        return None if self.decode_ns is None or not self.num_steps else self.decode_ns / self.num_steps
-
-    @property
-    def reuse(self) -> ReuseFigures:
-        return ReuseFigures(tuple(rearrival for run in self.valid_runs for rearrival in run.reuse.rearrivals))
-
-    @property
-    def ceilings(self) -> Ceilings | None:
-        """Sums over the valid runs; None where the plan of a run cannot be read."""
-        known = [run.ceilings for run in self.valid_runs if run.ceilings is not None]
-        return total_ceilings(known) if known and len(known) == len(self.valid_runs) else None
-
-    @property
-    def evictions(self) -> Counter[str] | None:
-        """By who caused them; None where a run has no KV log."""
-        known = [Counter(run.evictions) for run in self.valid_runs if run.evictions is not None]
-        return sum(known, Counter[str]()) if known and len(known) == len(self.valid_runs) else None
-
-    @property
-    def computed_prefill_tokens(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: run.computed_prefill_tokens)
-
-    @property
     def rearrival_p50_ms(self) -> float | None:
         """The worst of the runs' medians, wall ms."""
-        return _worst(self.valid_runs, lambda run: run.lateness.rearrival_p50_ms)
+        return self._worst("rearrival_p50_ms")
 
     @property
     def rearrival_p99_ms(self) -> float | None:
-        return _worst(self.valid_runs, lambda run: run.lateness.rearrival_p99_ms)
+        return self._worst("rearrival_p99_ms")
 
     @property
     def start_spread_ms(self) -> float | None:
-        return _worst(self.valid_runs, lambda run: run.lateness.start_spread_ms)
+        return self._worst("start_spread_ms")
+
+    def _worst(self, name: str) -> float | None:
+        values = (getattr(run.lateness, name) for run in self.valid_runs)
+        return max((value for value in values if value is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -231,8 +147,7 @@ class ExperimentSummary:
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
         main = main_answers(self.answers)
-        rows = ({**_condition_row(each), **_answer_cells(main.get(each.name))} for each in self.conditions)
-        return self._with_origin(list(rows))
+        return self._with_origin([_condition_row(each, main.get(each.name)) for each in self.conditions])
 
     def to_pandas(self) -> object:
         """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
@@ -299,7 +214,13 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     factors = {run.condition: run.manifest.factors for run in ordered}
     plain = {
         name: ConditionFigures(
-            name, group[0].treatment, group[0].baseline, buckets[name], tuple(group), factors=factors[name]
+            name=name,
+            treatment=group[0].treatment,
+            baseline=group[0].baseline,
+            buckets=buckets[name],
+            runs=tuple(group),
+            factors=factors[name],
+            **sums_over([run for run in group if run.is_valid]),
         )
         for name, group in grouped.items()
     }
@@ -358,27 +279,35 @@ def _bucket_change(condition: ConditionFigures, baseline: ConditionFigures) -> B
     is_comparable = histogram and histogram == baseline.histogram and condition.buckets and baseline.buckets
     if not is_comparable or condition.buckets == baseline.buckets:
         return None
-    old, new = _rule(baseline.buckets, histogram), _rule(condition.buckets, histogram)
+    old, new = bucket_rule(baseline.buckets, histogram), bucket_rule(condition.buckets, histogram)
     return BucketChange(removed_slots(histogram, old, new), shapley_split(histogram, old, new))
 
 
-def _rule(buckets: tuple[int, ...], histogram: Mapping[int, int]) -> dict[int, int]:
-    """The size that a step of n requests is run with; above the largest captured size it is not padded."""
-    return {n: next((bucket for bucket in buckets if bucket >= n), n) for n in histogram}
+# Columns of runs and of conditions alike, and where in their figures the cells are.
+COSTS = same("a_ns", "decode_ns", "prefill_ns", "b_ns", "r_ns", "waiting_session_ns")
+WORK = {
+    "padding_ratio": "padding.ratio",
+    "num_steps": "num_steps",
+    **{name: f"reuse.{name}" for name in ("num_rearrivals", "num_reused", "reused_tokens")},
+    "computed_prefill_tokens": "computed_prefill_tokens",
+}
+LATENESS = same("rearrival_p50_ms", "rearrival_p99_ms", "start_spread_ms")
+COMPARED = {
+    **same("ratio_a", "ratio_b"),
+    **{f"ratio_{channel}_{end}": f"interval_{channel}.{end}" for channel in "ab" for end in ("low", "high")},
+    **same("ratio_of", "tau"),
+    "channels": "verdict.value",
+    "is_agreed": "is_agreed",
+}
+ANSWERED = {
+    "source": "source.value",
+    "p_holm": "p_adjusted",
+    "family": "family_size",
+    "verdict": "verdict.value",
+}
 
 
-def _sum_or_none(runs: Sequence[RunFigures], of: Callable[[RunFigures], int | None]) -> int | None:
-    values = [of(run) for run in runs]
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _worst(runs: Sequence[RunFigures], of: Callable[[RunFigures], float | None]) -> float | None:
-    return max((value for run in runs if (value := of(run)) is not None), default=None)
-
-
-def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
-    compared = condition.comparison
+def _condition_row(condition: ConditionFigures, answer: Answer | None) -> dict[str, Any]:
     return {
         "condition": condition.name,
         "factors": json.dumps(dict(condition.factors)),
@@ -387,29 +316,26 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "buckets": list(condition.buckets),
         "num_runs": len(condition.runs),
         "num_valid_runs": len(condition.valid_runs),
-        "a_ns": condition.a_ns,
-        "decode_ns": condition.decode_ns,
-        "prefill_ns": condition.prefill_ns,
-        "b_ns": condition.b_ns,
-        "r_ns": condition.r_ns,
-        "waiting_session_ns": condition.waiting_session_ns,
-        "ratio_a": None if compared is None else compared.ratio_a,
-        "ratio_b": None if compared is None else compared.ratio_b,
-        **_interval_cells("ratio_a", None if compared is None else compared.interval_a),
-        **_interval_cells("ratio_b", None if compared is None else compared.interval_b),
-        "ratio_of": None if compared is None else "total" if compared.is_same_work else "generated token",
-        "tau": None if compared is None else compared.tau,
-        "channels": None if compared is None else compared.verdict.value,
-        "is_agreed": None if compared is None else compared.is_agreed,
-        "padding_ratio": condition.padding.ratio,
-        "num_steps": condition.num_steps,
-        "num_rearrivals": condition.reuse.num_rearrivals,
-        "num_reused": condition.reuse.num_reused,
-        "reused_tokens": condition.reuse.reused_tokens,
-        "computed_prefill_tokens": condition.computed_prefill_tokens,
-        "rearrival_p50_ms": condition.rearrival_p50_ms,
-        "rearrival_p99_ms": condition.rearrival_p99_ms,
-        "start_spread_ms": condition.start_spread_ms,
+        **cells(condition, COSTS),
+        **cells(condition.comparison, COMPARED),
+        **cells(condition, WORK),
+        **cells(condition, LATENESS),
+        **cells(answer, ANSWERED),
+    }
+
+
+def _run_row(run: RunFigures) -> dict[str, Any]:
+    return {
+        "condition": run.condition,
+        "replicate": run.replicate,
+        "is_valid": run.is_valid,
+        **cells(run, COSTS),
+        **cells(run, WORK),
+        "evictions": run.num_evictions,
+        "evictions_dummy": None if run.evictions is None else run.evictions["dummy"],
+        **cells(run.lateness, LATENESS),
+        "num_failed": run.num_failed,
+        "num_aborted": run.num_aborted,
     }
 
 
@@ -422,48 +348,5 @@ def _in_words(answer: Answer) -> str:
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
 
 
-def _answer_cells(answer: Answer | None) -> dict[str, Cell]:
-    """The answer's source, adjusted p and verdict; None for a baseline."""
-    return {
-        "source": None if answer is None else answer.source.value,
-        "p_holm": None if answer is None else answer.p_adjusted,
-        "family": None if answer is None else answer.family_size,
-        "verdict": None if answer is None else answer.verdict.value,
-    }
-
-
 def _in_seconds(name: str, value: Cell) -> Cell:
     return value / NS_PER_S if name.endswith("_ns") and isinstance(value, int) else value
-
-
-def _interval_cells(name: str, interval: Interval | None) -> dict[str, float | None]:
-    """Ends of an interval as columns; None below three replicates."""
-    ends = (None, None) if interval is None else (interval.low, interval.high)
-    return dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
-
-
-def _run_row(run: RunFigures) -> dict[str, Any]:
-    return {
-        "condition": run.condition,
-        "replicate": run.replicate,
-        "is_valid": run.is_valid,
-        "a_ns": run.a_ns,
-        "decode_ns": None if run.a is None else run.a.decode_ns,
-        "prefill_ns": None if run.a is None else run.a.prefill_ns,
-        "b_ns": run.b_ns,
-        "r_ns": run.r_ns,
-        "waiting_session_ns": run.waiting_session_ns,
-        "padding_ratio": run.padding.ratio,
-        "num_steps": run.num_steps,
-        "num_rearrivals": run.reuse.num_rearrivals,
-        "num_reused": run.reuse.num_reused,
-        "reused_tokens": run.reuse.reused_tokens,
-        "computed_prefill_tokens": run.computed_prefill_tokens,
-        "evictions": run.num_evictions,
-        "evictions_dummy": None if run.evictions is None else run.evictions.get("dummy", 0),
-        "rearrival_p50_ms": run.lateness.rearrival_p50_ms,
-        "rearrival_p99_ms": run.lateness.rearrival_p99_ms,
-        "start_spread_ms": run.lateness.start_spread_ms,
-        "num_failed": run.num_failed,
-        "num_aborted": run.num_aborted,
-    }

@@ -7,16 +7,18 @@ records, rules and predictions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from harness.analysis.method import decide, stats
-from harness.analysis.method.compare import Verdict, compare
+from harness.analysis.method.compare import Comparison, Verdict, compare
 from harness.analysis.method.decide import Block, Costs, Decision, Outcome, withheld
-from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.figures import RunFigures, run_figures, totals
 from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.margins import decide_equivalence, decide_superiority
-from harness.analysis.method.predictions import Predictions, drawn_ratio
+from harness.analysis.method.predictions import Prediction, Predictions, drawn_ratio
 from harness.analysis.method.scatter import full_bucket_ms, reported_model_ms
 from harness.analysis.method.stopping import LogRatios, SequentialStatus, log_ratios, sequential_status
 from harness.clock import NS_PER_S
@@ -38,6 +40,7 @@ from harness.spec.rules import (
     TimesSource,
 )
 
+Pairs = Sequence[tuple[RunFigures, RunFigures]]
 EXPLORATORY = "the runs are exploratory"
 
 
@@ -46,6 +49,7 @@ class ExperimentRuns:
 
     def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
         self.all_runs = tuple(runs)
+        self.valid_runs = [run for group in by_condition(runs).values() for run in group]
         self.runs = by_condition(runs)
         self.predictions = predictions or {}
         self._figures: dict[str, list[RunFigures]] = {}
@@ -74,6 +78,18 @@ class ExperimentRuns:
         own = (run for run in self.figures(condition) if run.a is not None and (run.replicate, run.device) in others)
         return [(run, others[run.replicate, run.device]) for run in own]
 
+    def compare(self, condition: str, baseline: str) -> Comparison | None:
+        """The cost ratios of a condition to its baseline; None without a pair of valid runs."""
+        return compare(baseline, self.figures(condition), self.figures(baseline))
+
+    def predicted(self, pairs: Pairs) -> tuple[list[Prediction], list[Prediction]] | None:
+        """What was predicted for the runs of each side; None where something of it is missing."""
+        sides = [
+            [self.predictions.get(pair[at].condition, {}).get(pair[at].replicate) for pair in pairs] for at in (0, 1)
+        ]
+        known = [[one for one in side if one is not None] for side in sides]
+        return (known[0], known[1]) if sides == known else None
+
     def looked(self) -> SequentialStatus | None:
         """Where the experiment stands under its stopping rule; None when it declares none."""
         spec = self.all_runs[0].spec
@@ -89,95 +105,84 @@ class ExperimentRuns:
         ]
 
 
+class Case(NamedTuple):
+    """What a rule is applied to. condition: that it may leave out or call exploratory; missing: what is, in words."""
+
+    subject: str
+    num_replicates: int
+    decide: Callable[[], Decision]
+    condition: str = ""
+    missing: str = ""
+
+
 def decide_experiment(
     rules: Sequence[DecisionRule], experiment: ExperimentRuns, *, is_confirmatory: bool
 ) -> list[Decision]:
     """Every rule on everything it applies to, in the order of the rules and the conditions."""
     decisions: list[Decision] = []
     for rule in rules:
-        nothing = withheld(rule.name, "-", "no condition of this experiment is subject to it")
-        judged = list(_apply(rule, experiment)) or [nothing]
-        missing = rule.missing_from(experiment.factors) if judged != [nothing] else []
-        decisions += judged
-        decisions += [withheld(rule.name, what, "no condition of this experiment is that") for what in missing]
-    return decisions if is_confirmatory else [_without_standing(decision) for decision in decisions]
-
-
-def _without_standing(decision: Decision) -> Decision:
-    is_subject = decision.outcome in (Outcome.PASS, Outcome.FAIL)
-    return decision.not_subject(EXPLORATORY) if is_subject else decision
+        judged = list(_apply(rule, experiment))
+        absent = dict.fromkeys(rule.missing_from(experiment.factors), "no condition of this experiment is that")
+        if not judged:
+            absent = {"-": "no condition of this experiment is subject to it"}
+        decisions += [*judged, *(withheld(rule.name, subject, reason) for subject, reason in absent.items())]
+    if is_confirmatory:
+        return decisions
+    return [
+        decision.not_subject(EXPLORATORY) if decision.outcome in (Outcome.PASS, Outcome.FAIL) else decision
+        for decision in decisions
+    ]
 
 
 def _apply(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
-    match rule:
-        case CostRule():
-            yield from _costs(rule, experiment)
-        case DirectionRule():
-            yield from _directions(rule, experiment)
-        case OccupancyPredictionRule():
-            yield from _occupancy_predictions(rule, experiment)
-        case SaturationRule():
-            yield from _saturations(rule, experiment)
-        case RecompilationRule():
-            yield from _recompilations(rule, experiment)
-        case NoTreatmentRule():
-            yield from _no_treatments(rule, experiment)
-        case InterferenceRule():
-            yield from _interference(rule, experiment)
-        case EquivalenceRule():
-            yield from _equivalences(rule, experiment)
-        case SuperiorityRule():
-            yield from _superiorities(rule, experiment)
+    for case in CASES[type(rule)](rule, experiment):
+        factors = experiment.factors.get(case.condition, {})
+        if case.condition and not rule.applies_to(case.condition, factors):
+            continue
+        if case.num_replicates < rule.min_replicates:
+            reason = f"{case.num_replicates} valid replicates, the rule needs {rule.min_replicates}"
+            yield withheld(rule.name, case.subject, reason, num_replicates=case.num_replicates)
+        elif case.missing:
+            yield withheld(rule.name, case.subject, case.missing)
+        elif case.condition and rule.is_exploratory(case.condition, factors):
+            yield case.decide().not_subject("exploratory condition")
+        else:
+            yield case.decide()
 
 
-def _applies(rule: DecisionRule, experiment: ExperimentRuns, condition: str) -> bool:
-    return rule.applies_to(condition, experiment.factors[condition])
-
-
-def _standing(rule: DecisionRule, experiment: ExperimentRuns, condition: str, decision: Decision) -> Decision:
-    is_exploratory = rule.is_exploratory(condition, experiment.factors[condition])
-    return decision.not_subject("exploratory condition") if is_exploratory else decision
+NO_PREDICTION = "nothing was predicted for these runs"
 
 
 def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs | str:
     """Sums over the replicates that both conditions have; or, in words, what is missing."""
     pairs = experiment.pairs(condition, baseline)
-    predicted = [experiment.predictions.get(name, {}) for name in (condition, baseline)]
-    replicates = [own.replicate for own, _base in pairs]
     if not pairs:
         return "no replicate is valid, and has channel A, in both conditions"
-    if any(replicate not in table for table in predicted for replicate in replicates):
-        return "nothing was predicted for these runs"
-    own_s, base_s = (sum(table[k].device_ns for k in replicates) / NS_PER_S for table in predicted)
-    return Costs(
-        a_s=sum(own.a.total_ns for own, _ in pairs if own.a is not None) / NS_PER_S,
-        b_s=sum(own.b_ns for own, _ in pairs) / NS_PER_S,
-        baseline_a_s=sum(base.a.total_ns for _, base in pairs if base.a is not None) / NS_PER_S,
-        baseline_b_s=sum(base.b_ns for _, base in pairs) / NS_PER_S,
-        predicted_s=own_s,
-        baseline_predicted_s=base_s,
-        predicted_interval=drawn_ratio(*([table[k] for k in replicates] for table in predicted)),
-    )
+    predicted = experiment.predicted(pairs)
+    if predicted is None:
+        return NO_PREDICTION
+    own, base = totals(pairs)
+    sums_ns = (own.a_ns, own.b_ns, base.a_ns, base.b_ns, *(sum(one.device_ns for one in side) for side in predicted))
+    return Costs(*((ns or 0) / NS_PER_S for ns in sums_ns), predicted_interval=drawn_ratio(*predicted))
 
 
-def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
+    """Channels A and B of every run with a step log, seconds."""
+    observed = [run for run in runs if run.a is not None]
+    return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
+
+
+def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Case]:
     for condition, baseline in experiment.compared():
-        if not _applies(rule, experiment, condition):
-            continue
         costs = costs_of(experiment, condition, baseline)
-        if (few := _too_few(rule, condition, len(experiment.pairs(condition, baseline)))) is not None:
-            yield few
-        elif isinstance(costs, str):
-            yield withheld(rule.name, condition, costs)
-        else:
-            yield _standing(rule, experiment, condition, decide.decide_cost(rule, condition, costs))
-
-
-def _too_few(rule: DecisionRule, subject: str, num_replicates: int) -> Decision | None:
-    if num_replicates >= rule.min_replicates:
-        return None
-    reason = f"{num_replicates} valid replicates, the rule needs {rule.min_replicates}"
-    return withheld(rule.name, subject, reason, num_replicates=num_replicates)
+        missing = costs if isinstance(costs, str) else ""
+        yield Case(
+            condition,
+            len(experiment.pairs(condition, baseline)),
+            partial(decide.decide_cost, rule, condition, cast("Costs", costs)),
+            condition,
+            missing,
+        )
 
 
 def waits_pairs(experiment: ExperimentRuns) -> Iterator[tuple[str, str]]:
@@ -195,32 +200,20 @@ def blocks_of(experiment: ExperimentRuns, with_waits: str, without: str) -> list
     return [Block(own.padding, base.padding) for own, base in experiment.pairs(with_waits, without)]
 
 
-def _directions(rule: DirectionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def _directions(rule: DirectionRule, experiment: ExperimentRuns) -> Iterator[Case]:
     for with_waits, without in waits_pairs(experiment):
-        if not _applies(rule, experiment, with_waits):
-            continue
         blocks = blocks_of(experiment, with_waits, without)
-        few = _too_few(rule, with_waits, len(blocks))
-        yield few or _standing(rule, experiment, with_waits, decide.decide_direction(rule, with_waits, blocks))
+        yield Case(with_waits, len(blocks), partial(decide.decide_direction, rule, with_waits, blocks), with_waits)
 
 
-def _occupancy_predictions(rule: OccupancyPredictionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def _occupancy_predictions(rule: OccupancyPredictionRule, experiment: ExperimentRuns) -> Iterator[Case]:
     for with_waits, without in waits_pairs(experiment):
-        if not _applies(rule, experiment, with_waits):
-            continue
         blocks = blocks_of(experiment, with_waits, without)
-        few = _too_few(rule, with_waits, len(blocks))
-        predicted = [experiment.predictions.get(name, {}) for name in (with_waits, without)]
-        replicates = [own.replicate for own, _ in experiment.pairs(with_waits, without)]
-        if few is not None:
-            yield few
-        elif any(k not in table for table in predicted for k in replicates):
-            yield withheld(rule.name, with_waits, "nothing was predicted for these runs")
-        else:
-            promised = decide.pooled([Block(predicted[0][k].padding, predicted[1][k].padding) for k in replicates])
-            measured = decide.pooled(blocks)
-            decision = decide.decide_occupancy_prediction(rule, with_waits, promised.occupancy, measured.occupancy)
-            yield _standing(rule, experiment, with_waits, decision)
+        predicted = experiment.predicted(experiment.pairs(with_waits, without))
+        promised = [Block(own.padding, base.padding) for own, base in zip(*(predicted or ([], [])), strict=True)]
+        occupancies = (decide.pooled(promised).occupancy, decide.pooled(blocks).occupancy)
+        decision = partial(decide.decide_occupancy_prediction, rule, with_waits, *occupancies)
+        yield Case(with_waits, len(blocks), decision, with_waits, NO_PREDICTION if predicted is None else "")
 
 
 class Contrast(NamedTuple):
@@ -263,13 +256,13 @@ def adjacent_ratios(
     }
 
 
-def _saturations(rule: SaturationRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def _saturations(rule: SaturationRule, experiment: ExperimentRuns) -> Iterator[Case]:
     contrast = Contrast(rule.factor, rule.strata)
     for smaller, larger in pairwise(rule.levels):
         subject = f"{level_text(rule.factor, smaller)} -> {level_text(rule.factor, larger)}"
         ratios = adjacent_ratios(experiment, contrast, smaller, larger)
         fewest = min((len(values) for values in ratios.values()), default=0)
-        yield _too_few(rule, subject, fewest) or decide.decide_saturation(rule, subject, ratios)
+        yield Case(subject, fewest, partial(decide.decide_saturation, rule, subject, ratios))
 
 
 class ArtifactTimes(NamedTuple):
@@ -310,70 +303,70 @@ def _num_sessions(times: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[tu
     return {(bucket, name): len(values) for bucket, artifacts in times.items() for name, values in artifacts.items()}
 
 
-def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iterator[Decision]:
-    found = artifact_times_ms(experiment, rule.times)
-    for bucket, artifacts in found.by_bucket.items():
+def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    by_bucket, source = artifact_times_ms(experiment, rule.times)
+    for bucket, artifacts in by_bucket.items():
         rounded = {
-            name: [_to_resolution(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
+            name: [_rounded(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
         }
         null_ms = stats.pooled_pair_differences(rounded.values())
         for x, y in rule.comparisons:
-            subject = f"{x} vs {y}, bucket {bucket}"
-            few = _too_few(rule, subject, min(len(rounded.get(x, ())), len(rounded.get(y, ()))))
-            yield few or decide.decide_recompilation(rule, subject, (rounded[x], rounded[y]), null_ms, found.source)
+            subject, sessions = f"{x} vs {y}, bucket {bucket}", (rounded.get(x, []), rounded.get(y, []))
+            decision = partial(decide.decide_recompilation, rule, subject, sessions, null_ms, source)
+            yield Case(subject, min(map(len, sessions)), decision)
 
 
-def _to_resolution(value: float, step: float) -> float:
+def _rounded(value: float, step: float) -> float:
     return round(round(value / step) * step, 9) if step else value
 
 
-def _no_treatments(rule: NoTreatmentRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def _no_treatments(rule: NoTreatmentRule, experiment: ExperimentRuns) -> Iterator[Case]:
     for condition in experiment.factors:
-        if not _applies(rule, experiment, condition):
-            continue
-        runs = [run for run in experiment.figures(condition) if run.a is not None]
-        few = _too_few(rule, condition, len(runs))
-        a_s = [run.a.total_ns / NS_PER_S for run in runs if run.a is not None]
-        b_s = [run.b_ns / NS_PER_S for run in runs]
-        yield few or _standing(rule, experiment, condition, decide.decide_no_treatment(rule, condition, a_s, b_s))
+        a_s, b_s = channels_s(experiment.figures(condition))
+        yield Case(condition, len(a_s), partial(decide.decide_no_treatment, rule, condition, a_s, b_s), condition)
 
 
-def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterator[Case]:
     smallest = min((len(experiment.runs.get(condition, ())) for condition in experiment.factors), default=0)
-    few = _too_few(rule, "injections", smallest)
-    if few is not None:
-        yield few
+    if smallest < rule.min_replicates:
+        yield Case("injections", smallest, lambda: withheld(rule.name, "injections", ""))
         return
-    runs = [run for group in experiment.runs.values() for run in group]
-    yield from decide_interference(rule, injections(runs, rule))
+    for decision in decide_interference(rule, injections(experiment.valid_runs, rule)):
+        yield Case(decision.subject, smallest, partial(copy, decision))
 
 
-def _equivalences(rule: EquivalenceRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+def _margins(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Case]:
     looked = experiment.looked()
     for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
-        if not _applies(rule, experiment, ratios.condition):
-            continue
-        few = _too_few(rule, f"{ratios.condition} vs {ratios.baseline}", len(ratios.values))
-        yield few or _standing(rule, experiment, ratios.condition, decide_equivalence(rule, ratios, looked))
+        subject = f"{ratios.condition} vs {ratios.baseline}"
+        if isinstance(rule, EquivalenceRule):
+            decision = partial(decide_equivalence, rule, ratios, looked)
+        elif apart := _channels_apart(experiment, ratios):
+            decision = partial(withheld, rule.name, subject, apart)
+        else:
+            decision = partial(decide_superiority, rule, ratios, looked)
+        yield Case(subject, len(ratios.values), decision, ratios.condition)
 
 
-def _superiorities(rule: SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Decision]:
-    looked = experiment.looked()
-    for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
-        if not _applies(rule, experiment, ratios.condition):
-            continue
-        few = _too_few(rule, f"{ratios.condition} vs {ratios.baseline}", len(ratios.values))
-        decision = _channels_apart(rule, experiment, ratios) or decide_superiority(rule, ratios, looked)
-        yield few or _standing(rule, experiment, ratios.condition, decision)
-
-
-def _channels_apart(rule: SuperiorityRule, experiment: ExperimentRuns, ratios: LogRatios) -> Decision | None:
-    """WITHHELD where both channels are there and do not say the same, as in the report; None otherwise."""
-    found = compare(ratios.baseline, experiment.figures(ratios.condition), experiment.figures(ratios.baseline))
+def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios) -> str:
+    """Why both channels, where they are there, do not say the same, as in the report; empty otherwise."""
+    found = experiment.compare(ratios.condition, ratios.baseline)
     if ratios.channel == "b" or found is None or found.verdict not in (Verdict.DIFFER, Verdict.CANNOT_TELL):
-        return None
-    reason = (
+        return ""
+    return (
         f"modelled device time (A) gives a cost ratio of {found.ratio_a:.4f} and time in flight (B) "
         f"{found.ratio_b:.4f}; the baseline's own channels lie {found.residual_share:.4f} of B apart"
     )
-    return withheld(rule.name, f"{ratios.condition} vs {ratios.baseline}", reason)
+
+
+CASES: Mapping[type, Callable[[Any, ExperimentRuns], Iterator[Case]]] = {
+    CostRule: _costs,
+    DirectionRule: _directions,
+    OccupancyPredictionRule: _occupancy_predictions,
+    SaturationRule: _saturations,
+    RecompilationRule: _recompilations,
+    NoTreatmentRule: _no_treatments,
+    InterferenceRule: _interference,
+    EquivalenceRule: _margins,
+    SuperiorityRule: _margins,
+}

@@ -79,9 +79,8 @@ def test_shapley_split_of_forty_changes_sums_to_the_drop() -> None:
 def test_padding_and_histogram_of_a_step_log() -> None:
     steps = steps_table((6, 8), (6, 8), (5, 8), (1, 1))
     assert pad.padding(steps) == (7, 25)
-    assert pad.step_histogram(steps) == {1: 1, 5: 1, 6: 2}
     assert pad.steps_by_n_b(steps) == {(1, 1): 1, (5, 8): 1, (6, 8): 2}
-    assert pad.padding_ratio(steps_table()) is None
+    assert pad.padding(steps_table()).ratio is None
 
 
 # Table S5 prints p_A and p_C to four places; R follows to within what that rounding allows.
