@@ -146,14 +146,13 @@ def test_the_simulator_shows_all_that_its_engine_works_by(tmp_path: Path) -> Non
     assert set(run.manifest.effective["shown"]) == ENGINE_KEYS - PAGED_KEYS
 
 
-@pytest.fixture
-def by_hand(tmp_path: Path) -> Iterator[Mapping[int, str]]:
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, str]]:
     """Emulators that somebody else has started, by their number of KV slots."""
     with ExitStack() as servers:
         urls: dict[int, str] = {}
         for slots in (8, 12):
-            folder = tmp_path / f"emulator-{slots}"
-            folder.mkdir()
+            folder = tmp_path_factory.mktemp(f"emulator-{slots}")
             plan = EmulatorBackend().launch(ServerSpec(kv_slots=slots), LaunchOptions(free_port(), folder))
             servers.enter_context(serving(plan, folder))
             urls[slots] = f"http://{plan.host}:{plan.port}"

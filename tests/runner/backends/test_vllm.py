@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.logs.derive import rebuild
 from harness.analysis.method.figures import figures_at, run_figures
 from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import ServerError, SpecError
-from harness.records import SealedRun, layout
+from harness.records import RunStore, SealedRun, layout
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
 from harness.runner.run import LaunchOptions
@@ -56,11 +57,30 @@ def finding(run: SealedRun, code: str) -> str:
     return found
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the experiment ``steps``, run once for all tests that only read it, and its cost model.
+
+    Conditions: sizes that leave n = 5 and 6 out, the same with costs; sizes that cover every n, the same with settings.
+    """
+    folder = tmp_path_factory.mktemp("steps")
+    (folder / "gpu.toml").write_text(COSTS)
+    priced = {"cost_model": str(folder / "gpu.toml")}
+    covered = {"decode_buckets": [1, 2, 4, 6]}
+    conditions = ({}, priced, covered, {**covered, "num_gpu_blocks": 512, "block_size": 128})
+    spec = experiment(fake_vllm(folder / "env"), *conditions, extra_args=["--seed", "1"])
+    run_experiment(spec, runs_root=folder / "runs")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> list[SealedRun]:
+    return RunStore(root / "runs").sealed("steps")
+
+
 @pytest.mark.live
-def test_each_run_is_a_server_whose_settings_and_steps_are_read_from_its_step_log(tmp_path: Path) -> None:
-    conditions = ({}, {"decode_buckets": [1, 2, 4, 6], "num_gpu_blocks": 512, "block_size": 128})
-    spec = experiment(fake_vllm(tmp_path / "env"), *conditions, extra_args=["--seed", "1"])
-    without, covered = run_experiment(spec, runs_root=tmp_path / "runs").runs
+def test_each_run_is_a_server_whose_settings_and_steps_are_read_from_its_step_log(runs: list[SealedRun]) -> None:
+    without, *_, covered = runs
     assert (without.invalid_reasons, covered.invalid_reasons) == ((), ())
     in_force = covered.manifest.effective["server"]
     assert in_force["decode_buckets"] == [1, 2, 4, 6]
@@ -75,12 +95,11 @@ def test_each_run_is_a_server_whose_settings_and_steps_are_read_from_its_step_lo
 
 
 @pytest.mark.live
-def test_batches_that_no_captured_size_covers_are_named_with_the_sizes_that_would(tmp_path: Path) -> None:
-    (run,) = run_experiment(experiment(fake_vllm(tmp_path / "env"), {}), runs_root=tmp_path / "runs").runs
-    eager = finding(run, "steps-eager")
+def test_batches_that_no_captured_size_covers_are_named_with_the_sizes_that_would(runs: list[SealedRun]) -> None:
+    eager = finding(runs[0], "steps-eager")
     assert "no captured size of [1, 2, 4] covers n = 5 (" in eager
     assert "server.decode_buckets = [1, 2, 4, 5, 6]; or lower server.max_num_seqs to 4" in eager
-    apart = finding(run, "steps-apart")
+    apart = finding(runs[0], "steps-apart")
     assert "pure decode steps; beside them" in apart
     assert "12 prefill" in apart
 
@@ -121,22 +140,17 @@ def test_a_step_log_that_is_not_there_is_refused_before_the_first_run(tmp_path: 
 
 
 @pytest.mark.live
-def test_a_sealed_run_rebuilds_its_steps_from_the_step_log(tmp_path: Path) -> None:
-    from harness.analysis.logs.derive import rebuild
-
-    (run,) = run_experiment(experiment(fake_vllm(tmp_path / "env"), {}), runs_root=tmp_path / "runs").runs
-    assert rebuild(run).steps_source == "step-log"
-    assert run.file(layout.STEP_LOG).stat().st_size
+def test_a_sealed_run_rebuilds_its_steps_from_the_step_log(runs: list[SealedRun]) -> None:
+    assert rebuild(runs[0]).steps_source == "step-log"
+    assert runs[0].file(layout.STEP_LOG).stat().st_size
 
 
 @pytest.mark.live
-def test_runs_of_two_stacks_are_compared_on_the_same_plans(tmp_path: Path) -> None:
-    spec = experiment(fake_vllm(tmp_path / "env"), {})
-    run_experiment(spec, runs_root=tmp_path / "runs")
+def test_runs_of_two_stacks_are_compared_on_the_same_plans(root: Path, tmp_path: Path) -> None:
     plain = {"max_num_seqs": 6, "decode_buckets": (1, 2, 4, 6)}
-    other = spec.model_copy(update={"name": "simulated", "backend": "sim", "server": ServerSpec.model_validate(plain)})
-    run_experiment(other, runs_root=tmp_path / "runs")
-    measured, simulated = (str(tmp_path / "runs" / name) for name in ("steps", "simulated"))
+    other = {"name": "simulated", "backend": "sim", "server": ServerSpec.model_validate(plain)}
+    run_experiment(experiment(root / "env", {}).model_copy(update=other), runs_root=tmp_path)
+    measured, simulated = (str(place) for place in (root / "runs" / "steps" / "c0", tmp_path / "simulated"))
     done = CliRunner().invoke(app, ["compare", measured, "--baseline", simulated], env={"COLUMNS": "1000"})
     assert done.exit_code == 0, done.output
     assert "paired by plan, 1:1 runs" in done.output
@@ -145,15 +159,10 @@ def test_runs_of_two_stacks_are_compared_on_the_same_plans(tmp_path: Path) -> No
 
 @pytest.mark.live
 def test_advice_names_the_sizes_to_capture_and_their_gain_where_a_cost_model_of_the_server_is_given(
-    tmp_path: Path,
+    root: Path,
 ) -> None:
-    (tmp_path / "gpu.toml").write_text(COSTS)
-    priced = {"cost_model": str(tmp_path / "gpu.toml")}
-    spec = experiment(fake_vllm(tmp_path / "env"), {}, priced, {"decode_buckets": [1, 2, 4, 6], "max_num_seqs": 6})
-    run_experiment(spec, runs_root=tmp_path / "runs")
-
     def advice(condition: str) -> str:
-        words = ["predict", "advise", "steps", "--runs", str(tmp_path / "runs"), "--baseline", condition]
+        words = ["predict", "advise", "steps", "--runs", str(root / "runs"), "--baseline", condition]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         return done.output
@@ -220,14 +229,14 @@ per_token_us = 20.0
 
 
 @pytest.mark.live
-def test_device_time_is_absent_until_the_cost_model_states_what_prompts_cost_on_that_server(tmp_path: Path) -> None:
-    (tmp_path / "gpu.toml").write_text(COSTS)
-    spec = experiment(fake_vllm(tmp_path / "env"), {}, decode_buckets=[1, 2, 4, 6], block_size=128)
-    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+def test_device_time_is_absent_until_the_cost_model_states_what_prompts_cost_on_that_server(
+    root: Path, runs: list[SealedRun]
+) -> None:
+    run = runs[-1]
     figures = run_figures(run)
     assert (figures.a, figures.a_ns) == (None, None)
     assert figures.b_ns > 0
-    priced = figures_at(run, load_cost_model(tmp_path / "gpu.toml")).a
+    priced = figures_at(run, load_cost_model(root / "gpu.toml")).a
     assert priced is not None
     assert figures.computed_prefill_tokens is not None
     assert priced.prefill_ns == 12 * 5_000_000 + 20_000 * figures.computed_prefill_tokens
@@ -238,16 +247,13 @@ def test_device_time_is_absent_until_the_cost_model_states_what_prompts_cost_on_
 
 
 @pytest.mark.live
-def test_every_report_shows_such_runs_and_leaves_out_what_they_do_not_have(tmp_path: Path) -> None:
-    spec = experiment(fake_vllm(tmp_path / "env"), {}, {"decode_buckets": [1, 2, 4, 6]})
-    run_experiment(spec, runs_root=tmp_path / "runs")
-
+def test_every_report_shows_such_runs_and_leaves_out_what_they_do_not_have(root: Path, tmp_path: Path) -> None:
     def harness(*words: str) -> str:
         done = CliRunner().invoke(app, [*words], env={"COLUMNS": "1000"})
         assert done.exit_code == 0, done.output
         return done.output
 
-    where = ("steps", "--runs", str(tmp_path / "runs"))
+    where = ("steps", "--runs", str(root / "runs"))
     assert "Served by vllm 0.30.0." in harness("table", *where)
     assert "Served by vllm 0.30.0." in harness("table", *where, "--serving")
     assert "Served by vllm 0.30.0." in harness("compare", *where)
