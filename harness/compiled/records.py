@@ -79,8 +79,9 @@ def records_of(record: type[Record], columns: dict[str, npt.ArrayLike], count: i
 def records_from(record: type[Record], rows: Sequence[tuple[int, ...]]) -> Records[Record]:
     """One record per row, values in the order of the fields."""
     records = new_records(record, len(rows))
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
-    for place, name in enumerate(record_fields(record)):
+    names = record_fields(record)
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
+    for place, name in enumerate(names):
         records[name][:] = table[:, place]
     return records
 

@@ -36,7 +36,7 @@ DECODE = "DECODE"
 IDLE = "IDLE"
 MIXED = "MIXED"
 """Decodes and parts of prompts in one step: paged rules only."""
-STEP_KINDS = (IDLE, PREFILL, DECODE)
+STEP_KINDS = (IDLE, PREFILL, DECODE, MIXED)
 EVENT_KINDS = (
     "ALLOC",
     "EVICTION",

@@ -14,7 +14,6 @@ import numpy as np
 from harness.analysis.method.predictions import DrawnFigures, Prediction, Predictions
 from harness.compiled.records import IntArray
 from harness.engine import EngineConfig
-from harness.errors import SpecError
 from harness.experiment import PlannedRun, PlannedRuns
 from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
@@ -35,16 +34,10 @@ def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> 
     """The prediction of one run, planned or sealed: the mean of the draws that its experiment sets.
 
     rules: KV rules to predict with; default: the rules of its server. A single draw is the nominal simulation. The
-    draws of each run have their own jitter. SpecError for rules with paged KV memory.
+    draws of each run have their own jitter.
     """
     server = run.server if rules is None else run.server.model_copy(update={"rules": rules})
     config, cost_model, num_draws = EngineConfig.from_server(server), run.cost_model, run.spec.prediction.draws
-    if config.rule_set.is_paged:
-        raise SpecError(
-            f"runs under the rules {config.rules!r} are not predicted with draws",
-            where=run.label,
-            hint=f"Simulate them: harness run {run.spec.name} --backend sim",
-        )
     arrays = plan_arrays([run.plan])
     filled_in = cost_model.filled_in_buckets(config.decode_buckets)
     if num_draws == 1:

@@ -11,20 +11,22 @@ from itertools import islice
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from harness.clock import NS_PER_S
 from harness.compiled.records import IntArray, Records, record_as_dict
-from harness.engine.config import EngineConfig
+from harness.engine.config import PAGED_BLOCK_TOKENS, PAGED_STEP_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
+from harness.engine.scheduler import STEP_KINDS
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
 from harness.processes import parallel_map
 from harness.sim.kernel import arrays as layout
-from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draws
+from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draw, run_draws
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
-from harness.stack.rbln.kv_rules import AUTO
+from harness.spec.server import PAGED_KEYS
+from harness.stack.rbln.kv_rules import AUTO, rule_set
 
 LONGEST_S = 1e8
 LARGEST_SEED = 2**63 - 1
@@ -93,10 +95,15 @@ class CaseSession(_Part):
 
 
 class CaseConfig(_Part):
+    """A configuration. slots: not under paged rules; the last three: only there."""
+
     buckets: tuple[Whole, ...] = Field(min_length=1)
     limit: Whole = Field(ge=1, le=4096)
-    slots: Whole = Field(ge=1, le=4096)
+    slots: Whole | None = Field(default=None, ge=1, le=4096)
     slot_tokens: Whole = Field(default=8192, ge=128, le=1 << 20)
+    num_gpu_blocks: Whole | None = Field(default=None, ge=2, le=1 << 20)
+    block_size: Whole | None = Field(default=None, ge=1, le=1 << 20)
+    max_num_batched_tokens: Whole | None = Field(default=None, ge=1, le=1 << 20)
 
 
 class CasePrefill(_Part):
@@ -105,12 +112,23 @@ class CasePrefill(_Part):
     chunk: Whole = Field(default=128, ge=1)
 
 
+class CaseChunkedPrefill(_Part):
+    """What parts of prompts add to a step, under paged rules."""
+
+    per_step_s: Real = Field(ge=0)
+    per_token_s: Real = Field(gt=0)
+
+
 class CaseCost(_Part):
+    """Costs. prefill: not under paged rules; chunked_prefill and eager_s (a step without a graph): only there."""
+
     f_s: dict[int, Real] = Field(min_length=1)
     alpha_s: Real = 0.0
     beta_s: Real = 0.0
     context_s_per_token: Real = 0.0
-    prefill: CasePrefill
+    prefill: CasePrefill | None = None
+    chunked_prefill: CaseChunkedPrefill | None = None
+    eager_s: Real | None = Field(default=None, ge=0, le=1)
 
 
 class CasePerturbation(_Part):
@@ -156,6 +174,27 @@ class Case(_Part):
     draws: Whole = Field(default=0, ge=0, le=100_000)
     perturb: CasePerturbation = CasePerturbation()
     seed: Whole = Field(default=0, ge=0, le=LARGEST_SEED)
+
+    @model_validator(mode="after")
+    def _keys_fit_the_rules(self) -> Case:
+        paged = {
+            **{f"config.{key}": getattr(self.config, key) for key in PAGED_KEYS},
+            "cost.chunked_prefill": self.cost.chunked_prefill,
+            "cost.eager_s": self.cost.eager_s,
+        }
+        slots = {"config.slots": self.config.slots, "cost.prefill": self.cost.prefill}
+        needed = ("cost.chunked_prefill",) if self.is_paged else tuple(slots)
+        for key in needed:
+            if {**paged, **slots}[key] is None:
+                raise ValueError(f"{key}: Field required")
+        for key, value in (slots if self.is_paged else paged).items():
+            if value is not None:
+                raise ValueError(f"{key}: the rules {rule_set(self.rules).name!r} do not have it")
+        return self
+
+    @property
+    def is_paged(self) -> bool:
+        return rule_set(self.rules).is_paged
 
     @property
     def request_columns(self) -> tuple[RequestColumn, ...]:
@@ -222,13 +261,7 @@ def describe(error: ValidationError) -> str:
 
 def run_case(case: Case) -> dict[str, Any]:
     """Simulate one case; raises PlanError, SpecError or ValueError when it cannot be run."""
-    config = EngineConfig(
-        max_num_seqs=case.config.limit,
-        decode_buckets=tuple(sorted(case.config.buckets)),
-        kv_slots=case.config.slots,
-        slot_tokens=case.config.slot_tokens,
-        rules=case.rules,
-    )
+    config = case_config(case)
     model = case_cost_model(case)
     check_durations(config, model)
     arrays = pack([_session_rows(case)], [0])
@@ -252,15 +285,28 @@ def _drawn_results(
     drawn = draw(arrays, config, model, case.perturb.perturbation(case.seed), range(case.draws))
     for truth in drawn.models:
         check_durations(config, truth)
-    costs = drawn.costs(config)
     if "steps" not in case.emit:
         together = run_draws(drawn, config)
         for plan in range(case.draws):
             yield _figures(case, config, one_plan(drawn.arrays, plan), outcome_of_plan(drawn.arrays, together, plan))
         return
     for plan in range(case.draws):
-        alone = one_plan(drawn.arrays, plan)
-        yield _figures(case, config, alone, run_arrays(alone, config, layout.costs_of_plan(costs, plan)))
+        yield _figures(case, config, *run_draw(drawn, config, plan))
+
+
+def case_config(case: Case) -> EngineConfig:
+    """The configuration of a case."""
+    asked = case.config
+    return EngineConfig(
+        max_num_seqs=asked.limit,
+        decode_buckets=tuple(sorted(asked.buckets)),
+        kv_slots=asked.slots or asked.limit,
+        slot_tokens=asked.slot_tokens,
+        rules=case.rules,
+        block_tokens=(asked.block_size or PAGED_BLOCK_TOKENS) if case.is_paged else PREFILL_CHUNK_TOKENS,
+        num_gpu_blocks=asked.num_gpu_blocks,
+        max_num_batched_tokens=asked.max_num_batched_tokens or PAGED_STEP_TOKENS,
+    )
 
 
 def check_durations(config: EngineConfig, model: CostModel) -> None:
@@ -277,7 +323,8 @@ def check_durations(config: EngineConfig, model: CostModel) -> None:
 
 def case_cost_model(case: Case) -> CostModel:
     """The cost model of a case, its decimals taken as written."""
-    cost = case.cost
+    cost, chunked = case.cost, case.cost.chunked_prefill
+    prefill = cost.prefill or CasePrefill(per_chunk_s=0)
     model = CostModel(
         name=case.id,
         source="simulation case",
@@ -285,9 +332,12 @@ def case_cost_model(case: Case) -> CostModel:
         alpha_fs=to_fs(cost.alpha_s, FS_PER_S),
         beta_fs=to_fs(cost.beta_s, FS_PER_S),
         context_fs=to_fs(cost.context_s_per_token, FS_PER_S),
-        chunk_tokens=cost.prefill.chunk,
-        call_fs=to_fs(cost.prefill.per_chunk_s, FS_PER_S),
-        token_fs=to_fs(cost.prefill.per_chunk_per_token_s, FS_PER_S),
+        chunk_tokens=prefill.chunk,
+        call_fs=to_fs(prefill.per_chunk_s, FS_PER_S),
+        token_fs=to_fs(prefill.per_chunk_per_token_s, FS_PER_S),
+        chunk_step_fs=None if chunked is None else to_fs(chunked.per_step_s, FS_PER_S),
+        chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_s, FS_PER_S),
+        eager_ns=_ns(cost.eager_s or 0.0),
     )
     check_magnitudes(model)
     return model
@@ -369,6 +419,8 @@ def _steps(records: Records[layout.StepRecord]) -> list[list[Any]]:
                 steps[-1][4] += count
             else:
                 steps.append([start_ns / NS_PER_S, "decode", num_seqs, bucket, count, None, None, None])
+        elif session < 0:  # paged rules: parts of several prompts, perhaps beside decodes
+            steps.append([start_ns / NS_PER_S, STEP_KINDS[kind].lower(), num_seqs, None, 1, None, None, computed])
         else:
             steps.append([start_ns / NS_PER_S, "prefill", 1, 1, 1, session, request, computed])
         end_ns = start_ns + count * duration_ns

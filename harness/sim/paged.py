@@ -5,38 +5,43 @@ Exact integers, no randomness, no I/O. Raises PlanError when a request does not 
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import repeat
 
-import pyarrow as pa
+import numpy as np
 
+from harness.compiled.records import IntArray, record_as_dict, records_from
 from harness.engine import DECODE, CostModel, EngineConfig, Step
 from harness.engine.paged import PagedScheduler
-from harness.plan import BlockKeys, Plan
+from harness.engine.scheduler import CALLERS, STEP_KINDS
+from harness.plan import BlockKeys, Plan, RequestPlan, SessionPlan
 from harness.plan.agenda import LEAVES, Agenda
+from harness.sim.kernel import arrays as layout
 
 NOT_YET = -1
+_BY_REQUEST = CALLERS.index("request")
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One request of the plan, as a row of the result."""
+    """One request of the plan: the fields of ``RequestResult``, in its order."""
 
+    cached_tokens: int = 0
     arrival_ns: int = NOT_YET
     admitted_ns: int = NOT_YET
     first_token_ns: int = NOT_YET
     completed_ns: int = NOT_YET
-    cached_tokens: int = 0
+    hash_hit_tokens: int = 0
     preemptions: int = 0
     aborted_tokens: int = NOT_YET
-    num_tokens: int = 0
 
 
 @dataclass
 class PagedOutcome:
-    """What a plan did on a server. rows: in the order of the plan. steps: as in ``SimResult.steps``, one row a step.
+    """What a plan did on a server. rows: in the order of the plan. steps: the fields of ``StepRecord``, one row a step.
 
     evicted: blocks with content that were used again, by start of the step. chunk_wait_ns: time that parts of prompts
     added to steps, once for each request that decoded in them.
@@ -44,21 +49,43 @@ class PagedOutcome:
 
     rows: dict[tuple[int, int], _Row]
     histogram: list[int]
-    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    steps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     evicted: Counter[int] = field(default_factory=Counter[int])
     decode_ns: int = 0
     other_ns: int = 0
     chunk_wait_ns: int = 0
+    computed_tokens: int = 0
     end_ns: int = 0
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The fields of ``PlanTotals``, in its order."""
+        rows, num_decode_steps = self.rows.values(), sum(self.histogram)
+        return (
+            self.decode_ns,
+            self.other_ns,
+            self.chunk_wait_ns,
+            self.end_ns,
+            num_decode_steps,
+            len(self.steps) - num_decode_steps,
+            self.evicted.total(),
+            self.computed_tokens,
+            sum(row.cached_tokens for row in rows),
+            sum(row.preemptions for row in rows),
+            len(self.steps),
+            self.evicted.total(),
+            -1,
+        )
 
 
 class _Run:
-    def __init__(self, plan: Plan, config: EngineConfig, cost_model: CostModel) -> None:
-        self._plan, self._agenda, self._costs = plan, Agenda(plan), cost_model
+    def __init__(self, plan: Plan, config: EngineConfig, cost_model: CostModel, noise: Iterator[int]) -> None:
+        self._plan, self._agenda, self._costs, self._noise = plan, Agenda(plan), cost_model, noise
         self._scheduler = PagedScheduler(config.paged, cost_model)
         self._keys = BlockKeys(plan, config.block_tokens)
         self._names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
         self._handles = {name: handle for handle, name in enumerate(self._names)}
+        self._num_tokens = Counter[tuple[int, int]]()
         self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
         self.outcome = PagedOutcome({name: _Row() for name in self._names}, [0] * (config.max_num_seqs + 1))
 
@@ -73,6 +100,8 @@ class _Run:
                 continue
             evicted = scheduler.pool.num_evicted
             step = scheduler.schedule()
+            duration_ns = step.duration_ns + step.duration_ns * next(self._noise) // 1_000_000
+            step = step._replace(duration_ns=duration_ns)
             self._record(step, now_ns, scheduler.pool.num_evicted - evicted)
             now_ns += step.duration_ns
             # Clients that leave during the step get none of its tokens.
@@ -98,27 +127,22 @@ class _Run:
             row = rows[self._names[admission.request]]
             if row.admitted_ns == NOT_YET:
                 row.admitted_ns, row.cached_tokens = start_ns, admission.cached_tokens
+                # With paged memory a hash that is found is a block that is there.
+                row.hash_hit_tokens = admission.cached_tokens
         for handle in step.preempted:
             rows[self._names[handle]].preemptions += 1
         if num_evicted:
             outcome.evicted[start_ns] += num_evicted
         is_decode = step.kind == DECODE
-        outcome.steps.append(
-            {
-                "start_ns": start_ns,
-                "kind": step.kind.lower(),
-                "n": step.num_seqs,
-                "b": step.bucket if is_decode else None,
-                "count": 1,
-                "computed_tokens": None if is_decode else step.computed_tokens,
-                "duration_ns": step.duration_ns,
-            }
-        )
+        computed_tokens = NOT_YET if is_decode else step.computed_tokens
+        kind, place = STEP_KINDS.index(step.kind), (step.num_seqs, step.bucket, 1, -1, -1)
+        outcome.steps.append((start_ns, kind, *place, computed_tokens, step.duration_ns))
         if is_decode:
             outcome.decode_ns += step.duration_ns
             outcome.histogram[step.num_seqs] += 1
             return
         outcome.other_ns += step.duration_ns
+        outcome.computed_tokens += step.computed_tokens
         num_decoding = sum(step.tokens) - step.computed_tokens
         outcome.chunk_wait_ns += num_decoding * self._costs.chunked_step_ns(0, 0, 0, step.computed_tokens)
 
@@ -131,7 +155,7 @@ class _Run:
             row = rows[name]
             if handle in step.unfinished or row.completed_ns != NOT_YET:
                 continue
-            row.num_tokens += 1
+            self._num_tokens[name] += 1
             received.append(name)
             if row.first_token_ns == NOT_YET:
                 row.first_token_ns = end_ns
@@ -142,73 +166,83 @@ class _Run:
             self._leave_with_enough(received, end_ns)
 
     def _leave_with_enough(self, received: Iterable[tuple[int, int]], end_ns: int) -> None:
-        rows = self.outcome.rows
-        for name in self._agenda.with_enough((*name, rows[name].num_tokens) for name in received):
+        for name in self._agenda.with_enough((*name, self._num_tokens[name]) for name in received):
             self._leave(name, end_ns)
             self._agenda.over(*name, end_ns)
 
     def _leave(self, name: tuple[int, int], at_ns: int) -> None:
         row = self.outcome.rows[name]
         self._scheduler.abort(self._handles[name])
-        row.completed_ns, row.aborted_tokens = at_ns, row.num_tokens
+        row.completed_ns, row.aborted_tokens = at_ns, self._num_tokens[name]
 
 
-def play_paged(plan: Plan, config: EngineConfig, cost_model: CostModel) -> PagedOutcome:
-    """One plan on one freshly started server with paged rules."""
-    return _Run(plan, config, cost_model).play()
+def run_paged(
+    plans: Iterable[Plan],
+    config: EngineConfig,
+    cost_models: Sequence[CostModel],
+    noise_seeds: Sequence[int] = (),
+    noise: IntArray = layout.NO_NOISE,
+) -> layout.Outcome:
+    """Each plan on a fresh server, at its own costs: the tables that the compiled simulator gives of other rules.
+
+    noise_seeds: one for each plan, see ``CostArrays``; default: no noise.
+    """
+    places, played = noise.tolist(), list[PagedOutcome]()
+    for place, (plan, cost_model) in enumerate(zip(plans, cost_models, strict=True)):
+        chosen = random.Random(noise_seeds[place] if noise_seeds else 0)
+        played.append(_Run(plan, config, cost_model, (chosen.choice(places) for _ in repeat(None))).play())
+    last = played[-1]
+    # A block belongs to no request.
+    evictions = [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in last.evicted.elements()]
+    return layout.Outcome(
+        requests=records_from(layout.RequestResult, [astuple(row) for one in played for row in one.rows.values()]),
+        histogram=np.array([one.histogram for one in played], dtype=np.int64),
+        totals=records_from(layout.PlanTotals, [one.totals for one in played]),
+        steps=records_from(layout.StepRecord, last.steps),
+        evictions=records_from(layout.EvictionRecord, evictions),
+    )
 
 
-def request_table(plan: Plan, outcome: PagedOutcome) -> pa.Table:
-    """The table ``SimResult.requests``."""
-    rows = list(outcome.rows.items())
-    planned = [plan.request(*name) for name, _ in rows]
-    columns: dict[str, pa.Array] = {
-        "session": pa.array([name[0] for name, _ in rows], pa.int32()),
-        "request": pa.array([name[1] for name, _ in rows], pa.int32()),
-        "prompt_tokens": pa.array([one.prompt_tokens for one in planned], pa.int32()),
-        "generate_tokens": pa.array([one.generate_tokens for one in planned], pa.int32()),
-        "cached_tokens": pa.array([row.cached_tokens for _, row in rows], pa.int32()),
-        # With paged memory a hash that is found is a block that is there.
-        "hash_hit_tokens": pa.array([row.cached_tokens for _, row in rows], pa.int32()),
-    }
-    for column in ("arrival_ns", "admitted_ns", "first_token_ns", "completed_ns"):
-        columns[column] = pa.array([getattr(row, column) for _, row in rows], pa.int64())
-    for column in ("preemptions", "aborted_tokens"):
-        columns[column] = pa.array([getattr(row, column) for _, row in rows], pa.int32())
-    return pa.table(columns)
+def plans_of(arrays: layout.PlanArrays) -> list[Plan]:
+    """The plans in these tables. Names of blocks are the numbers of their chains, which are equal where those are."""
+    return [_plan_of(arrays, place) for place in range(len(arrays.plans))]
 
 
-STEP_SCHEMA = pa.schema(
-    [
-        ("start_ns", pa.int64()),
-        ("kind", pa.string()),
-        ("n", pa.int32()),
-        ("b", pa.int32()),
-        ("count", pa.int64()),
-        ("session", pa.int32()),
-        ("request", pa.int32()),
-        ("computed_tokens", pa.int32()),
-        ("duration_ns", pa.int64()),
-    ]
-)
+def _plan_of(arrays: layout.PlanArrays, place: int) -> Plan:
+    plan = record_as_dict(arrays.plans, place)
+    first = plan["first_session"]
+    rows = [record_as_dict(arrays.sessions, first + session) for session in range(plan["num_sessions"])]
+    before: list[list[int]] = [[] for _ in rows]
+    for session, row in enumerate(rows):
+        for follower in arrays.followers[row["first_follower"] :][: row["num_followers"]].tolist():
+            before[follower].append(session)
+    return Plan(
+        source="simulated",
+        seed=0,
+        replicate=0,
+        treatment="as-drawn",
+        shared_prefix_tokens=plan["shared_prefix"],
+        token_id_range=(0, 2),
+        sessions=tuple(_session_of(arrays, session, row, before[session]) for session, row in enumerate(rows)),
+        block_tokens=plan["named_tokens"],
+    )
 
 
-def step_table(outcome: PagedOutcome) -> pa.Table:
-    """The table ``SimResult.steps``; a step of several requests belongs to none of them."""
-    return pa.Table.from_pylist(outcome.steps, schema=STEP_SCHEMA)
-
-
-def eviction_table(outcome: PagedOutcome) -> pa.Table:
-    """The table ``SimResult.evictions``: a row for each block whose content is gone; blocks belong to no request."""
-    instants = list(outcome.evicted.elements())
-    nothing = pa.nulls(len(instants), pa.int32())
-    callers = pa.array(["request"] * len(instants), pa.string())
-    return pa.table(
-        {
-            "at_ns": pa.array(instants, pa.int64()),
-            "slot": nothing,
-            "caller": callers,
-            "session": nothing,
-            "request": nothing,
-        }
+def _session_of(arrays: layout.PlanArrays, index: int, row: dict[str, int], before: Sequence[int]) -> SessionPlan:
+    after = row["after"]
+    requests = arrays.requests[row["first_request"] :][: row["num_requests"]]
+    columns = ("keep", "new", "generate", "wait_ns", "abort_ns", "abort_tokens")
+    return SessionPlan(
+        index,
+        row["start_ns"],
+        None if after < 0 else after,
+        None if row["continues"] < 0 else row["continues"],
+        tuple(
+            RequestPlan(keep, new, generate, wait_ns, abort_after_ns=abort_ns, abort_after_tokens=abort_tokens)
+            for keep, new, generate, wait_ns, abort_ns, abort_tokens in zip(
+                *(requests[name].tolist() for name in columns), strict=True
+            )
+        ),
+        also_after=tuple(session for session in before if session != after),
+        blocks=tuple(arrays.names[row["first_name"] :][: row["num_names"]].tolist()),
     )

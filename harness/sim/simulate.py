@@ -23,7 +23,7 @@ from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.paged import eviction_table, play_paged, request_table, step_table
+from harness.sim.paged import plans_of, run_paged
 from harness.spec import ServerSpec
 
 
@@ -179,8 +179,6 @@ def simulate(
         model = load_cost_model(server.cost_model) if cost_model is None else cost_model
     arrays = plan_arrays([plan])
     check_slots(arrays, config)
-    if config.rule_set.is_paged:
-        return _paged_result(plan, config, model)
     outcome = run_arrays(arrays, config, model, max_steps_per_advance)
     return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
 
@@ -198,6 +196,9 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
+    if config.rule_set.is_paged:
+        check_slots(arrays, config)
+        return run_paged(plans_of(arrays), config, [model] * len(arrays.plans))
     return run_with_costs(arrays, config, layout.cost_arrays(config, model))
 
 
@@ -289,7 +290,13 @@ def run_arrays(
     costs: CostModel | layout.CostArrays,
     max_steps: int | None = None,
 ) -> layout.Outcome:
-    """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted."""
+    """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted.
+
+    costs: a model under paged rules.
+    """
+    if config.rule_set.is_paged:
+        assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
+        return run_paged(plans_of(arrays), config, [costs])
     num_requests = len(arrays.requests)
     state = new_state(config, num_requests, with_events=False)
     cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
@@ -312,26 +319,6 @@ def run_arrays(
         if steps <= step_room and evictions <= eviction_room:
             return outcome
         step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
-
-
-def _paged_result(plan: Plan, config: EngineConfig, model: CostModel) -> SimResult:
-    outcome = play_paged(plan, config, model)
-    rows = outcome.rows.values()
-    return SimResult(
-        requests=request_table(plan, outcome),
-        steps=step_table(outcome),
-        evictions=eviction_table(outcome),
-        decode_histogram=tuple(outcome.histogram),
-        decode_ns=outcome.decode_ns,
-        prefill_ns=outcome.other_ns,
-        wait_session_ns=outcome.chunk_wait_ns,
-        end_ns=outcome.end_ns,
-        num_decode_steps=sum(outcome.histogram),
-        computed_tokens=sum(step["computed_tokens"] or 0 for step in outcome.steps),
-        cached_tokens=sum(row.cached_tokens for row in rows),
-        preemptions=sum(row.preemptions for row in rows),
-        filled_in_buckets=model.filled_in_buckets(config.decode_buckets),
-    )
 
 
 def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
@@ -369,24 +356,23 @@ def _request_table(arrays: layout.PlanArrays, requests: Records[layout.RequestRe
 
 
 def _step_table(steps: Records[layout.StepRecord]) -> pa.Table:
-    is_decode = steps["computed_tokens"] < 0
     kinds = pa.DictionaryArray.from_arrays(
         pa.array(steps["kind"], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
     )
 
-    def nullable(column: str, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-        return pa.array(steps[column], pa.int32(), mask=nulls)
+    def nullable(column: str, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        return pa.array(steps[column], pa.int32(), mask=steps[column] < 0 if nulls is None else nulls)
 
     return pa.table(
         {
             "start_ns": pa.array(steps["start_ns"], pa.int64()),
             "kind": kinds.cast(pa.string()),
             "n": pa.array(steps["num_seqs"], pa.int32()),
-            "b": nullable("bucket", ~is_decode),
+            "b": nullable("bucket", steps["computed_tokens"] >= 0),
             "count": pa.array(steps["count"], pa.int64()),
-            "session": nullable("session", is_decode),
-            "request": nullable("request", is_decode),
-            "computed_tokens": nullable("computed_tokens", is_decode),
+            "session": nullable("session"),
+            "request": nullable("request"),
+            "computed_tokens": nullable("computed_tokens"),
             "duration_ns": pa.array(steps["duration_ns"], pa.int64()),
         }
     )
@@ -394,12 +380,11 @@ def _step_table(steps: Records[layout.StepRecord]) -> pa.Table:
 
 def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
     callers = pa.DictionaryArray.from_arrays(pa.array(evictions["caller"], pa.int8()), pa.array(list(CALLERS)))
+    # A block of paged memory has no slot, session or request: -1.
+    slot, session, request = (
+        pa.array(evictions[name], pa.int32(), mask=evictions[name] < 0) for name in ("slot", "session", "request")
+    )
+    at_ns = pa.array(evictions["at_ns"], pa.int64())
     return pa.table(
-        {
-            "at_ns": pa.array(evictions["at_ns"], pa.int64()),
-            "slot": pa.array(evictions["slot"], pa.int32()),
-            "caller": callers.cast(pa.string()),
-            "session": pa.array(evictions["session"], pa.int32()),
-            "request": pa.array(evictions["request"], pa.int32()),
-        }
+        {"at_ns": at_ns, "slot": slot, "caller": callers.cast(pa.string()), "session": session, "request": request}
     )

@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from harness.analysis import run_figures, summarise
 from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.method.figures import RunFigures
-from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
+from harness.experiment import resolve
+from harness.prereg.predict import predict_experiment
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
@@ -131,7 +131,15 @@ def test_the_log_gives_the_device_time_of_the_simulator_with_mixed_steps_and_ste
     assert simulated.device_ns > without.device_ns
 
 
-def test_draws_refuse_paged_kv_memory_and_name_the_simulation() -> None:
-    done = CliRunner().invoke(app, ["simulate", "gpu-kv-memory"])
-    assert done.exit_code != 0
-    assert "harness run gpu-kv-memory --backend sim" in str(done.exception)
+def test_runs_with_paged_kv_memory_are_predicted_by_draws_around_the_nominal_simulation() -> None:
+    def predictions(draws: int) -> dict[str, int]:
+        table = load_toml(find_shipped("experiments", "gpu-kv-memory", what="experiment"))
+        table |= {"replicates": 1, "prediction": {"draws": draws}}
+        planned = resolve(parse_experiment(table, where="gpu-kv-memory"))
+        return {name: of_runs[0].device_ns for name, of_runs in predict_experiment(planned).items()}
+
+    nominal, drawn = predictions(1), predictions(3)
+    assert nominal["blocks-640"] > nominal["blocks-5120"]
+    for name, device_ns in drawn.items():
+        assert device_ns != nominal[name]
+        assert device_ns == pytest.approx(nominal[name], rel=0.1)

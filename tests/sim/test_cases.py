@@ -196,3 +196,63 @@ def test_batches_on_all_cores_give_the_lines_of_one_process_in_their_order() -> 
     lines = [json.dumps({**case, "id": f"case {case['id']}"}) for case in cases]
     lines[7:7] = ["{", "", "  "]
     assert list(simulate_batches(lines)) == list(simulate_jsonl(lines))
+
+
+PAGED: dict[str, Any] = {
+    "id": "gpu",
+    "rules": "vllm-paged",
+    "sessions": [
+        {"requests": [{"new_tokens": 100, "generate": 60, "wait_s": 0.5}, {"new_tokens": 20, "generate": 5}]},
+        {"start_s": 0.0503, "requests": [{"new_tokens": 300, "generate": 5}]},
+        {"after": 1, "requests": [{"new_tokens": 30, "generate": 5}]},
+    ],
+    "config": {"buckets": [1], "limit": 2, "slot_tokens": 1024, "max_num_batched_tokens": 200, "num_gpu_blocks": 80},
+    "cost": {
+        "f_s": {"1": 0.001, "8": 0.002},
+        "chunked_prefill": {"per_step_s": 0.001, "per_token_s": 1e-5},
+        "eager_s": 0.01,
+    },
+    "emit": ["steps"],
+}
+
+
+def test_a_case_of_paged_rules_computes_prompts_in_parts_reuses_blocks_and_prices_steps_without_a_graph() -> None:
+    (result,) = run(PAGED)
+    # 159 tokens were computed: nine blocks of 16.
+    assert [request["cached_tokens"] for request in result["requests"]] == [0, 144, 0, 0]
+    assert result["requests"][3]["arrival_s"] == result["requests"][2]["completed_s"]
+    assert result["decode_steps"].keys() == {"1->1", "2->2"}
+    parts = [step[1:] for step in result["steps"] if step[1] != "decode"]
+    assert parts[0] == ["prefill", 1, None, 1, None, None, 100]
+    assert ["mixed", 2, None, 1, None, None, 199] in parts
+    (cheaper,) = run({**PAGED, "cost": {**PAGED["cost"], "eager_s": 0.0}})
+    assert result["device_s"] == pytest.approx(cheaper["device_s"] + 0.01 * result["decode_steps"]["2->2"])
+
+
+def test_draws_of_a_case_of_paged_rules_differ_and_without_perturbation_miss_its_result_by_steps_at_most() -> None:
+    (drawn,) = run({**PAGED, "draws": 3, "seed": 4})
+    assert len({draw["device_s"] for draw in drawn["draws"]} | {drawn["device_s"]}) == 4
+    still = {"start_s": 0, "lag_s": 0, "step_sd": 0, "cost_sd": 0}
+    costs = {**PAGED["cost"], "eager_s": 0.0}
+    (exact,) = run({**PAGED, "cost": costs, "emit": [], "draws": 2, "perturb": still})
+    # Starts differ by less than 1 us, so a session may begin a step later.
+    assert [draw["device_s"] for draw in exact["draws"]] == pytest.approx([exact["device_s"]] * 2, abs=0.0025)
+    assert "steps" not in exact["draws"][0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"config": {**PAGED["config"], "slots": 8}}, "config.slots: the rules 'vllm-paged' do not have it"),
+        ({"cost": {"f_s": {"1": 0.001}}}, "cost.chunked_prefill: Field required"),
+        ({"rules": "vendor-0.12.0"}, "config.slots: Field required"),
+        (
+            {**CASE, "config": {**CASE["config"], "num_gpu_blocks": 9}},
+            "config.num_gpu_blocks: the rules 'vendor-0.11.1'",
+        ),
+        ({"config": {**PAGED["config"], "num_gpu_blocks": 8}}, "do not hold one request of 1024 tokens"),
+    ],
+)
+def test_keys_of_other_rules_are_refused_by_name(changed: dict[str, Any], problem: str) -> None:
+    (result,) = run({**PAGED, **changed})
+    assert problem in result["error"]

@@ -26,7 +26,8 @@ from harness.engine.cost import CostModel, find_cost_file
 from harness.errors import SpecError
 from harness.sim.inputs import joined
 from harness.sim.kernel import arrays as layout
-from harness.sim.simulate import run_with_costs
+from harness.sim.paged import plans_of, run_paged
+from harness.sim.simulate import check_slots, one_plan, run_arrays, run_with_costs
 from harness.spec import PerturbationSpec, load_toml
 
 FloatArray = npt.NDArray[np.float64]
@@ -168,7 +169,22 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
+    if config.rule_set.is_paged:
+        check_slots(draws.arrays, config)
+        return run_paged(plans_of(draws.arrays), config, draws.models, draws.noise_seeds, draws.noise)
     return run_with_costs(draws.arrays, config, draws.costs(config))
+
+
+def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.PlanArrays, layout.Outcome]:
+    """One plan of the draws, with every step and eviction recorded."""
+    alone = draws._replace(
+        arrays=one_plan(draws.arrays, plan),
+        models=draws.models[plan : plan + 1],
+        noise_seeds=draws.noise_seeds[plan : plan + 1],
+    )
+    if config.rule_set.is_paged:
+        return alone.arrays, run_draws(alone, config)
+    return alone.arrays, run_arrays(alone.arrays, config, alone.costs(config))
 
 
 def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: int) -> layout.Outcome:

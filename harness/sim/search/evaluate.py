@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.compiled.records import IntArray, sums
+from harness.compiled.records import IntArray, Records, sums
 from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import CostModel, load_cost_model
 from harness.engine.state import EngineState
@@ -24,7 +24,7 @@ from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.paged import play_paged
+from harness.sim.paged import run_paged
 from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import InputSpec, SpaceSpec
 from harness.sim.simulate import check_slots, plan_arrays
@@ -189,34 +189,15 @@ class Evaluator:
         if stuck.max() >= 0:
             raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
         latencies_ns = outcome.requests["completed_ns"] - outcome.requests["arrival_ns"]
-        return [self._sums(outcome, group, latencies_ns) for group in groups]
+        return [
+            _sums(outcome.totals[group.first : group.last], latencies_ns[slice(*self._requests_of(group))])
+            for group in groups
+        ]
 
     def _paged(self, config: EngineConfig, group: Group) -> GroupFigures:
-        outcomes = [play_paged(plan, config, self._cost_model) for plan in self.inputs.plans[group.first : group.last]]
-        rows = [row for outcome in outcomes for row in outcome.rows.values()]
-        latencies_ns = np.array([row.completed_ns - row.arrival_ns for row in rows], dtype=np.int64)
-        return GroupFigures(
-            device_ns=sum(outcome.decode_ns + outcome.other_ns for outcome in outcomes),
-            decode_ns=sum(outcome.decode_ns for outcome in outcomes),
-            wait_ns=sum(outcome.chunk_wait_ns for outcome in outcomes),
-            p99_ns=nearest_rank(latencies_ns, 0.99),
-            completed=len(rows),
-            cached_tokens=sum(row.cached_tokens for row in rows),
-            evictions=sum(outcome.evicted.total() for outcome in outcomes),
-        )
-
-    def _sums(self, outcome: layout.Outcome, group: Group, latencies_ns: IntArray) -> GroupFigures:
-        first, last = self._requests_of(group)
-        totals = sums(layout.PlanTotals, outcome.totals[group.first : group.last])
-        return GroupFigures(
-            device_ns=totals["decode_ns"] + totals["prefill_ns"],
-            decode_ns=totals["decode_ns"],
-            wait_ns=totals["wait_ns"],
-            p99_ns=nearest_rank(latencies_ns[first:last], 0.99),
-            completed=last - first,
-            cached_tokens=totals["cached_tokens"],
-            evictions=totals["evictions"],
-        )
+        plans = self.inputs.plans[group.first : group.last]
+        outcome = run_paged(plans, config, [self._cost_model] * len(plans))
+        return _sums(outcome.totals, outcome.requests["completed_ns"] - outcome.requests["arrival_ns"])
 
     def _requests_of(self, group: Group) -> tuple[int, int]:
         """The first request of a group, and the one after its last."""
@@ -254,6 +235,20 @@ class Evaluator:
             )
         self._states.move_to_end(key)
         return self._states[key]
+
+
+def _sums(of_plans: Records[layout.PlanTotals], latencies_ns: IntArray) -> GroupFigures:
+    """Figures of a group from the totals of its plans and the latencies of their requests."""
+    totals = sums(layout.PlanTotals, of_plans)
+    return GroupFigures(
+        device_ns=totals["decode_ns"] + totals["prefill_ns"],
+        decode_ns=totals["decode_ns"],
+        wait_ns=totals["wait_ns"],
+        p99_ns=nearest_rank(latencies_ns, 0.99),
+        completed=len(latencies_ns),
+        cached_tokens=totals["cached_tokens"],
+        evictions=totals["evictions"],
+    )
 
 
 def nearest_rank(values: IntArray, share: float) -> int:
