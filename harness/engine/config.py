@@ -190,11 +190,11 @@ class EngineConfig:
     @classmethod
     def from_server(cls, server: ServerSpec) -> EngineConfig:
         """The engine's view of a server specification."""
-        block_tokens = (server.block_size or PAGED_BLOCK_TOKENS) if server.rules == PAGED else PREFILL_CHUNK_TOKENS
+        block_tokens = (server.block_size or PAGED_BLOCK_TOKENS) if server.is_paged else PREFILL_CHUNK_TOKENS
         return cls(
             **server.shape._asdict(),
             prefix_caching=server.prefix_caching,
-            rules=server.rules,
+            rules=server.rule_set().name,
             block_tokens=block_tokens,
             max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
         )

@@ -242,15 +242,16 @@ def freeze(
 
 def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
     """The rules of all predictions, resolved where no condition names any; "" where each server has its own."""
-    named = {run.server.rules for runs in planned.by_condition.values() for run in runs}
-    left_open = rule_set(AUTO).name if named == {AUTO} else ""
-    return rule_set(options.prediction_rules).name if options.prediction_rules else left_open
+    if options.prediction_rules:
+        return rule_set(options.prediction_rules).name
+    servers = [run.server for runs in planned.by_condition.values() for run in runs]
+    rules = {server.rule_set().name for server in servers}
+    return rules.pop() if len(rules) == 1 and all(server.rules == AUTO for server in servers) else ""
 
 
 def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, str]:
     """The rules of each condition's prediction, by name: the meaning of "auto" changes with every release."""
-    found = {name: prediction_rules or runs[0].server.rules for name, runs in planned.by_condition.items()}
-    return {name: rule_set(rules).name for name, rules in found.items()}
+    return {name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()}
 
 
 def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:

@@ -36,7 +36,9 @@ def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> 
     rules: KV rules to predict with; default: the rules of its server. A single draw is the nominal simulation. The
     draws of each run have their own jitter.
     """
-    server = run.server if rules is None else run.server.model_copy(update={"rules": rules})
+    server = run.simulated_server if isinstance(run, SealedRun) else run.server
+    if rules is not None:
+        server = server.model_copy(update={"rules": rules})
     config, cost_model, num_draws = EngineConfig.from_server(server), run.cost_model, run.spec.prediction.draws
     arrays = plan_arrays([run.plan])
     filled_in = cost_model.filled_in_buckets(config.decode_buckets)

@@ -23,7 +23,7 @@ from harness.kinds import origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.manifest import ClientAudit, LaunchReport, Manifest
-from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.kv_rules import AUTO
 
 if TYPE_CHECKING:
     from harness.engine import CostModel
@@ -109,12 +109,22 @@ class SealedRun:
 
     @cached_property
     def server(self) -> ServerSpec:
-        """The requested server configuration; rules "auto" are replaced by those of the version that served."""
+        """The requested server configuration; rules "auto" are replaced by those of the server."""
         from harness.spec import ServerSpec
 
         requested = self._parsed(ServerSpec, self.manifest.requested_server, "server")
         named = requested.rules if requested.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
-        return requested.model_copy(update={"rules": rule_set(named, self.manifest.serving_version).name})
+        named_server = requested.model_copy(update={"rules": named})
+        return named_server.model_copy(update={"rules": named_server.rule_set(self.manifest.serving_version).name})
+
+    @property
+    def simulated_server(self) -> ServerSpec:
+        """Its server for the simulator: keys of paged memory that were left to the server have the values in force."""
+        from harness.spec.server import PAGED_KEYS
+
+        in_force, server = self.manifest.effective.get("server", {}), self.server
+        left = {key for key in PAGED_KEYS & in_force.keys() if getattr(server, key) is None}
+        return server.model_copy(update={key: in_force[key] for key in left})
 
     @cached_property
     def client(self) -> ClientSpec:

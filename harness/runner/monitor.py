@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from harness.analysis.method.sequential import check_can_decide
 from harness.analysis.method.stopping import SequentialStatus, sequential_status, whole_blocks
@@ -18,7 +19,7 @@ from harness.records import RunKey, SealedRun
 from harness.runner.lane import Began, Made
 from harness.runner.progress import BlockLooked, ExperimentStarted, ProgressSink, RunSealed, RunStarted
 from harness.sim import simulate
-from harness.spec import ExperimentSpec, Place, ServerSpec, StopSpec
+from harness.spec import ExperimentSpec, Place, StopSpec
 
 
 def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str = "") -> StopSpec:
@@ -191,9 +192,8 @@ def predicted_replay_s(run: PlannedRun) -> float:
     """Predicted wall seconds of a replay; 0 in virtual time."""
     if kind_named(run.spec.backend).is_virtual:
         return 0.0
-    server = run.server
-    if server.is_vllm:
-        # A first estimate: the simulator needs a compiled size for a full batch.
-        limit = server.max_num_seqs
-        server = ServerSpec(max_num_seqs=limit, decode_buckets=(limit,), slot_tokens=server.slot_tokens)
-    return simulate(run.plan, server, run.cost_model).end_ns / NS_PER_S / run.spec.time_scale
+    costs = run.cost_model
+    if run.server.is_paged and costs.chunk_step_fs is None:
+        # A first estimate: a token of a prompt costs what it costs in a whole device call.
+        costs = replace(costs, chunk_step_fs=0, chunk_token_fs=costs.call_fs // costs.chunk_tokens)
+    return simulate(run.plan, run.server, costs).end_ns / NS_PER_S / run.spec.time_scale

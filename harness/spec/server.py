@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.spec.base import DeviceNumbers, Spec
-from harness.stack.rbln.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
+from harness.stack.rbln.kv_rules import AUTO, PAGED, RuleSet, check_active_limit, check_rules, rule_set
 
 
 class ServerShape(NamedTuple):
@@ -79,7 +79,7 @@ class ServerSpec(Spec):
     slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
     cost_model: str = "paper"
     prefix_caching: bool = True
-    rules: RulesName = Field(default=AUTO, description="scheduler and KV rules; auto: those of the version that serves")
+    rules: RulesName = Field(default=AUTO, description="scheduler and KV rules; auto: those of the server")
     max_active_seqs: int | None = Field(
         default=None, ge=1, description="--max-num-active-seqs: admits fewer than max_num_seqs without recompiling"
     )
@@ -204,11 +204,11 @@ class ServerSpec(Spec):
     @property
     def is_paged(self) -> bool:
         """Whether it is a vLLM with paged KV memory, which runs a batch above the largest captured size eagerly."""
-        return self.is_vllm or (self.rules != AUTO and self.rule_set().is_paged)
+        return self.rule_set().is_paged
 
     def rule_set(self, version: str = "") -> RuleSet:
-        """Its rules; for ``auto`` those of the vllm-rbln ``version`` that serves, by default the newest stable."""
-        return rule_set(self.rules, version)
+        """Its rules; for ``auto`` those of vLLM itself, or of the vllm-rbln ``version``, default the newest stable."""
+        return rule_set(PAGED if self.rules == AUTO and self.is_vllm else self.rules, version)
 
     @property
     def num_kv_slots(self) -> int:

@@ -150,6 +150,9 @@ def rules_in_force(name: str, version: str = "") -> RuleSet:
 
 def rules_in_words() -> str:
     """A Markdown line per rule set, as docs/stack.md prints them."""
-    lines = [f"- `{AUTO}` (default): the rules of the release that serves; without one, `{NEWEST_STABLE}`."]
+    lines = [
+        f"- `{AUTO}` (default): of vLLM itself `{PAGED}`; else the rules of the release that serves, or without one "
+        f"`{NEWEST_STABLE}`."
+    ]
     lines += [f"- `{rules.name}`: {rules.description}." for rules in _TABLE]
     return "\n".join(lines)

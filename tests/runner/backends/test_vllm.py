@@ -14,9 +14,12 @@ from harness.analysis.method.figures import figures_at, run_figures
 from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import ServerError, SpecError
+from harness.experiment import resolve
+from harness.prereg.predict import predict_run
 from harness.records import RunStore, SealedRun, layout
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
+from harness.runner.monitor import Forecast
 from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan
 from harness.spec import ExperimentSpec, ServerSpec
@@ -244,6 +247,19 @@ def test_device_time_is_absent_until_the_cost_model_states_what_prompts_cost_on_
         count * {1: 8_000_000, 2: 8_500_000, 4: 9_000_000, 6: 10_000_000}[b]
         for (_, b), count in figures.steps_by_n_b.items()
     )
+
+
+def test_a_vllm_is_predicted_by_its_own_rules_once_its_cost_model_prices_parts_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "gpu.toml").write_text(COSTS)
+    priced = {"cost_model": str(tmp_path / "gpu.toml")}
+    planned = resolve(experiment(tmp_path, {}, priced))
+    unpriced, run = planned
+    assert run.server.rule_set().name == "vllm-paged"
+    assert predict_run(run).device_ns > 0
+    with pytest.raises(SpecError, match=r"cost model paper.*has no \[chunked_prefill\]"):
+        predict_run(unpriced)
+    # The time left is forecast all the same.
+    assert Forecast([unpriced]).left_s() == pytest.approx(Forecast([run]).left_s(), rel=0.5)
 
 
 @pytest.mark.live
