@@ -15,6 +15,7 @@ from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 
+DASH = "\u2013"
 # A change of padding below this share is not worth a clause.
 PADDING_WORTH = 0.005
 # Missing runs that are named; the rest is counted.
@@ -59,6 +60,16 @@ def channels_of(summary: ExperimentSummary) -> tuple[Channel, ...]:
     b = Channel("B", "B: time in flight", is_a=False)
     has_a = any(run.a is not None for run in summary.runs)
     return (Channel("A", "A: modelled device time", is_a=True), b) if has_a else (b,)
+
+
+def fixed(value: float | None, decimals: int, unit: int = 1) -> str:
+    """A number in a unit, with so many decimals and a true minus; a dash for None."""
+    return DASH if value is None else f"{value / unit:,.{decimals}f}".replace("-", "\u2212")
+
+
+def short_ms(duration_ns: float | None) -> str:
+    """Milliseconds with a decimal, from 1,000 on without."""
+    return fixed(duration_ns, int(duration_ns is None or duration_ns < 1000 * NS_PER_MS), NS_PER_MS)
 
 
 def count(number: int, noun: str) -> str:
@@ -174,10 +185,16 @@ def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callab
         return f"{name} has no valid run, so its cost is not known."
     felt = _felt(summary, condition)
     if condition.a_ns is None:
-        return f"{name} kept requests in flight for {_seconds(condition.b_ns)} {unit} (B; {runs}).{felt}"
-    both = "" if kind_of_run(summary.backend).is_virtual else f" and {_seconds(condition.b_ns)} {unit} in flight (B)"
+        return f"{name} kept requests in flight for {fixed(condition.b_ns, 3, NS_PER_S)} {unit} (B; {runs}).{felt}"
+    both = (
+        ""
+        if kind_of_run(summary.backend).is_virtual
+        else f" and {fixed(condition.b_ns, 3, NS_PER_S)} {unit} in flight (B)"
+    )
     modelled = "of device time" if not both else "of modelled device time (A)"
-    return f"{name} costs {_seconds(condition.a_ns)} {unit} {modelled}{both}; it has no baseline. {runs}.{felt}"
+    return (
+        f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {modelled}{both}; it has no baseline. {runs}.{felt}"
+    )
 
 
 def _felt(summary: ExperimentSummary, condition: ConditionFigures) -> str:
@@ -191,7 +208,3 @@ def _felt(summary: ExperimentSummary, condition: ConditionFigures) -> str:
         p50, p99 = (f"{first.at(q).value / NS_PER_MS:,.1f} {ms}" for q in (0.5, 0.99))
         to_first = f" First token after {p50} (median), {p99} (p99)."
     return f"{to_first} {figures.tokens_per_s.mean:,.1f} tokens/s, {figures.requests_per_s.mean:.2f} requests/s."
-
-
-def _seconds(duration_ns: int) -> str:
-    return f"{duration_ns / NS_PER_S:,.3f}"

@@ -6,17 +6,18 @@ What is drawn was computed by ``harness.analysis``; nothing is with fewer than t
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harness.analysis import ConditionFigures, ExperimentSummary
 from harness.analysis.method.devices import DeviceEffect
 from harness.analysis.method.speeds import Speeds
-from harness.report.svg import GRID, INK, MUTED, SURFACE, Sheet, condition_color
+from harness.report.plots import percent
+from harness.report.svg import GRID, INK, MUTED, PAGE_WIDTH_IN, SURFACE, Sheet, condition_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH_IN, PANEL_IN = 10.66, 2.6
 MAX_PANELS_PER_ROW = 3
 BLOCK_SPREAD = 0.5
 # From so many devices on their names are slanted.
@@ -37,17 +38,14 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
         one for one in summary.conditions if one.comparison is not None and one.comparison.b.devices is not None
     ]
     columns = min(MAX_PANELS_PER_ROW, 1 + len(compared))
-    rows = -(-(1 + len(compared)) // columns)
-    figure = sheet.figure(WIDTH_IN * (1.0 if columns > 1 else 0.6), 0.4 + PANEL_IN * rows)
+    width = PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6)
+    figure, panels = sheet.panels(1 + len(compared), columns=columns, width=width, heights=(0.4, 2.6))
     if len(found.devices) >= TURNED_NAMES:
         figure.set_layout_engine("constrained")  # measures what slanted names need
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     _speeds_panel(panels[0], found)
-    for axes, one in zip(panels[1:], compared, strict=False):
+    for axes, one in zip(panels[1:], compared, strict=True):
         _effect_panel(axes, one, condition_color(summary.place_of[one.name]))
-    for axes in panels[1 + len(compared) :]:
-        axes.set_visible(False)
-    speeds = ", ".join(f"{each.device} {_percent(_mean(each.values)):+.2f} %" for each in found.devices)
+    speeds = ", ".join(f"{each.device} {percent(fmean(each.values)):+.2f} %" for each in found.devices)
     return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {speeds}.")
 
 
@@ -58,8 +56,8 @@ def _speeds_panel(axes: Axes, found: Speeds) -> None:
         step = BLOCK_SPREAD / max(1, len(one.values) - 1)
         left = place - (BLOCK_SPREAD / 2 if len(one.values) > 1 else 0)
         xs = [left + step * number for number in range(len(one.values))]
-        axes.plot(xs, [_percent(value) for value in one.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
-        mean = _percent(_mean(one.values))
+        axes.plot(xs, [percent(value) for value in one.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
+        mean = percent(fmean(one.values))
         axes.plot([place - 0.34, place + 0.34], [mean, mean], color=INK, linewidth=2.0)
     axes.set_title("time of each device (up: slower)")
     axes.set_ylabel("B over A, from the mean [%]")
@@ -98,11 +96,3 @@ def _frame(axes: Axes, devices: list[str]) -> None:
     axes.set_xlim(-0.6, len(devices) - 0.4)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=True, axis="y")
-
-
-def _mean(values: tuple[float, ...]) -> float:
-    return sum(values) / len(values)
-
-
-def _percent(log_ratio: float) -> float:
-    return 100 * math.expm1(log_ratio)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,12 +11,12 @@ from matplotlib.axes import Axes
 from harness.analysis.method.gate import FIGURES
 from harness.analysis.method.history import History, HistoryPoint
 from harness.errors import SpecError
-from harness.outputs import check_output, escape_bidi, write_text
-from harness.report.page import content_security_policy
-from harness.report.svg import INK, MUTED, Sheet, condition_color
+from harness.outputs import check_output, write_text
+from harness.report.page import plain_page
+from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import Table, table_of
 
-WIDTH_IN, HEIGHT_IN = 10.66, 2.9
+HEIGHT_IN = 2.9
 
 
 def history_table(histories: Sequence[History]) -> Table:
@@ -51,7 +50,7 @@ def history_lines(histories: Sequence[History]) -> Iterator[str]:
     for history in histories:
         name = f"{history.condition}, {history.figure}"
         for point in history.changes:
-            yield f"{name}: from {_when(point)} on {_percent(point)}"
+            yield f"{name}: from {point.date[:10]} ({point.release}, {point.place}) on {_percent(point)}"
         if not history.changes:
             yield f"{name}: no change shown"
         yield from (f"note: {name}: {note}" for note in history.notes)
@@ -68,21 +67,15 @@ def write_history(path: Path, histories: Sequence[History]) -> Path:
     with Sheet() as sheet:
         plots = "".join(_picture(sheet, history, place) for place, history in enumerate(histories))
     title = f"History of {', '.join(dict.fromkeys(history.experiment for history in histories))}"
-    style = files("harness.report").joinpath("style.css").read_text(encoding="utf-8")
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body><header><h1>{escape(title)}</h1></header>"
-        f"<main>{plots}<figure><figcaption>Means over runs with 95 % intervals, by date; a dashed line: the "
-        f"level changed. {escape(origins)}</figcaption></figure><pre>{escape(text)}</pre></main></body></html>\n"
-    )
-    write_text(path, escape_bidi(page))
+    caption = f"Means over runs with 95 % intervals, by date; a dashed line: the level changed. {escape(origins)}"
+    main = f"{plots}<figure><figcaption>{caption}</figcaption></figure><pre>{escape(text)}</pre>"
+    write_text(path, plain_page(title, main))
     return path
 
 
 def _write_svg(path: Path, histories: Sequence[History], origins: str) -> Path:
     with Sheet() as sheet:
-        figure = sheet.figure(WIDTH_IN, HEIGHT_IN * len(histories))
+        figure = sheet.figure(PAGE_WIDTH_IN, HEIGHT_IN * len(histories))
         figure.set_layout_engine("constrained")
         for axes, history in zip(figure.subplots(len(histories), 1, squeeze=False)[:, 0], histories, strict=True):
             _plot(axes, history)
@@ -94,7 +87,7 @@ def _write_svg(path: Path, histories: Sequence[History], origins: str) -> Path:
 
 def _picture(sheet: Sheet, history: History, place: int) -> str:
     """One plot below its heading."""
-    figure = sheet.figure(WIDTH_IN, HEIGHT_IN)
+    figure = sheet.figure(PAGE_WIDTH_IN, HEIGHT_IN)
     _plot(figure.subplots(), history)
     label = " ".join(history_lines([history]))
     picture = sheet.render(figure, name=f"history{place}", label=label)
@@ -119,10 +112,6 @@ def _plot(axes: Axes, history: History) -> None:
             )
     axes.set_xticks(list(places), [f"{point.date[:10]}\n{point.release}" for point in history.points], fontsize=7)
     axes.grid(visible=True, axis="y")
-
-
-def _when(point: HistoryPoint) -> str:
-    return f"{point.date[:10]} ({point.release}, {point.place})"
 
 
 def _percent(point: HistoryPoint) -> str:

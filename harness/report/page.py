@@ -12,25 +12,23 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.analysis import ExperimentSummary
 from harness.analysis.method.serving import METRICS, requests_needed
-from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.outputs import escape_bidi
 from harness.processes import parallel_map
-from harness.report.answers import answers, count
+from harness.report.answers import DASH, answers, count, fixed, short_ms
 from harness.report.device_plot import DEVICES_CAPTION, device_plot
 from harness.report.plots import SEQUENCE_CAPTION, cost_plot, lateness_plot, reuse_plot, sequence_plot, step_histograms
 from harness.report.serving_plots import serving_plot, sweep_plot
@@ -65,13 +63,15 @@ def plots_of(view: ReportView) -> dict[str, str]:
         "sequence": lambda sheet: sequence_plot(sheet, view.status, view.summary.place_of),
         "devices": lambda sheet: device_plot(sheet, view.summary),
     }
+    alone = ALONE_CAPTION if len(view.channels) == 2 else ""
+    is_compared = any(condition.comparison is not None for condition in view.conditions)
     names = list(draw)
     with Sheet() as sheet:
         drawn = parallel_map(lambda name, _tell: draw[name](sheet), names, worth_s=DRAWING_WORTH_S)
         plots = {names[place]: plot for place, plot in drawn}
     return {
         **plots,
-        "cost_caption": note + _cost_caption(view),
+        "cost_caption": note + (COMPARED_CAPTION if is_compared else alone),
         "serving_caption": f"{note}Share of the requests of the valid runs{view.summary.window} that had their first "
         "token, the next token, or their whole answer within a time.",
         "sequence_caption": SEQUENCE_CAPTION,
@@ -89,12 +89,6 @@ def plots_of(view: ReportView) -> dict[str, str]:
     }
 
 
-def _cost_caption(view: ReportView) -> str:
-    if any(condition.comparison is not None for condition in view.conditions):
-        return COMPARED_CAPTION
-    return ALONE_CAPTION if len(view.channels) == 2 else ""
-
-
 def _limit(view: ReportView, name: str) -> float | None:
     limits = {check.limit for checks in view.checks.values() for check in checks if check.name == name}
     return limits.pop() if len(limits) == 1 else None  # runs held to different limits share no line
@@ -103,15 +97,10 @@ def _limit(view: ReportView, name: str) -> float | None:
 def csv_links(summary: ExperimentSummary) -> list[tuple[str, str]]:
     """(name, data address) of the report's tables as CSV, which lie in the page itself."""
     tables = {"conditions": summary.to_arrow(), "runs": summary.runs_to_arrow(), "serving": summary.serving_to_arrow()}
-    return [(name, _csv_address(table)) for name, table in tables.items() if table.num_rows]
+    texts = {name: to_csv(table_of("", "", table.to_pylist())) for name, table in tables.items() if table.num_rows}
+    return [(name, f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}") for name, text in texts.items()]
 
 
-def _csv_address(table: pa.Table) -> str:
-    text = to_csv(table_of("", "", table.to_pylist()))
-    return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()
-
-
-DASH = "\u2013"
 SECTIONS = (
     ("conditions", "Conditions"),
     ("serving", "Serving figures"),
@@ -202,7 +191,6 @@ def render_page(view: ReportView) -> str:
         callers=_callers(view),
         causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
         check_names=_check_names(view),
-        check_of=_check_of,
         verdict_of=_verdict,
         shown_cases=SHOWN_CASES,
         glossary=GLOSSARY_PLACE,
@@ -256,6 +244,16 @@ def content_security_policy(script: str = "") -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'; " if script else ""
     return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def plain_page(title: str, main: str) -> str:
+    """A page without a script: a title, and below it ``main`` as HTML."""
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
+        f"<title>{escape(title)}</title><style>{_resource('style.css')}</style>"
+    )
+    body = f"<header><h1>{escape(title)}</h1></header><main>{main}</main>"
+    return escape_bidi(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
 
 
 def headline(view: ReportView) -> list[str]:
@@ -362,20 +360,12 @@ def _check_names(view: ReportView) -> list[dict[str, str]]:
     return list(columns.values())
 
 
-def _check_of(checks: Iterable[Check], name: str) -> Check | None:
-    return next((check for check in checks if check.name == name), None)
-
-
 def _verdict(checks: Iterable[Check]) -> str:
     broken = [check.name for check in checks if check.is_met is False]
     if broken:
         return f'<span class="bad">broken: {escape(", ".join(broken))}</span>'
     held = any(check.is_met for check in checks)
     return '<span class="yes">met</span>' if held else '<span class="dim">none set</span>'
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.low:.3f}\u2013{interval.high:.3f}"
 
 
 def _words(column: str) -> str:
@@ -390,29 +380,8 @@ def _check_value(check: Check | None) -> str:
     return f"{check.value:,.0f}" if check.unit == "" else f"{check.value:.3f}"
 
 
-def _fixed(value: float | None, decimals: int) -> str:
-    return DASH if value is None else f"{value:,.{decimals}f}".replace("-", "\u2212")
-
-
-def _whole(value: int | None) -> str:
-    return DASH if value is None else f"{value:,}".replace("-", "\u2212")
-
-
 def _share(part: int | None, whole: int | None) -> str:
     return DASH if not whole or part is None else f"{part:,} of {whole:,}"
-
-
-def _seconds(duration_ns: int | None) -> str:
-    return _fixed(None if duration_ns is None else duration_ns / NS_PER_S, 3)
-
-
-def _milliseconds(duration_ns: float | None) -> str:
-    return _fixed(None if duration_ns is None else duration_ns / NS_PER_MS, 3)
-
-
-def _short_ms(duration_ns: float | None) -> str:
-    value = None if duration_ns is None else duration_ns / NS_PER_MS
-    return _fixed(value, 1 if value is None or value < 1000 else 0)
 
 
 @lru_cache
@@ -425,17 +394,17 @@ def _environment() -> Environment:
     cache = FileSystemBytecodeCache(str(kept)) if os.access(kept, os.W_OK) and not sys.dont_write_bytecode else None
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.loader, environment.bytecode_cache = PackageLoader("harness.report", ""), cache
-    filters: Mapping[str, Any] = {
-        "fixed": _fixed,
-        "whole": _whole,
+    filters: dict[str, Callable[..., str]] = {
+        "fixed": fixed,
+        "whole": partial(fixed, decimals=0),
         "share": _share,
         "factors": factors_text,
-        "interval": _interval,
+        "interval": "{0.low:.3f}\u2013{0.high:.3f}".format,
         "words": _words,
-        "seconds": _seconds,
-        "milliseconds": _milliseconds,
+        "seconds": partial(fixed, decimals=3, unit=NS_PER_S),
+        "milliseconds": partial(fixed, decimals=3, unit=NS_PER_MS),
         "check_value": _check_value,
-        "ms": _short_ms,
+        "ms": short_ms,
     }
     environment.filters.update(filters)
     return environment

@@ -18,14 +18,23 @@ from harness.analysis.method.sequential import StopVerdict
 from harness.analysis.method.stopping import ComparisonLooks, SequentialStatus
 from harness.clock import NS_PER_S
 from harness.report.answers import Channel
-from harness.report.svg import GRID, INK, MUTED, SURFACE, WARN, Sheet, bucket_color, condition_color
+from harness.report.svg import (
+    GRID,
+    INK,
+    MUTED,
+    PAGE_WIDTH_IN,
+    SURFACE,
+    WARN,
+    Sheet,
+    bucket_color,
+    condition_color,
+)
 from harness.report.view import FloatArray, ReportView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-PAGE_WIDTH_IN = 10.66
 # A phone of 390 px, less its margins.
 NARROW_WIDTH_IN = 3.7
 MAX_PANELS_PER_ROW = 4
@@ -58,7 +67,13 @@ def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
     if len(view.channels) > 1:
-        figure.legend(handles=_channel_handles(axes), loc="outside upper left", ncols=3, handletextpad=0.3)
+        plain: dict[str, Any] = {"color": INK, "linestyle": "none"}
+        handles = [
+            axes.plot([], [], marker="o", markersize=7, label="A, modelled", **plain)[0],
+            axes.plot([], [], marker="D", markerfacecolor="none", markersize=6.5, label="B, in flight", **plain)[0],
+            axes.plot([], [], marker="o", alpha=0.45, markersize=3, label="one replicate", **plain)[0],
+        ]
+        figure.legend(handles=handles, loc="outside upper left", ncols=3, handletextpad=0.3)
     return sheet.render(figure, name="cost-narrow" if is_narrow else "cost", label=label)
 
 
@@ -122,15 +137,6 @@ def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
     return [condition.name for condition in view.conditions], "Cost of each condition; nothing is compared."
 
 
-def _channel_handles(axes: Axes) -> list[Any]:
-    plain: dict[str, Any] = {"color": INK, "linestyle": "none"}
-    return [
-        axes.plot([], [], marker="o", markersize=7, label="A, modelled", **plain)[0],
-        axes.plot([], [], marker="D", markerfacecolor="none", markersize=6.5, label="B, in flight", **plain)[0],
-        axes.plot([], [], marker="o", alpha=0.45, markersize=3, label="one replicate", **plain)[0],
-    ]
-
-
 def _color(view: ReportView, condition: str) -> str:
     return condition_color(view.summary.place_of[condition])
 
@@ -141,29 +147,20 @@ def step_histograms(sheet: Sheet, view: ReportView) -> str:
     if not shown:
         return ""
     columns = min(MAX_PANELS_PER_ROW, len(shown))
-    rows = -(-len(shown) // columns)
-    figure = sheet.figure(PAGE_WIDTH_IN * (1.0 if columns > 2 else 0.35 + 0.25 * columns), 0.35 + 2.15 * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    width = PAGE_WIDTH_IN * (1.0 if columns > 2 else 0.35 + 0.25 * columns)
+    figure, panels = sheet.panels(len(shown), columns=columns, width=width, heights=(0.35, 2.15), is_shared=True)
     widest = max(n for condition in shown for n, _ in condition.steps_by_n_b)
-    for axes, condition in zip(grid.flat, shown, strict=False):
+    for axes, condition in zip(panels, shown, strict=True):
         _step_histogram(axes, condition, _color(view, condition.name), view.buckets, widest)
-    grid.flat[0].set_ylim(0, 1.06 * max(max(condition.histogram.values()) for condition in shown))
-    for index, axes in enumerate(grid.flat):
-        if index >= len(shown):
-            axes.set_visible(False)
-        elif index + columns >= len(shown):
-            axes.set_xlabel("n, requests in the step")
-            axes.tick_params(axis="x", labelbottom=True)
-    for axes in grid[:, 0]:
+    panels[0].set_ylim(0, 1.06 * max(max(condition.histogram.values()) for condition in shown))
+    for axes in panels[:-columns]:
+        axes.tick_params(axis="x", labelbottom=False)
+    for axes in panels[-columns:]:
+        axes.set_xlabel("n, requests in the step")
+    for axes in panels[::columns]:
         axes.set_ylabel("h(n), decode steps")
-    figure.legend(
-        handles=_bucket_handles(view.buckets),
-        loc="outside upper left",
-        ncols=len(view.buckets) + 1,
-        handlelength=1.2,
-        handleheight=1.0,
-        columnspacing=1.2,
-    )
+    look = {"handlelength": 1.2, "handleheight": 1.0, "columnspacing": 1.2}
+    figure.legend(handles=_bucket_handles(view.buckets), loc="outside upper left", ncols=len(view.buckets) + 1, **look)
     text = "; ".join(f"{c.name}: {sum(c.histogram.values())} steps, padding {_padding(c)}" for c in shown)
     return sheet.render(figure, name="steps", label=f"Histograms of decode steps by number of requests. {text}.")
 
@@ -181,19 +178,17 @@ def _step_histogram(
     axes.bar(places, reals, bottom=bottoms, width=0.78, color=colors, edgecolor=colors, linewidth=0.8)
     bottoms = np.add(bottoms, reals)
     axes.bar(places, padded, bottom=bottoms, width=0.78, color="none", edgecolor=colors, linewidth=0.8, hatch="//////")
-    axes.set_title(condition.name, color=title_color, fontweight="bold", pad=16)
-    axes.annotate(
-        f"{sum(condition.histogram.values()):,} steps \u00b7 p = {_padding(condition)}",
-        (0, 1),
-        xytext=(0, 5),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=8.5,
-        color=INK,
-    )
+    steps = f"{sum(condition.histogram.values()):,} steps"
+    _panel_title(axes, condition.name, title_color, f"{steps} \u00b7 p = {_padding(condition)}")
     stride = 1 if widest <= 10 else 2 if widest <= 20 else -(-widest // 10)
     axes.set_xticks(range(stride if stride > 1 else 1, widest + 1, stride))
     axes.set_xlim(0.4, widest + 0.6)
+
+
+def _panel_title(axes: Axes, name: str, color: str, line: str) -> None:
+    """A condition's name, and a line below it with its figures."""
+    axes.set_title(name, color=color, fontweight="bold", pad=16)
+    axes.annotate(line, (0, 1), xytext=(0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
     axes.grid(visible=True, axis="y")
 
 
@@ -214,22 +209,20 @@ def reuse_plot(sheet: Sheet, view: ReportView) -> str:
     shown = [condition for condition in view.conditions if condition.reuse.num_rearrivals]
     if not shown:
         return ""
-    columns = min(MAX_PANELS_PER_ROW if len(shown) > 2 else 2, len(shown))
-    rows = -(-len(shown) // columns)
-    figure = sheet.figure(PAGE_WIDTH_IN if columns > 1 else PAGE_WIDTH_IN * 0.6, 0.3 + 1.85 * rows)
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    columns = min(MAX_PANELS_PER_ROW, len(shown))
+    width = PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6)
+    figure, panels = sheet.panels(len(shown), columns=columns, width=width, heights=(0.3, 1.85), is_shared=True)
     most = max(condition.reuse.num_rearrivals for condition in shown)
     draw = _reuse_bars if most <= MAX_REUSE_BARS else _reuse_points
-    for index, axes in enumerate(grid.flat):
-        if index >= len(shown):
-            axes.set_visible(False)
-            continue
-        draw(axes, shown[index], _color(view, shown[index].name))
-    for axes in grid[:, 0]:
+    for axes, condition in zip(panels, shown, strict=True):
+        color, reused = _color(view, condition.name), condition.reuse.num_reused
+        draw(axes, condition, color)
+        line = f"{reused} of {condition.reuse.num_rearrivals} reused"
+        _panel_title(axes, condition.name, color, "reuse unknown: not reported" if reused is None else line)
+    for axes in panels[::columns]:
         axes.set_ylabel("reused tokens")
-    return sheet.render(
-        figure, name="reuse", label="Reused tokens of each re-arrival, measured and as formula C allows."
-    )
+    label = "Reused tokens of each re-arrival, measured and as formula C allows."
+    return sheet.render(figure, name="reuse", label=label)
 
 
 def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
@@ -238,7 +231,7 @@ def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
         if rearrivals := run.reuse.rearrivals:
             ticks.append(len(cached) + (len(rearrivals) - 1) / 2)
             labels.append(str(run.replicate))
-            cached += [*(_or_nan(one.cached_tokens) for one in rearrivals), math.nan]
+            cached += [*(math.nan if one.cached_tokens is None else one.cached_tokens for one in rearrivals), math.nan]
             allowed += [*(one.reusable_tokens for one in rearrivals), math.nan]
     # One path for all bars of a kind: a shape of its own for each takes twenty times as long.
     edges = np.stack([np.arange(len(cached)) - 0.4, np.arange(len(cached)) + 0.4], axis=1).ravel()
@@ -249,17 +242,11 @@ def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
     axes.set_xticks(ticks, labels)
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("replicate (one bar per re-arrival)")
-    _reuse_title(axes, condition, color)
-
-
-def _or_nan(tokens: int | None) -> float:
-    return math.nan if tokens is None else tokens
 
 
 def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
     rearrivals = [one for one in condition.reuse.rearrivals if one.cached_tokens is not None]
     if not rearrivals:
-        _reuse_title(axes, condition, color)
         return
     expected = np.array([rearrival.reusable_tokens for rearrival in rearrivals])
     cached = np.array([rearrival.cached_tokens for rearrival in rearrivals])
@@ -269,15 +256,6 @@ def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
     size = 8 + 60 * counts / counts.max()
     axes.scatter(pairs[:, 0], pairs[:, 1], s=size, color=color, alpha=0.6, linewidths=0)
     axes.set_xlabel("formula C [tokens]")
-    _reuse_title(axes, condition, color)
-
-
-def _reuse_title(axes: Axes, condition: ConditionFigures, color: str) -> None:
-    axes.set_title(condition.name, color=color, fontweight="bold", pad=16)
-    reused = condition.reuse.num_reused
-    text = "reuse unknown: not reported" if reused is None else f"{reused} of {condition.reuse.num_rearrivals} reused"
-    axes.annotate(text, (0, 1), xytext=(0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
-    axes.grid(visible=True, axis="y")
 
 
 def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None, float | None]) -> str:
@@ -356,18 +334,9 @@ def ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linesty
 
 def _limit_line(axes: Axes, limit_ms: float, text: str) -> None:
     axes.axvline(limit_ms, color=WARN, linewidth=1.0)
-    axes.annotate(
-        f"{text}: {limit_ms:g} ms",
-        (limit_ms, 0.03),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4, 0),
-        textcoords="offset points",
-        rotation=90,
-        ha="right",
-        va="bottom",
-        fontsize=8,
-        color=WARN,
-    )
+    place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (-4, 0), "textcoords": "offset points"}
+    look: Any = {"rotation": 90, "ha": "right", "va": "bottom", "fontsize": 8, "color": WARN}
+    axes.annotate(f"{text}: {limit_ms:g} ms", (limit_ms, 0.03), **place, **look)
 
 
 def _spread_points(axes: Axes, runs: Sequence[RunFigures], color_of: dict[str, str], limit_ms: float | None) -> None:
@@ -412,42 +381,40 @@ def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mappi
     if status is None or not shown:
         return ""
     columns = min(SEQUENCE_PANELS_PER_ROW, len(shown))
-    rows = -(-len(shown) // columns)
-    figure = sheet.figure(PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6), 0.4 + 2.6 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for axes, one in zip(panels.flat, shown, strict=False):
+    width = PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6)
+    figure, panels = sheet.panels(len(shown), columns=columns, width=width, heights=(0.4, 2.6))
+    for axes, one in zip(panels, shown, strict=True):
         _panel(axes, one, status, condition_color(place_of[one.condition]))
-    for axes in panels.flat[len(shown) :]:
-        axes.set_visible(False)
-    for row in panels:
-        row[0].set_ylabel("change of cost [%]")
+    for axes in panels[::columns]:
+        axes.set_ylabel("change of cost [%]")
     verdicts = "; ".join(f"{looks.condition}: {looks.verdict.value}, {looks.description}" for looks in shown)
     return sheet.render(figure, name="sequence", label=f"Interval of each comparison over blocks. {verdicts}.")
 
 
 def _panel(axes: Axes, one: ComparisonLooks, status: SequentialStatus, color: str) -> None:
     stop = status.stop
-    margin = [_percent(-stop.log_margin), _percent(stop.log_margin)]
+    margin = [percent(-stop.log_margin), percent(stop.log_margin)]
     axes.axhspan(*margin, color=GRID, alpha=0.6, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.9)
     blocks = list(range(1, one.num_blocks + 1))
-    axes.plot(blocks, [_percent(value) for value in one.values], "o", color=color, alpha=0.45, markersize=3.4)
+    changes = [percent(value) for value in one.values]
+    axes.plot(blocks, changes, "o", color=color, alpha=0.45, markersize=3.4)
     finite = [look for look in one.looks if math.isfinite(look.half_width)]
-    ends = [_percent(end) for look in finite[-6:] for end in (look.low, look.high)]
-    values = [*margin, *(_percent(value) for value in one.values), *ends]
+    ends = [percent(end) for look in finite[-6:] for end in (look.low, look.high)]
+    values = [*margin, *changes, *ends]
     room = 0.12 * (max(values) - min(values))
     low, high = min(values) - room, max(values) + room
-    seen = [look.num_blocks for look in one.looks if math.isfinite(look.mean)]
-    means = [_percent(look.mean) for look in one.looks if math.isfinite(look.mean)]
-    lows = [max(low, _percent(look.low)) for look in one.looks if math.isfinite(look.mean)]
-    highs = [min(high, _percent(look.high)) for look in one.looks if math.isfinite(look.mean)]
+    known = [look for look in one.looks if math.isfinite(look.mean)]
+    seen, means = [look.num_blocks for look in known], [percent(look.mean) for look in known]
+    lows = [max(low, percent(look.low)) for look in known]
+    highs = [min(high, percent(look.high)) for look in known]
     axes.fill_between(seen, lows, highs, color=color, alpha=0.16, linewidth=0)
     axes.vlines(seen, lows, highs, color=color, linewidth=1.1)
     axes.plot(seen, means, color=color, linewidth=1.4)
     if one.verdict.is_final and finite:
         last = finite[-1]
         face = color if one.verdict is not StopVerdict.INCONCLUSIVE else SURFACE
-        axes.plot([last.num_blocks], [_percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
+        axes.plot([last.num_blocks], [percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     axes.set_xlim(0.5, stop.budget + 0.5)
     axes.set_ylim(low, high)
@@ -456,5 +423,6 @@ def _panel(axes: Axes, one: ComparisonLooks, status: SequentialStatus, color: st
     axes.grid(visible=True, axis="y")
 
 
-def _percent(log_ratio: float) -> float:
+def percent(log_ratio: float) -> float:
+    """A log ratio as a change in percent."""
     return 100 * math.expm1(log_ratio) if log_ratio < 700 else math.inf

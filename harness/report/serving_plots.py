@@ -13,8 +13,8 @@ from matplotlib.ticker import LogLocator
 
 from harness.analysis.method.serving import METRICS, Latencies, Rate, ServingFigures, latencies
 from harness.clock import NS_PER_MS
-from harness.report.plots import PAGE_WIDTH_IN, ecdf_line, plain_log_ticks
-from harness.report.svg import INK, MUTED, Sheet, condition_color
+from harness.report.plots import ecdf_line, plain_log_ticks
+from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.report.view import FloatArray, ReportView
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Matplotlib figures as inline SVG whose colours follow the page (light, dark, print).
 
 Figures are drawn in placeholder colours that are replaced by CSS variables, so one SVG serves every theme.
-Nothing here knows what is plotted.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PAGE_WIDTH_IN = 10.66
 NUM_CONDITION_COLORS = 8
 NUM_BUCKET_COLORS = 8
 
@@ -112,6 +112,20 @@ class Sheet:
 
         return Figure(figsize=(width, height))
 
+    def panels(
+        self, num: int, *, columns: int, width: float, heights: tuple[float, float], is_shared: bool = False
+    ) -> tuple[Figure, list[Axes]]:
+        """A figure of ``num`` panels in rows; heights: of what is above the rows, and of each row, inches.
+
+        is_shared: the panels have one vertical axis.
+        """
+        rows, (above, row) = -(-num // columns), heights
+        figure = self.figure(width, above + row * rows)
+        panels = list(figure.subplots(rows, columns, sharey=is_shared, squeeze=False).flat)
+        for unused in panels[num:]:
+            unused.set_visible(False)
+        return figure, panels[:num]
+
     def render(self, figure: Figure, *, name: str, label: str) -> str:
         """The figure as one <svg> element for screen readers and every theme.
 
@@ -138,8 +152,11 @@ def _arrange(figure: Figure) -> None:
     if figure.get_layout_engine() is not None or grid is None:
         return
     places = {axes: (spec.rowspan.start, spec.colspan.start) for axes in panels if (spec := axes.get_subplotspec())}
-    lefts = [max((_left_in(axes) for axes in panels if places[axes][1] == c), default=0.0) for c in range(grid.ncols)]
-    belows = [max((_below_in(axes) for axes in panels if places[axes][0] == r), default=0.0) for r in range(grid.nrows)]
+    lefts, belows = [0.0] * grid.ncols, [0.0] * grid.nrows
+    for axes, (row, column) in places.items():
+        left_in = _ticks_in(axes) + LINE_IN * bool(axes.get_ylabel()) + EDGE_IN
+        below_in = X_TICKS_IN + LINE_IN * bool(axes.get_xlabel()) + EDGE_IN
+        lefts[column], belows[row] = max(lefts[column], left_in), max(belows[row], below_in)
     right, above = max(map(_right_in, panels)), max(map(_above_in, panels))
     (width, height), ratios = figure.get_size_inches(), np.asarray(grid.get_width_ratios(), dtype=np.float64)
     legend = LEGEND_IN * bool(figure.legends)
@@ -150,13 +167,9 @@ def _arrange(figure: Figure) -> None:
         y = height - legend - (row + 1) * (above + tall) - sum(belows[:row])
         wide = share * float(ratios[column])
         axes.set_position((x / width, y / height, wide / width, tall / height))
-        # Said here, as matplotlib would measure all ticks to find these places.
+        # Set here: matplotlib would measure all ticks to find these places.
         axes.yaxis.set_label_coords(-_ticks_in(axes) / wide, 0.5)
         axes.xaxis.set_label_coords(0.5, -X_TICKS_IN / tall)
-
-
-def _left_in(axes: Axes) -> float:
-    return _ticks_in(axes) + (LINE_IN if axes.get_ylabel() else 0.0) + EDGE_IN
 
 
 def _ticks_in(axes: Axes) -> float:
@@ -188,10 +201,6 @@ def _above_in(axes: Axes) -> float:
     return LINE_IN * (1.25 + has_line) if axes.get_title(loc="left") else EDGE_IN
 
 
-def _below_in(axes: Axes) -> float:
-    return X_TICKS_IN + (LINE_IN if axes.get_xlabel() else 0.0) + EDGE_IN
-
-
 def _inline(document: str, *, name: str, label: str) -> str:
     """An SVG document as an inline element: no prolog, no metadata, own ids, CSS colours and fonts."""
     body = document[document.index("<svg") :]
@@ -202,7 +211,8 @@ def _inline(document: str, *, name: str, label: str) -> str:
     body = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", body)
     body = body.replace("xlink:href=", "href=")
     body = _COLOR.sub(lambda match: f"var({_VARIABLES[match.group()]})", body)
-    body = re.sub(r"font(-family)?: ([0-9.]+px )?'DejaVu Sans'[^;\"]*", _font, body)
+    body = re.sub(r"font: ([0-9.]+px )'DejaVu Sans'[^;\"]*", r"font: \1var(--sans)", body)
+    body = re.sub(r"font(-family)?: 'DejaVu Sans'[^;\"]*", "font-family: var(--sans)", body)
     view_box = re.search(r'viewBox="([^"]+)"', body)
     box = view_box.group(1) if view_box else "0 0 100 100"
     inner = body[body.index(">") + 1 :]
@@ -211,7 +221,3 @@ def _inline(document: str, *, name: str, label: str) -> str:
     return (
         f'<svg role="img" aria-label="{escape(label)}" viewBox="{box}" style="width:{width:.0f}px" class="plot">{inner}'
     )
-
-
-def _font(match: re.Match[str]) -> str:
-    return f"font: {match.group(2)}var(--sans)" if match.group(2) else "font-family: var(--sans)"

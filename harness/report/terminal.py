@@ -16,16 +16,19 @@ from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFi
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.stopping import SequentialStatus
 from harness.analysis.method.summary import ConditionFigures
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_S
 from harness.outputs import escape_bidi
 from harness.report.answers import (
+    DASH,
     Channel,
     answers,
     channels_of,
     common_replicates,
     count,
     counted_words,
+    fixed,
     over,
+    short_ms,
 )
 from harness.spec import factors_text
 from harness.table import Table, to_rich
@@ -33,7 +36,6 @@ from harness.table import Table, to_rich
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-DASH = "\u2013"
 VERDICTS = {
     Verdict.AGREE: "agree",
     Verdict.DIFFER: "withheld",
@@ -199,18 +201,13 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
 
 def _bounded(percentile: Percentile) -> tuple[str, str]:
     interval = percentile.interval
-    ends = "" if interval is None else f"\n{_ms(interval.low)}\u2013{_ms(interval.high)}"
-    return _ms(percentile.value) + ends, DASH if percentile.certified is None else _ms(percentile.certified)
+    ends = "" if interval is None else f"\n{short_ms(interval.low)}\u2013{short_ms(interval.high)}"
+    return short_ms(percentile.value) + ends, DASH if percentile.certified is None else short_ms(percentile.certified)
 
 
 def _percentile(figures: ServingFigures, metric: str, q: float) -> str:
     distribution = figures.of(metric)
-    return DASH if distribution is None else _ms(distribution.at(q).value)
-
-
-def _ms(duration_ns: float) -> str:
-    value = duration_ns / NS_PER_MS
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    return DASH if distribution is None else short_ms(distribution.at(q).value)
 
 
 def _rate(rate: Rate | None) -> str:
@@ -230,7 +227,7 @@ def _cells(condition: ConditionFigures, counted: ConditionFigures, channels: Seq
         verdict = VERDICTS[compared.verdict]
     return (
         condition.name + (f"\n{factors_text(condition.factors)}" if condition.factors else ""),
-        *(_seconds(channel.cost_ns(counted)) for channel in channels),
+        *(fixed(channel.cost_ns(counted), 2, NS_PER_S) for channel in channels),
         *ratios,
         *([verdict] if len(channels) > 1 else []),
         f"{counted.num_steps:,}" if counted.num_steps else DASH,
@@ -243,7 +240,3 @@ def _ratio(ratio: float | None, mark: str, interval: Interval | None) -> str:
     if ratio is None:
         return DASH
     return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.3f}\u2013{interval.high:.3f}")
-
-
-def _seconds(duration_ns: int | None) -> str:
-    return DASH if duration_ns is None else f"{duration_ns / NS_PER_S:,.2f}"
