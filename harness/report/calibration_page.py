@@ -30,6 +30,10 @@ UNITS = {
     "per_call_us_per_token": "prefill b, us/token/call",
     "eager_ms": "a step without a graph, ms more",
 }
+CHUNKED_UNITS = UNITS | {
+    "per_call_ms": "a step with parts of prompts, ms",
+    "per_call_us_per_token": "each token of the parts, us",
+}
 DOTS_PER_INCH = 120
 
 

@@ -189,6 +189,7 @@ def render_page(view: ReportView) -> str:
         plots=plots_of(view),
         timelines=timeline_groups(view),
         callers=_callers(view),
+        has_slots=any(not run.server.is_paged for run in view.sealed.values()),
         causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
         check_names=_check_names(view),
         verdict_of=_verdict,

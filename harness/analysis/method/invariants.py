@@ -427,7 +427,9 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
     table = table_at(manifest.effective, "server")
     in_force = {name: table[name] for name in shown_names if name in table}
     shown, is_fresh = keys_shown(in_force), kind_of_run(manifest.backend).is_restarted
-    held = varied | ((_TOLD_AT_START | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
+    # Paged KV memory has no slots.
+    told = _TOLD_AT_START - {"kv_slots"} if server.is_paged else _TOLD_AT_START
+    held = varied | ((told | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
     for evidence in differences(server, in_force, held):
         yield Finding(
             code="setting-differs",
