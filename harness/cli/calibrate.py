@@ -157,11 +157,11 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
 
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
     from harness.engine import load_cost_model
-    from harness.report.calibration_page import UNITS, extrapolated, write_calibration_report
+    from harness.report.calibration_page import coefficients, extrapolated, write_calibration_report
 
     rows = [
-        (UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
-        for name, interval in calibration.intervals.items()
+        (name, f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
+        for name, interval in coefficients(calibration).items()
     ]
     show(console, Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)))
     for what, error in calibration.errors.items():

@@ -50,6 +50,12 @@ class Residual(NamedTuple):
         return self.measured_ms - self.fitted_ms
 
 
+def coefficients(calibration: Calibration) -> dict[str, Interval]:
+    """The interval of every coefficient, by its name for people."""
+    names = CHUNKED_UNITS if calibration.is_chunked else UNITS
+    return {names.get(name, f"{name}, ms"): interval for name, interval in calibration.intervals.items()}
+
+
 def decode_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:
     """Every stretch of constant n against the written model, by n and context."""
     found: list[Residual] = []
@@ -82,7 +88,11 @@ def extrapolated(calibration: Calibration, model: CostModel) -> Iterator[str]:
             "through the two largest"
         )
     low, high = model.fitted_prefill_tokens or (0, 0)
-    yield f"prefills below {low} or above {high} computed tokens"
+    yield (
+        f"steps with fewer than {low} or more than {high} tokens of prompts"
+        if calibration.is_chunked
+        else f"prefills below {low} or above {high} computed tokens"
+    )
     if model.fitted_context_tokens is not None:
         low, high = model.fitted_context_tokens
         yield f"decode steps with a mean sequence length below {low} or above {high} tokens"
@@ -116,7 +126,7 @@ def _page(
     for note in (f"{calibration.artifact}; {calibration.source}.", *calibration.notes, *calibration.decode.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
-    yield markdown_rows(("coefficient", "fitted", "interval"), map(_coefficient_row, calibration.intervals.items()))
+    yield markdown_rows(("coefficient", "fitted", "interval"), map(_coefficient_row, coefficients(calibration).items()))
     yield "\n## Errors\n"
     yield markdown_rows(
         ("", "residual rms", "largest", "held-out rms", "held-out largest"),
@@ -146,7 +156,7 @@ def _coefficient_row(named: tuple[str, Interval]) -> tuple[str, str, str]:
     name, interval = named
     how = f"{interval.level:.0%} {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
     ends = f"[{interval.low:.5f}, {interval.high:.5f}] {how}"
-    return UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", ends
+    return name, f"{interval.estimate:.5f}", ends
 
 
 def _error_cells(error: FitError) -> list[str]:

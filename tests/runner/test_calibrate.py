@@ -23,6 +23,7 @@ from harness.runner.calibrate import (
     fit_runs,
     write_cost_file,
 )
+from harness.sim import simulate
 from harness.sim.predict.draws import perturbation_of
 from harness.spec import PerturbationSpec, ServerSpec
 from tests.support.emulated_vllm import emulated_vllm
@@ -189,12 +190,20 @@ def gpu_sweep(server: dict[str, Any], backend: str = "sim") -> CalibrationSpec:
     )
 
 
-def gpu_costs(folder: Path, sizes_ms: dict[int, float], per_step_ms: float, per_token_us: float, eager_ns: int) -> str:
+def gpu_costs(
+    folder: Path,
+    sizes_ms: dict[int, float],
+    per_step_ms: float,
+    per_token_us: float,
+    eager_ns: int,
+    context_us: float = 0.0,
+) -> str:
     """A cost file of a GPU server that nobody shipped."""
     sizes = "".join(f"{size} = {f_ms}\n" for size, f_ms in sizes_ms.items())
     path = folder / "truth.toml"
     path.write_text(
-        f'name = "truth"\nsource = "a test"\n[decode]\nbeta_ms_per_request = 0.02\n[decode.f_ms]\n{sizes}'
+        f'name = "truth"\nsource = "a test"\n[decode]\nbeta_ms_per_request = 0.02\n'
+        f"context_us_per_token = {context_us}\n[decode.f_ms]\n{sizes}"
         "[prefill]\nper_call_ms = 1\nper_call_us_per_token = 20\n"
         f"[chunked_prefill]\nper_step_ms = {per_step_ms}\nper_token_us = {per_token_us}\n"
         f"[eager]\nstep_ns = {eager_ns}\n"
@@ -230,6 +239,20 @@ def test_a_known_gpu_server_comes_back_within_the_intervals(
     assert fitted.chunked_step_ns(4, 3, 0, 500) == pytest.approx(
         load_cost_model(truth).chunked_step_ns(4, 3, 0, 500), abs=50
     )
+
+
+def test_the_context_term_of_a_gpu_server_comes_back_from_its_kv_memory_in_use(tmp_path: Path) -> None:
+    truth = gpu_costs(tmp_path, {1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 20, 3_000_000, context_us=0.15)
+    sweep = gpu_sweep({"rules": "vllm-paged", "cost_model": truth})
+    sweep = replace(sweep, context_tokens=(300, 1500))
+    [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
+    calibration = fit_runs([run], seed=1)
+    assert calibration.decode.context_us_per_token == pytest.approx(0.15, rel=0.01)
+    fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
+    device_ns = simulate(run.plan, run.server, run.cost_model).device_ns
+    # The end of the last block of each request is not in the log.
+    assert run_figures(run).a_ns == pytest.approx(device_ns, rel=1e-3)
+    assert figures_at(run, fitted).a_ns == pytest.approx(device_ns, rel=1e-3)
 
 
 def test_what_the_runs_of_a_gpu_server_do_not_show_is_named(tmp_path: Path) -> None:

@@ -61,6 +61,24 @@ def decode_periods(log: StepLog) -> Iterator[StepPeriod]:
             yield StepPeriod(n, b, mode == "NONE", at_ns - before[0])
 
 
+def decode_contexts(log: StepLog) -> list[float] | None:
+    """Summed sequence lengths of the decodes of every step, from the KV memory in use before it; None: not shown.
+
+    Requests end anywhere in their last block: half a block each is taken off. Where parts of a prompt are in memory
+    too, each running request counts for its mean.
+    """
+    num_blocks, block_size = (log.effective.get(name) for name in ("num_gpu_blocks", "block_size"))
+    if not isinstance(num_blocks, int) or not isinstance(block_size, int) or log.steps["kv_usage"].null_count:
+        return None
+    contexts = [0.0]
+    rows = schema.values_of(log.steps, "kv_usage", "running", "generation_requests")
+    for (kv_usage, running, _n), (_usage, _running, n) in pairwise(rows):
+        # One block is a placeholder. A decode step adds a token to each.
+        mean = kv_usage * (num_blocks - 1) * block_size / running - (block_size - 1) / 2 + 1 if running else 0.0
+        contexts.append((n or 0) * mean)
+    return contexts[: log.steps.num_rows]
+
+
 def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:
     """Findings about a run's step log. problem: why it cannot be read."""
     if problem:

@@ -20,6 +20,7 @@ from harness.errors import SpecError
 
 RESAMPLES = 2000
 US_PER_MS = 1000.0
+NEGLIGIBLE_US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,18 @@ def fit_decode(
     if with_context is None and is_asked and not _is_determined(_design(points, with_context=True).columns):
         is_asked = False
     fit = _fit_decode(points, seed, block_steps, with_context=is_asked)
-    if with_context is None and is_asked and fit.intervals["context_us_per_token"].contains(0.0):
+    if with_context is None and is_asked and _is_nothing(fit.intervals["context_us_per_token"]):
         plain = _fit_decode(points, seed, block_steps, with_context=False)
         interval = fit.intervals["context_us_per_token"]
-        ends = f"[{interval.low:.1e}, {interval.high:.1e}] us/token"
+        ends = f"[{interval.low:.6f}, {interval.high:.6f}] us/token"
         left_out = f"The context term is left out: its {DEFAULT_LEVEL:.0%} interval {ends} contains 0."
         return replace(plain, notes=(*plain.notes, left_out))
     return fit
+
+
+def _is_nothing(interval: Interval) -> bool:
+    """Whether it contains 0, or a value that a cost file would write as 0."""
+    return interval.low <= NEGLIGIBLE_US and interval.high >= -NEGLIGIBLE_US
 
 
 def _fit_decode(points: Sequence[StepPoint], seed: int, block_steps: int, *, with_context: bool) -> DecodeFit:

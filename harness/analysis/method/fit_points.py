@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.logs.engine_steps import step_log_of
+from harness.analysis.logs.engine_steps import decode_contexts, step_log_of
 from harness.analysis.method.reconstruct import join_request_id, step_contexts
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.engine import CostModel
@@ -183,20 +183,25 @@ def log_stretches(run: SealedRun) -> Iterator[Stretch]:
 
 def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
     """Pure decode steps of one size. A request that comes or ends makes a mixed step or another n."""
-    clock = ScaledClock(run.manifest.clock.scale)
-    rows = values_of(log.steps, "at_ns", "kind", "n", "b", "runtime_mode")
-    for (kind, n, b, mode), group in groupby(rows, key=lambda row: row[1:]):
-        ends_ns = [clock.from_monotonic_ns(row[0]) for row in group][EDGE_STEPS : -EDGE_STEPS or None]
-        if kind == "decode" and b is not None and len(ends_ns) > 1:
-            yield Stretch(
-                run=_label(run),
-                num_seqs=n,
-                bucket=b,
-                instants_ns=np.array(ends_ns, dtype=np.int64),
-                steps=np.arange(len(ends_ns)),
-                first_context_tokens=None,
-                is_eager=log.has_graphs and mode == "NONE",
-            )
+    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log)
+    rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "at_ns")
+    for (kind, n, b, mode), group in groupby(enumerate(rows), key=lambda row: row[1][:-1]):
+        chosen = [(place, row[-1]) for place, row in group][EDGE_STEPS : -EDGE_STEPS or None]
+        if kind != "decode" or b is None or len(chosen) < 2:
+            continue
+        steps = np.arange(len(chosen))
+        yield Stretch(
+            run=_label(run),
+            num_seqs=n,
+            bucket=b,
+            instants_ns=np.array([clock.from_monotonic_ns(at_ns) for _place, at_ns in chosen], dtype=np.int64),
+            steps=steps,
+            # A record is the end of its step, the first instant the beginning of the next.
+            first_context_tokens=None
+            if contexts is None
+            else float(np.median([contexts[place] for place, _ in chosen] - n * steps)) + n,
+            is_eager=log.has_graphs and mode == "NONE",
+        )
 
 
 def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillPoint, ...]:
@@ -214,12 +219,13 @@ def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
     log = step_log_of(run)
     if log is None:
         return
-    clock = ScaledClock(run.manifest.clock.scale)
+    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
     rows = values_of(log.steps, "at_ns", "kind", "running", "generation_requests", "context_tokens")
-    for (before_ns, _kind, still_running, *_work), (at_ns, kind, _running, n, tokens) in pairwise(rows):
+    for context, (before, (at_ns, kind, _running, n, tokens)) in zip(contexts[1:], pairwise(rows), strict=True):
+        before_ns, _kind, still_running, *_work = before
         if kind in ("prefill", "mixed") and still_running and tokens and n is not None:
             period_ns = clock.from_monotonic_ns(at_ns) - clock.from_monotonic_ns(before_ns)
-            elapsed_ns = period_ns - decode.chunked_step_ns(n, n, 0, 0)
+            elapsed_ns = period_ns - decode.chunked_step_ns(n, n, round(context), 0)
             yield PrefillPoint(_label(run), tokens, 0, elapsed_ns / NS_PER_MS)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.analysis.logs.engine_steps import decode_contexts
 from harness.records.schema import values_of
 
 if TYPE_CHECKING:
@@ -141,20 +142,25 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
 
     None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
     """
+    needs_contexts = _depends_on_context(cost_model)
+    contexts = decode_contexts(log) if needs_contexts else None
+    rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
     names = ("kind", "context_tokens", "generation_requests")
-    others = [row for row in values_of(log.steps, *names) if row[0] not in ("decode", "idle", "dummy")]
+    rows = [(*row, context) for row, context in zip(values_of(log.steps, *names), rounded.tolist(), strict=True)]
+    others = [row for row in rows if row[0] not in ("decode", "idle", "dummy")]
     is_shown = steps.num_rows == log.num_by_kind.get("decode", 0) and all(
         kind in ("prefill", "mixed") and None not in work for kind, *work in others
     )
     if cost_model.chunk_step_fs is None or not is_shown:
         return None
-    decode_ns, extrapolated = _decode(steps, np.zeros(steps.num_rows, dtype=np.int64), cost_model)
+    of_decodes = np.array([context for kind, _tokens, _n, context in rows if kind == "decode"], dtype=np.int64)
+    decode_ns, extrapolated = _decode(steps, of_decodes, cost_model)
     return ChannelA(
         decode_ns=decode_ns + cost_model.eager_ns * sum(log.eager_by_n.values()),
-        prefill_ns=sum(cost_model.chunked_step_ns(n, n, 0, tokens) for _kind, tokens, n in others),
+        prefill_ns=sum(cost_model.chunked_step_ns(n, n, context, tokens) for _kind, tokens, n, context in others),
         num_extrapolated_steps=extrapolated,
-        num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(tokens) for _kind, tokens, _n in others),
-        context_problem="a step log names no requests" if _depends_on_context(cost_model) else "",
+        num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(tokens) for _kind, tokens, *_ in others),
+        context_problem="the step log shows no KV memory" if needs_contexts and contexts is None else "",
     )
 
 
