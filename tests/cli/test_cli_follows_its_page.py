@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from harness.errors import ExitCode
 from harness.server.ask import ask
 from harness.spec import load_experiment
+from tests.support.command_line import harness
 from tests.support.processes import comes_true
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,13 +38,12 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
             port = int(words[words.index("--port") + 1])
             assert comes_true(lambda port=port: ask("127.0.0.1", port, "/health", deadline_s=10.0).status == 200, 60.0)
             continue
-        called = [sys.executable, "-m", "harness", *words[1:]] if words[0] == "harness" else words
-        done = _called(called, tmp_path)
+        done = _called(words, tmp_path)
         if "--confirmatory" in words:
             # Other tests on this machine make some runs late: they are repeated, as the page says.
             for _ in range(3):
                 if done.returncode == ExitCode.RUN_INVALID:
-                    done = _called([*called, "--resume", "--retry-invalid"], tmp_path)
+                    done = _called([*words, "--resume", "--retry-invalid"], tmp_path)
             done.returncode = 0 if done.returncode == ExitCode.RUN_INVALID else done.returncode
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         printed[command] = done.stdout
@@ -65,4 +64,6 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
 
 
 def _called(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600, env=os.environ)
+    if command[0] == "harness":
+        return harness(*command[1:], cwd=folder)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)

@@ -21,7 +21,7 @@ def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, client: 
         return Reply([CHUNKED_HEAD, *chunked(events(asked))])
 
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=20))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=5))
     assert rows[0]["status"] == wrong.status, rows[0]["error"]
     assert wrong.says in rows[0]["error"]
     assert rows[0]["error"].isprintable()

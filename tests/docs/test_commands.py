@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from harness.server.ask import ask
 from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.checkout import ROOT
+from tests.support.command_line import harness
 from tests.support.processes import comes_true
 
 FOLLOWED_ELSEWHERE = "question-to-decision"
@@ -96,10 +98,17 @@ def test_every_command_of_a_page_runs(
         if words.endswith("&"):
             start_server(words.removesuffix("&"), folder, shell, request)
             continue
-        done = subprocess.run(
-            ["bash", "-c", words], cwd=folder, env=shell, capture_output=True, text=True, check=False, timeout=600
-        )
+        done = called(words, folder, shell)
         assert done.returncode == 0, f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
+
+
+def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A line of a page; a plain ``harness`` command needs neither a shell nor a new interpreter."""
+    if words.startswith("harness ") and "~" not in words:
+        return harness(*shlex.split(words)[1:], cwd=folder, environment=shell)
+    return subprocess.run(
+        ["bash", "-c", words], cwd=folder, env=shell, capture_output=True, text=True, check=False, timeout=600
+    )
 
 
 def start_server(words: str, folder: Path, shell: dict[str, str], request: pytest.FixtureRequest) -> None:

@@ -18,7 +18,8 @@ class CopiedCheckout:
         self.root = root
         for name in ("harness", "benchmarks", "patches", "plans", *more):
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+                # Bytecode comes along, or each copy compiles every module; but no file that is being written.
+                shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("*.pyc.*"))
             else:
                 shutil.copy(ROOT / name, root / name)
 
