@@ -7,7 +7,6 @@ Definitions: docs/method.md, "Comparing any conditions".
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,18 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.method.answer import AnswerVerdict, source_of, verdict_of
-from harness.analysis.method.devices import Estimate, estimate_of
+from harness.analysis.method.devices import estimate_of
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.serving import latencies
-from harness.analysis.method.stats import MIN_REPLICATES, FloatArray, holm, log_mean_values, quantile
+from harness.analysis.method.stats import (
+    MIN_REPLICATES,
+    Estimate,
+    FloatArray,
+    contrast,
+    holm,
+    log_mean_values,
+    quantile,
+)
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
@@ -303,11 +310,5 @@ def _same_devices(sides: Sequence[Sequence[RunFigures]], *, is_paired: bool) -> 
 
 
 def _welch(one: FloatArray, other: FloatArray) -> Estimate | None:
-    """The difference of the means of independent samples; degrees rounded down (Welch)."""
-    if min(len(one), len(other)) < MIN_REPLICATES:
-        return None
-    parts = [float(side.var(ddof=1)) / len(side) for side in (one, other)]
-    spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (one, other), strict=True))
-    degrees = max(1, math.floor(sum(parts) ** 2 / spread)) if spread else 1
-    mean = float(one.mean() - other.mean())
-    return Estimate(mean, math.sqrt(sum(parts)), degrees, "Welch's t interval", "runs", len(one) + len(other))
+    """The difference of the means of independent samples."""
+    return None if min(len(one), len(other)) < MIN_REPLICATES else contrast([(1, one), (-1, other)])

@@ -8,14 +8,15 @@ Definitions: docs/method.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from harness.analysis.method.devices import DeviceEffect, effect_of, estimate_of
-from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.reconstruct import agreement_tolerance, channel_agreement, residual_ns
+from harness.analysis.method.figures import RunFigures, total_of
+from harness.analysis.method.reconstruct import ROUNDING, agreement_tolerance, residual_ns
+from harness.analysis.method.stalls import info, warning
 from harness.analysis.method.stats import Interval, log_mean_values
 from harness.records import Finding
 
@@ -128,15 +129,11 @@ class Comparison:
         """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
         if self.is_predicted:
             return Verdict.PREDICTED
-        if self.a is None or self.published_tau is None:
+        if self.difference is None or self.published_tau is None:
             return Verdict.B_ALONE
-        published, capped = (
-            channel_agreement(self.a.ratio, self.b.ratio, tau)
-            for tau in (self.published_tau, min(self.published_tau, MAX_TAU))
-        )
-        if self.published_tau > MAX_TAU and published.is_agreed:
-            return Verdict.CANNOT_TELL
-        return Verdict.AGREE if capped.is_agreed else Verdict.DIFFER
+        if self.difference > self.published_tau + ROUNDING:
+            return Verdict.DIFFER
+        return Verdict.AGREE if self.published_tau <= MAX_TAU else Verdict.CANNOT_TELL
 
     @property
     def is_agreed(self) -> bool:
@@ -152,13 +149,6 @@ class Comparison:
         return "total" if self.is_same_work else "generated token"
 
 
-class _Sides(NamedTuple):
-    """Runs of a condition and of its baseline, pair by pair."""
-
-    own: list[RunFigures]
-    base: list[RunFigures]
-
-
 def compare(
     baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], *, is_predicted: bool = False
 ) -> Comparison | None:
@@ -167,49 +157,43 @@ def compare(
     None without a common replicate, or where one of them cost or did nothing.
     """
     others = {(run.replicate, run.device): run for run in base}
-    pairs = [(run, others[run.replicate, run.device]) for run in own if (run.replicate, run.device) in others]
-    pairs.sort(key=lambda pair: pair[0].replicate)
-    sides = _Sides([run for run, _ in pairs], [run for _, run in pairs])
-    works = _work(sides.own), _work(sides.base)
-    if not pairs or not all(works[0]) or not all(works[1]):
+    own_runs = sorted((run for run in own if (run.replicate, run.device) in others), key=lambda run: run.replicate)
+    sides = (own_runs, [others[run.replicate, run.device] for run in own_runs])
+    work, baseline_work = map(_work, sides)
+    if not own_runs or not all(work) or not all(baseline_work):
         return None
-    costs_a, costs_b = ([_costs(runs, channel) for runs in sides] for channel in ("a", "b"))
-    a = None if costs_a[0] is None or costs_a[1] is None else _channel_ratio(sides, works, costs_a[0], costs_a[1])
-    b = None if costs_b[0] is None or costs_b[1] is None else _channel_ratio(sides, works, costs_b[0], costs_b[1])
+    a, b = (_channel_ratio(sides, channel) for channel in ("a_ns", "b_ns"))
     if b is None:
         return None
-    base_a_ns, base_b_ns = (None if a is None else sum(costs_a[1] or ())), sum(costs_b[1] or ())
+    total = total_of(sides[1])
+    costs_ns = (0, 0) if a is None else (total.b_ns or 0, total.a_ns or 0)
     return Comparison(
         baseline=baseline,
-        replicates=tuple(run.replicate for run in sides.own),
+        replicates=tuple(run.replicate for run in own_runs),
         a=a,
         b=b,
-        work=works[0],
-        baseline_work=works[1],
-        residual_share=None if base_a_ns is None else residual_ns(base_b_ns, base_a_ns) / base_b_ns,
-        published_tau=None if base_a_ns is None else agreement_tolerance(base_a_ns, base_b_ns),
-        num_unpaired=len(own) + len(base) - 2 * len(pairs),
+        work=work,
+        baseline_work=baseline_work,
+        residual_share=None if a is None else residual_ns(*costs_ns) / costs_ns[0],
+        published_tau=None if a is None else agreement_tolerance(costs_ns[1], costs_ns[0]),
+        num_unpaired=len(own) + len(base) - 2 * len(own_runs),
         is_predicted=is_predicted,
     )
 
 
-def _costs(runs: Sequence[RunFigures], channel: str) -> list[int] | None:
-    """Costs of all runs, ns; None where one is unknown or all are 0."""
-    costs = [run.a_ns if channel == "a" else run.b_ns for run in runs]
-    known = [cost for cost in costs if cost is not None]
-    return known if len(known) == len(costs) and any(known) else None
-
-
-def _channel_ratio(
-    sides: _Sides, works: tuple[Work, Work], own_ns: Sequence[int], base_ns: Sequence[int]
-) -> ChannelRatio:
-    own_work, base_work = works
+def _channel_ratio(sides: tuple[list[RunFigures], list[RunFigures]], channel: str) -> ChannelRatio | None:
+    """None where the cost of a run is unknown, or all cost nothing."""
+    costs_ns: list[list[int | None]] = [[getattr(run, channel) for run in runs] for runs in sides]
+    own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
+    if costs_ns != [own_ns, base_ns] or not any(own_ns) or not any(base_ns):
+        return None
+    own_work, base_work = map(_work, sides)
     is_same_work = own_work == base_work
     own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
     values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
     by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
     ratio = sum(own_ns) / sum(base_ns)
-    effect, estimate = effect_of(values, sides.own), estimate_of(values, sides.own)
+    effect, estimate = effect_of(values, sides[0]), estimate_of(values, sides[0])
     return ChannelRatio(
         ratio=math.exp(estimate.mean) if effect and estimate else ratio * sum(base_units) / sum(own_units),
         request_ratio=ratio * base_work.num_requests / own_work.num_requests,
@@ -232,46 +216,33 @@ def _work(runs: Sequence[RunFigures]) -> Work:
     )
 
 
-def check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
+def check_channels(runs: Sequence[RunFigures]) -> Iterator[Finding]:
     """What the channels of single runs say against their cost model, or about what it was fitted on."""
-    findings: list[Finding] = []
     for run in runs:
-        if run.is_valid and run.r_ns is not None and run.r_ns < 0:
-            findings.append(
-                Finding(
-                    code="residual-negative",
-                    severity="warning",
-                    evidence=f"{run.label}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
-                    hint="The cost model asks more than the server took: calibrate it on this server",
-                )
+        r_ns = run.r_ns if run.is_valid and run.r_ns is not None else 0
+        if r_ns < 0:
+            yield warning(
+                "residual-negative",
+                f"{run.label}: channel A exceeds channel B by {-r_ns / 1e9:.6f} s",
+                "The cost model asks more than the server took: calibrate it on this server",
             )
-        if run.is_valid and run.r_ns is not None and run.r_ns > MAX_TAU * run.b_ns:
-            findings.append(
-                Finding(
-                    code="channels-apart",
-                    severity="warning",
-                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of "
-                    f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
-                    hint="No comparison with it can say that the channels agree. Calibrate the cost model on this "
-                    "server; limits.residual_share makes such runs INVALID",
-                )
+        if r_ns > MAX_TAU * run.b_ns:
+            yield warning(
+                "channels-apart",
+                f"{run.label}: channel A explains {(run.b_ns - r_ns) / 1e9:.3f} s of "
+                f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
+                "No comparison with it can say that the channels agree. Calibrate the cost model on this "
+                "server; limits.residual_share makes such runs INVALID",
             )
         if run.a is not None and run.a.context_problem:
-            findings.append(
-                Finding(
-                    code="context-unknown",
-                    severity="warning",
-                    evidence=f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
-                    hint="Turn the [PFX] log on, or use a cost model without a context term",
-                )
+            yield warning(
+                "context-unknown",
+                f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
+                "Turn the [PFX] log on, or use a cost model without a context term",
             )
         if run.a is not None and (run.a.num_extrapolated_steps or run.a.num_extrapolated_prefills):
-            findings.append(
-                Finding(
-                    code="cost-extrapolated",
-                    severity="info",
-                    evidence=f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
-                    "prefills lie outside what the cost model was fitted on",
-                )
+            yield info(
+                "cost-extrapolated",
+                f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
+                "prefills lie outside what the cost model was fitted on",
             )
-    return findings

@@ -319,7 +319,7 @@ def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float
 
     a_s, b_s: channels of runs of the same input, in run order.
     """
-    singles = stats.spread(stats.single_pair_differences(a_s, b_s))
+    singles = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, 1))
     sums = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, rule.sum_size))
     tau = agreement_tolerance_s(sum(a_s), sum(b_s), rule.tau0, is_revised=True)
     is_covered = sums.q95 <= tau + ROUNDING

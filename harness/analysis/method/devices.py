@@ -8,7 +8,7 @@ Definitions: docs/device-factor.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,16 +18,13 @@ from harness.analysis.method import stats
 from harness.analysis.method.stats import (
     DEFAULT_LEVEL,
     MIN_REPLICATES,
+    Estimate,
     FloatArray,
     Interval,
     f_tail,
+    of_blocks,
     pooled_variance,
-    t_quantile,
-    t_tail,
 )
-
-# Below, a spread or a mean log ratio is the rounding of doubles.
-ROUNDING = 1e-12
 
 
 class Placed(Protocol):
@@ -73,30 +70,6 @@ class Interaction(NamedTuple):
     def __str__(self) -> str:
         told = "differs between devices" if self.is_found else "not shown to differ between devices"
         return f"{told}: F({self.degrees[0]}, {self.degrees[1]}) = {self.f:.2f}, p = {self.p:.2g}"
-
-
-class Estimate(NamedTuple):
-    """A mean log ratio, its standard error and the degrees of freedom of its t. told: what scatters, in words."""
-
-    mean: float
-    error: float
-    degrees: int
-    told: str
-    unit: str
-    num_units: int
-
-    @property
-    def p(self) -> float:
-        """Two-sided p of the t test that the mean is 0; without any scatter 1 or 0."""
-        if self.error < ROUNDING:
-            return float(abs(self.mean) < ROUNDING)
-        return t_tail(self.mean / self.error, self.degrees)
-
-    def interval(self, of: Callable[[float], float] = math.exp, level: float = DEFAULT_LEVEL) -> Interval:
-        """The t interval of a ratio; of: what turns the mean into what is said of it."""
-        half = t_quantile(level, self.degrees) * self.error
-        low, high = of(self.mean - half), of(self.mean + half)
-        return Interval(of(self.mean), low, high, level, self.told, self.unit, self.num_units, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +128,6 @@ def estimate_of(values: Sequence[float], runs: Sequence[Placed]) -> Estimate | N
     return of_blocks(values) if len(values) >= MIN_REPLICATES else None
 
 
-def of_blocks(values: Sequence[float]) -> Estimate:
-    """The mean of two blocks or more by their own spread, on whichever device."""
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Estimate(float(np.mean(values)), error, len(values) - 1, "t interval of the mean", "blocks", len(values))
-
-
 def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     """Mean of device means: over three devices and more they are what scatters, with two the blocks on each.
 
@@ -168,22 +135,21 @@ def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     devices less one: it also holds where the effect differs between devices, and speaks of devices like these. Blocks
     that ran at once by plan are averaged first, as they shared their host's noise.
     """
-    devices = [_mean_of(name, [one.value for one in blocks if one.device == name]) for name in _names(blocks)]
+    by_device = _by_device(blocks)
     groups = _groups(blocks)
     are_rounds = any(len(where) > 1 for where in groups)
-    within = _within(list(groups.values()), "rounds" if are_rounds else "blocks")
+    estimate = within = _within(list(groups.values()), "rounds" if are_rounds else "blocks")
     if len(groups) >= MIN_REPLICATES:
-        means = np.array([np.mean(values) for values in groups.values()])
-        error = float(means.std(ddof=1)) / math.sqrt(len(means))
-        told = "t interval of the mean of device means"
-        estimate = Estimate(float(means.mean()), error, len(means) - 1, told, "devices", len(means))
-    else:
-        estimate, within = within, None
-    return DeviceEffect(tuple(devices), estimate, within, _interaction(blocks))
+        means = [float(np.mean(values)) for values in groups.values()]
+        estimate = of_blocks(means)._replace(told="t interval of the mean of device means", unit="devices")
+    devices = tuple(_mean_of(name, values) for name, values in by_device.items())
+    these = within if len(groups) >= MIN_REPLICATES else None
+    return DeviceEffect(devices, estimate, these, _interaction(list(by_device.values())))
 
 
-def _names(blocks: Sequence[BlockRatio]) -> list[str]:
-    return sorted({one.device for one in blocks}, key=device_order)
+def _by_device(blocks: Sequence[BlockRatio]) -> dict[str, list[float]]:
+    names = sorted({one.device for one in blocks}, key=device_order)
+    return {name: [one.value for one in blocks if one.device == name] for name in names}
 
 
 def device_order(device: str) -> tuple[str, int, str]:
@@ -220,9 +186,8 @@ def _within(groups: Sequence[Sequence[float]], unit: str) -> Estimate | None:
     return Estimate(mean, error, degrees, "t interval within these devices", unit, int(counts.sum()))
 
 
-def _interaction(blocks: Sequence[BlockRatio]) -> Interaction | None:
+def _interaction(groups: Sequence[Sequence[float]]) -> Interaction | None:
     """One-way analysis of variance of the blocks' log ratios by device."""
-    groups = [[one.value for one in blocks if one.device == name] for name in _names(blocks)]
     counts: FloatArray = np.array([len(values) for values in groups], dtype=np.float64)
     error_square, inside = pooled_variance(groups)
     between = len(groups) - 1

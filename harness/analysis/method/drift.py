@@ -10,52 +10,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.method.figures import run_figures
-from harness.analysis.method.stats import FloatArray, t_quantile, t_tail
+from harness.analysis.method.stats import DEFAULT_LEVEL, Estimate, FloatArray
 from harness.records import SealedRun
-
-LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Change of log cost (channel B) per place in the order of a block, its t interval and p; left: see ``drift``."""
+    """Change of log cost (channel B) per place in the order of a block; left: see ``drift``."""
 
-    per_run: float
-    low: float
-    high: float
-    p: float
+    per_run: Estimate
     left: float
-    num_runs: int
     order: str
 
     @property
     def is_found(self) -> bool:
-        return self.p < 1 - LEVEL
+        return self.per_run.p < 1 - DEFAULT_LEVEL
 
     def __str__(self) -> str:
-        told = "drift" if self.is_found else "no drift shown"
-        change, low, high = (f"{100 * math.expm1(value):+.2f}" for value in (self.per_run, self.low, self.high))
+        told, found = "drift" if self.is_found else "no drift shown", self.per_run
+        change, low, high = (f"{100 * math.expm1(value):+.2f}" for value in (found.mean, found.low, found.high))
         return (
             f"{told}: cost (B) changes by {change} % [{low}, {high}] per place in the order ({self.order}), "
-            f"p = {self.p:.2g}, {self.num_runs} runs; the order leaves at most "
+            f"p = {found.p:.2g}, {found.num_units} runs; the order leaves at most "
             f"{100 * math.expm1(abs(self.left)):.2f} % in a comparison"
         )
-
-
-class Slope(NamedTuple):
-    """A least-squares slope with its t interval at LEVEL, its two-sided p and degrees of freedom."""
-
-    value: float
-    low: float
-    high: float
-    p: float
-    degrees: int
 
 
 def drift(runs: Sequence[SealedRun]) -> Drift | None:
@@ -74,13 +57,12 @@ def drift(runs: Sequence[SealedRun]) -> Drift | None:
         return None
     means = [float(place[condition == one].mean()) for one in range(len(names))]
     order = str(valid[0].manifest.requested_experiment.get("order", "rotation"))
-    left = slope.value * (max(means) - min(means))
-    return Drift(slope.value, slope.low, slope.high, slope.p, left, len(valid), order)
+    return Drift(slope, slope.mean * (max(means) - min(means)), order)
 
 
 def slope_of(
     log_cost: FloatArray, condition: NDArray[np.int64], block: NDArray[np.int64], place: FloatArray
-) -> Slope | None:
+) -> Estimate | None:
     """The slope on ``place`` beside a level for each condition and each block; None where it is not told apart.
 
     All of shape (runs,). Source: Frisch and Waugh (1933), Lovell (1963): the slope is that of the two residuals.
@@ -97,6 +79,4 @@ def slope_of(
     slope = float(place_left @ cost_left) / moved
     rest = cost_left - slope * place_left
     error = math.sqrt(float(rest @ rest) / degrees / moved)
-    half = t_quantile(LEVEL, degrees) * error
-    p = t_tail(slope / error, degrees) if error > 0 else float(slope == 0)
-    return Slope(slope, slope - half, slope + half, p, degrees)
+    return Estimate(slope, error, degrees, "t interval of a slope", "runs", len(place))

@@ -16,12 +16,20 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.method.across import Value
-from harness.analysis.method.devices import Estimate, estimate_of
+from harness.analysis.method.devices import estimate_of
 from harness.analysis.method.figures import place_of, run_figures
 from harness.analysis.method.margins import one_sided_p
 from harness.analysis.method.power import blocks_for_superiority
 from harness.analysis.method.serving import latencies
-from harness.analysis.method.stats import MIN_BEYOND, MIN_REPLICATES, FloatArray, holm, log_mean_values, quantile
+from harness.analysis.method.stats import (
+    MIN_BEYOND,
+    MIN_REPLICATES,
+    Estimate,
+    FloatArray,
+    holm,
+    log_mean_values,
+    quantile,
+)
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run

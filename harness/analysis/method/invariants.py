@@ -28,7 +28,7 @@ from harness.analysis.method.plan_answers import (
 )
 from harness.analysis.method.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
-from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid
+from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid, warning
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
@@ -148,7 +148,7 @@ def _check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
         )
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
-        yield Finding(code="scrape-failed", severity="warning", evidence=evidence)
+        yield warning("scrape-failed", evidence)
 
 
 def _check_log(derived: Derived) -> Iterator[Finding]:
@@ -165,18 +165,16 @@ def _check_log(derived: Derived) -> Iterator[Finding]:
     if counts.unread or counts.fragments or counts.is_tail_ours:
         sample = f", e.g. {counts.unread_samples[0]!r}" if counts.unread_samples else ""
         torn = counts.unread + counts.fragments + counts.is_tail_ours
-        yield Finding(
-            code="log-torn",
-            severity="warning",
-            evidence=f"{torn} of {counts.lines} log lines were torn or unknown and not read{sample}",
-            hint="The counts below tell whether steps are missing",
+        yield warning(
+            "log-torn",
+            f"{torn} of {counts.lines} log lines were torn or unknown and not read{sample}",
+            "The counts below tell whether steps are missing",
         )
     if derived.num_preemptions:
-        yield Finding(
-            code="preempted",
-            severity="warning",
-            evidence=f"{derived.num_preemptions} preemptions: their second prefills are not in channel A",
-            hint="Use at least as many KV slots as the limit",
+        yield warning(
+            "preempted",
+            f"{derived.num_preemptions} preemptions: their second prefills are not in channel A",
+            "Use at least as many KV slots as the limit",
         )
 
 
@@ -227,10 +225,9 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
     if increment is not None:
         witnesses["counter"] = told if told < round(increment) <= told + sum(left.values()) else round(increment)
     elif manifest.observation.has_metrics:
-        yield Finding(
-            code="counter-missing",
-            severity="warning",
-            evidence=f"{CACHED_COUNTER} has no value in the scrape before the replay or in the one after it, so reuse "
+        yield warning(
+            "counter-missing",
+            f"{CACHED_COUNTER} has no value in the scrape before the replay or in the one after it, so reuse "
             "was not held against the server's own count",
         )
     if derived.num_kv_lines:
@@ -248,12 +245,11 @@ def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
     columns = values_of(requests, "prompt_tokens", "cached_tokens")
     unknown = sum(prompt is not None and cached is None for prompt, cached in columns)
     counter = "" if increment is None else f", while {CACHED_COUNTER} rose by {increment:,.0f}"
-    return Finding(
-        code="reuse-unknown",
-        severity="warning",
-        evidence=f"{unknown} of {requests.num_rows} answers do not state usage.prompt_tokens_details{counter}: "
+    return warning(
+        "reuse-unknown",
+        f"{unknown} of {requests.num_rows} answers do not state usage.prompt_tokens_details{counter}: "
         "what they reused is unknown, and so are the prefill of channel A and every figure of reuse",
-        hint="Start the server with --enable-prompt-tokens-details",
+        "Start the server with --enable-prompt-tokens-details",
     )
 
 
@@ -370,11 +366,10 @@ def _check_clock(manifest: Manifest) -> Iterator[Finding]:
         return
     moved_ns = after_ns - manifest.clock.realtime_minus_monotonic_ns
     if abs(moved_ns) > MAX_CLOCK_STEP_NS:
-        yield Finding(
-            code="clock-moved",
-            severity="warning",
-            evidence=f"the wall clock moved by {moved_ns / NS_PER_MS:.3f} ms against the monotonic one during the run",
-            hint="Log stamps are off by up to that; counts and both channels are not affected",
+        yield warning(
+            "clock-moved",
+            f"the wall clock moved by {moved_ns / NS_PER_MS:.3f} ms against the monotonic one during the run",
+            "Log stamps are off by up to that; counts and both channels are not affected",
         )
 
 
@@ -431,28 +426,21 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
     told = _TOLD_AT_START - {"kv_slots"} if server.is_paged else _TOLD_AT_START
     held = varied | ((told | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
     for evidence in differences(server, in_force, held):
-        yield Finding(
-            code="setting-differs",
-            severity="invalid",
-            evidence=evidence,
-            hint="Change [server], the artifact or the server so that they agree",
-        )
+        yield invalid("setting-differs", evidence, "Change [server], the artifact or the server so that they agree")
     if unshown := varied - shown:
         named = ", ".join(f"{key} = {requested_settings(server)[key]}" for key in sorted(unshown))
         yield (
-            Finding(code=SETTING_DECLARED, severity="warning", evidence=f"declared, not verified: {named}")
+            warning(SETTING_DECLARED, f"declared, not verified: {named}")
             if server.declared
-            else Finding(
-                code="setting-unshown",
-                severity="invalid",
-                evidence=f"conditions differ in what nothing shows: {named}",
-                hint="Give each condition a server.url of its own, or set server.declared = true",
+            else invalid(
+                "setting-unshown",
+                f"conditions differ in what nothing shows: {named}",
+                "Give each condition a server.url of its own, or set server.declared = true",
             )
         )
     if unknown := held - varied - shown:
-        yield Finding(
-            code="setting-unknown",
-            severity="warning",
-            evidence=f"nothing shows {', '.join(sorted(unknown))}",
-            hint="Check that INFO lines of vllm and vllm_rbln are in server.log" if is_fresh else "",
+        yield warning(
+            "setting-unknown",
+            f"nothing shows {', '.join(sorted(unknown))}",
+            "Check that INFO lines of vllm and vllm_rbln are in server.log" if is_fresh else "",
         )

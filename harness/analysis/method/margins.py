@@ -11,8 +11,7 @@ import math
 
 from harness.analysis.method.answer import cost_sentence
 from harness.analysis.method.decide import Decision, Outcome, withheld
-from harness.analysis.method.devices import Estimate, of_blocks
-from harness.analysis.method.stats import Interval, t_tail
+from harness.analysis.method.stats import Estimate, Interval, of_blocks, t_tail
 from harness.analysis.method.stopping import LogRatios, SequentialStatus
 from harness.spec.rules import EquivalenceRule, SuperiorityRule
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.stalls import invalid
+from harness.analysis.method.stalls import info, invalid, warning
 from harness.clock import NS_PER_MS
 from harness.records import Finding, Manifest
 from harness.records.schema import ABORTED, rows_where, values_of
@@ -90,12 +90,11 @@ def _check_reasons(answered: pa.Table) -> Iterator[Finding]:
         f"{count} {reason!r}" + ("" if reason in FINISH_REASONS else " (a word that vLLM does not document)")
         for reason, count in reasons.most_common(MAX_NAMED)
     ]
-    yield Finding(
-        code="finish-reason",
-        severity="warning",
-        evidence=f"{reasons.total()} answers have the planned length, but do not state 'length' as their end: "
+    yield warning(
+        "finish-reason",
+        f"{reasons.total()} answers have the planned length, but do not state 'length' as their end: "
         + ", ".join(words),
-        hint="Requests are sent with ignore_eos and max_tokens, so that only their length ends them",
+        "Requests are sent with ignore_eos and max_tokens, so that only their length ends them",
     )
 
 
@@ -204,10 +203,9 @@ def check_aborts(requests: pa.Table, plan: Plan | None, scale: float, limit_ms: 
     """
     left = {(row["session"], row["request"]): row for row in aborted_rows(requests)}
     if left:
-        yield Finding(
-            code="left-as-planned",
-            severity="info",
-            evidence=f"the client left {len(left)} answers as planned: their usage is unknown, so that the checks of "
+        yield info(
+            "left-as-planned",
+            f"the client left {len(left)} answers as planned: their usage is unknown, so that the checks of "
             "lengths, of decode tokens and of cached tokens leave them out",
         )
     if plan is None:
@@ -237,4 +235,4 @@ def check_aborts(requests: pa.Table, plan: Plan | None, scale: float, limit_ms: 
 
 
 def _invalid(code: str, evidence: str, key: tuple[int, int]) -> Finding:
-    return Finding(code=code, severity="invalid", evidence=f"{evidence}, first session {key[0]} request {key[1]}")
+    return invalid(code, f"{evidence}, first session {key[0]} request {key[1]}")

@@ -16,25 +16,26 @@ import numpy as np
 
 from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect, device_order
-from harness.analysis.method.drift import Slope, slope_of
-from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.stats import DEFAULT_LEVEL, holm, t_quantile, t_tail
+from harness.analysis.method.drift import slope_of
+from harness.analysis.method.figures import RunFigures, cells, figure_at
+from harness.analysis.method.stalls import info, warning
+from harness.analysis.method.stats import DEFAULT_LEVEL, Estimate, contrast, holm
 from harness.records import Finding, FleetRecord, SealedRun
 from harness.table import Cell, Table, table_of
 
 
 class Speed(NamedTuple):
-    """One device. slower: ln of its time over the median of the others', (value, low, high); p: Holm's, over devices.
+    """One device. slower: ln of its time over the median of the others'; p: Holm's, over devices.
 
-    drift: per block that it made, None where it is not told. values: ln(B / A) of each of its blocks, conditions' means
-    taken out, in order. neighbours: mean number that were busy. is_emulated: no real device.
+    drift: per block that it made, None where it is not known. values: ln(B / A) of each of its blocks, conditions'
+    means taken out, in order. neighbours: mean number that were busy. is_emulated: no real device.
     """
 
     device: str
     values: tuple[float, ...]
-    slower: tuple[float, float, float] | None
+    slower: Estimate | None
     p: float | None
-    drift: Slope | None
+    drift: Estimate | None
     neighbours: float
     is_emulated: bool
 
@@ -49,7 +50,7 @@ class Speeds:
     had as many."""
 
     devices: tuple[Speed, ...]
-    neighbour: Slope | None
+    neighbour: Estimate | None
 
 
 def speeds(figures: Sequence[RunFigures]) -> Speeds | None:
@@ -61,12 +62,12 @@ def speeds(figures: Sequence[RunFigures]) -> Speeds | None:
     left = _without_conditions(runs)
     values = {name: _by_block([(run, left[run.key]) for run in runs if run.device == name]) for name in names}
     contrasts = {name: _contrast(name, values) for name in names}
-    adjusted = iter(holm([found[1] for found in contrasts.values() if found is not None]))
+    adjusted = iter(holm([slower.p for slower in contrasts.values() if slower is not None]))
     devices = []
-    for name, found in contrasts.items():
+    for name, slower in contrasts.items():
         own = [run for run in runs if run.device == name]
         neighbours = float(np.mean([run.neighbours for run in own]))
-        slower, p = (None, None) if found is None else (found[0], next(adjusted))
+        p = None if slower is None else next(adjusted)
         drift, is_emulated = _slope(own, [run.replicate for run in own]), any(run.is_emulated for run in own)
         devices.append(Speed(name, tuple(values[name]), slower, p, drift, neighbours, is_emulated))
     return Speeds(tuple(devices), _slope(runs, [run.neighbours for run in runs]))
@@ -93,32 +94,19 @@ def _by_block(runs: Sequence[tuple[RunFigures, float]]) -> list[float]:
     return [float(np.mean(blocks[block])) for block in sorted(blocks)]
 
 
-def _contrast(name: str, values: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float, float], float] | None:
-    """One device's mean less the median of the others', its Welch interval and p; None of a single block.
+def _contrast(name: str, values: Mapping[str, Sequence[float]]) -> Estimate | None:
+    """One device's mean less the median of the others'; None of a single block.
 
     The median, so that one slow device does not make all others fast.
     """
     if min(map(len, values.values())) < 2:
         return None
-    means = {other: float(np.mean(blocks)) for other, blocks in values.items()}
-    others = sorted((other for other in values if other != name), key=means.__getitem__)
+    others = sorted((other for other in values if other != name), key=lambda other: float(np.mean(values[other])))
     middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
-    weights = {name: 1.0, **dict.fromkeys(middle, -1 / len(middle))}
-    mean = sum(weight * means[other] for other, weight in weights.items())
-    parts = {
-        other: weight**2 * float(np.var(values[other], ddof=1)) / len(values[other])
-        for other, weight in weights.items()
-    }
-    error = math.sqrt(sum(parts.values()))
-    if error == 0:
-        return (mean, mean, mean), float(mean == 0)
-    spread = sum(part**2 / (len(values[other]) - 1) for other, part in parts.items())
-    degrees = max(1, math.floor(error**4 / spread))
-    half = t_quantile(DEFAULT_LEVEL, degrees) * error
-    return (mean, mean - half, mean + half), t_tail(mean / error, degrees)
+    return contrast([(1.0, values[name]), *((-1 / len(middle), values[other]) for other in middle)])
 
 
-def _slope(runs: Sequence[RunFigures], places: Sequence[int]) -> Slope | None:
+def _slope(runs: Sequence[RunFigures], places: Sequence[int]) -> Estimate | None:
     """ln(B / A) on ``places`` beside levels of conditions and devices."""
     conditions = np.unique([run.condition for run in runs], return_inverse=True)[1]
     devices = np.unique([run.device for run in runs], return_inverse=True)[1]
@@ -133,11 +121,19 @@ def percent(log_ratio: float) -> str:
 def slower_text(speed: Speed) -> str:
     """How one device differs: "dev2 is 3.0 % slower than the median of the others [2.8 %, 3.2 %]"."""
     assert speed.slower is not None, "only devices with an interval have a text"
-    value, low, high = (100 * math.expm1(value) for value in speed.slower)
+    value, low, high = _ends_percent(speed.slower)
     word = "slower" if value >= 0 else "faster"
     ends = (low, high) if value >= 0 else (-high, -low)
     name = f"emulated {speed.device}" if speed.is_emulated else speed.device
     return f"{name} is {abs(value):.1f} % {word} than the median of the others [{ends[0]:.1f} %, {ends[1]:.1f} %]"
+
+
+def _percent_with_ends(estimate: Estimate) -> str:
+    return f"{percent(estimate.mean)} [{percent(estimate.low)}, {percent(estimate.high)}]"
+
+
+def _ends_percent(estimate: Estimate) -> tuple[float, ...]:
+    return tuple(100 * math.expm1(value) for value in (estimate.mean, estimate.low, estimate.high))
 
 
 def device_findings(
@@ -159,28 +155,22 @@ def speed_findings(found: Speeds) -> Iterator[Finding]:
     """What a reader must know of the devices: who is apart, who drifts, what neighbours cost."""
     for speed in found.devices:
         if speed.is_apart:
-            yield Finding(
-                code="device-apart",
-                severity="info",
-                evidence=f"{slower_text(speed)}, p = {speed.p:.2g} (B over A, {len(speed.values)} blocks)",
-                hint="Pairs on one device hold none of this; runs of different devices must not be compared",
+            yield info(
+                "device-apart",
+                f"{slower_text(speed)}, p = {speed.p:.2g} (B over A, {len(speed.values)} blocks)",
+                "Pairs on one device hold none of this; runs of different devices must not be compared",
             )
         if speed.drift is not None and speed.drift.p < (1 - DEFAULT_LEVEL) / len(found.devices):
-            ends = f"[{percent(speed.drift.low)}, {percent(speed.drift.high)}]"
-            yield Finding(
-                code="device-drifts",
-                severity="info",
-                evidence=f"{speed.device} changes by {percent(speed.drift.value)} {ends} per replicate, B over A",
-                hint="Orders balanced within the device take it out of the comparison: an even number of its blocks",
+            yield info(
+                "device-drifts",
+                f"{speed.device} changes by {_percent_with_ends(speed.drift)} per replicate, B over A",
+                "Orders balanced within the device take it out of the comparison: an even number of its blocks",
             )
     if found.neighbour is not None and found.neighbour.p < 1 - DEFAULT_LEVEL:
-        slope = found.neighbour
-        yield Finding(
-            code="neighbours-cost",
-            severity="info",
-            evidence=f"one more busy neighbour costs {percent(slope.value)} [{percent(slope.low)}, "
-            f"{percent(slope.high)}], B over A",
-            hint="`harness run neighbour-null` decides how many devices may run at once",
+        yield info(
+            "neighbours-cost",
+            f"one more busy neighbour costs {_percent_with_ends(found.neighbour)}, B over A",
+            "`harness run neighbour-null` decides how many devices may run at once",
         )
 
 
@@ -190,11 +180,10 @@ def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
     for run in figures:
         places.setdefault(run.replicate, set()).add(run.device)
     if split := sorted(block for block, devices in places.items() if len(devices) > 1):
-        yield Finding(
-            code="block-split",
-            severity="warning",
-            evidence=f"replicates {', '.join(map(str, split))} have runs on several devices",
-            hint="Their pairs on one device count, others do not: a difference of devices would be in them",
+        yield warning(
+            "block-split",
+            f"replicates {', '.join(map(str, split))} have runs on several devices",
+            "Their pairs on one device count, others do not: a difference of devices would be in them",
         )
 
 
@@ -206,11 +195,10 @@ def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
             planned, busy = run.spec.num_at_once(run.condition_spec) - 1, len(run.manifest.fleet.neighbours)
             others += [f"{run.label} ({busy} of {planned})"] if busy != planned else []
     if others:
-        yield Finding(
-            code="neighbours-other",
-            severity="warning",
-            evidence=f"other neighbours were busy than planned: {', '.join(others)}",
-            hint="A resumed period is made without those of its runs that were sealed before; make the block anew",
+        yield warning(
+            "neighbours-other",
+            f"other neighbours were busy than planned: {', '.join(others)}",
+            "A resumed period is made without those of its runs that were sealed before; make the block anew",
         )
 
 
@@ -218,11 +206,10 @@ def effect_findings(condition: str, effect: DeviceEffect, channel: str) -> Itera
     """A comparison whose effect differs between devices."""
     if effect.interaction is not None and effect.interaction.is_found:
         means = ", ".join(f"{mean.device} {percent(mean.mean)}" for mean in effect.devices)
-        yield Finding(
-            code="device-interaction",
-            severity="warning",
-            evidence=f"{condition}: its effect on channel {channel} {effect.interaction} ({means})",
-            hint="The interval over device means allows for it; one device's result does not speak for another",
+        yield warning(
+            "device-interaction",
+            f"{condition}: its effect on channel {channel} {effect.interaction} ({means})",
+            "The interval over device means allows for it; one device's result does not speak for another",
         )
 
 
@@ -275,7 +262,7 @@ def _place_row(host: str, device: int, records: Sequence[FleetRecord]) -> dict[s
 
 def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
     for speed in found.devices:
-        slower = [None, None, None] if speed.slower is None else [100 * math.expm1(value) for value in speed.slower]
+        slower = (None, None, None) if speed.slower is None else _ends_percent(speed.slower)
         yield {
             "device": speed.device,
             "blocks": len(speed.values),
@@ -283,7 +270,7 @@ def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
             "low_%": slower[1],
             "high_%": slower[2],
             "p_holm": speed.p,
-            "drift_%_per_replicate": None if speed.drift is None else 100 * math.expm1(speed.drift.value),
+            "drift_%_per_replicate": None if speed.drift is None else 100 * math.expm1(speed.drift.mean),
             "neighbours": speed.neighbours,
             "emulated": "yes" if speed.is_emulated else "no",
         }
@@ -291,28 +278,15 @@ def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
 
 def _effect_rows(condition: str, compared: Comparison) -> Iterator[Mapping[str, Cell]]:
     for channel, effect in compared.device_effects.items():
-        yield from _rows_of(f"{condition} / {compared.baseline}", channel, effect)
-
-
-def _rows_of(comparison: str, channel: str, effect: DeviceEffect) -> Sequence[Mapping[str, Cell]]:
-    named: dict[str, Cell] = {"comparison": comparison, "channel": channel}
-    rows: list[dict[str, Cell]] = [
-        {**named, "device": mean.device, "blocks": mean.num_blocks, "ratio": math.exp(mean.mean)}
-        for mean in effect.devices
-    ]
-    p = None if effect.interaction is None else effect.interaction.p
-    for device, estimate in (("all", effect.estimate), ("these alone", effect.these)):
-        interval = None if estimate is None else estimate.interval()
-        if interval is not None:
-            rows.append(
-                {
+        named: dict[str, Cell] = {"comparison": f"{condition} / {compared.baseline}", "channel": channel}
+        for mean in effect.devices:
+            yield {**named, "device": mean.device, "blocks": mean.num_blocks, "ratio": math.exp(mean.mean)}
+        for device, estimate in (("all", effect.estimate), ("these alone", effect.these)):
+            if estimate is not None:
+                yield {
                     **named,
                     "device": device,
                     "blocks": sum(mean.num_blocks for mean in effect.devices),
-                    "ratio": interval.estimate,
-                    "low": interval.low,
-                    "high": interval.high,
-                    "p_interaction": p if device == "all" else None,
+                    **cells(estimate.interval(), {"ratio": "estimate", "low": "low", "high": "high"}),
+                    "p_interaction": figure_at(effect.interaction, "p") if device == "all" else None,
                 }
-            )
-    return rows

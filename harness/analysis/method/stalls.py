@@ -41,27 +41,21 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
             evidence="the stall meter ended before the run did: whether the host stalled is not known",
             hint="Something ended that process; limits.needs_stall_meter = false keeps such runs, and says so",
         )
+    remedy = "Run on an idler machine, or raise limits.{} and say so"
     if stall_ms is not None and stall_ms > limits.stall_ms:
         yield invalid(
             "host-stalled",
             f"the host stood still for {stall_ms:.0f} ms (wall) while requests were due or under way, "
             f"the limit is {limits.stall_ms:g} ms",
-            "Run on an idler machine, or raise limits.stall_ms and say so",
+            remedy.format("stall_ms"),
         )
-    if lag_ms is not None and lag_ms > limits.stamp_lag_ms:
-        yield invalid(
-            "client-stalled",
-            f"what had arrived waited up to {lag_ms:.0f} ms (wall) for the client, "
-            f"the limit is {limits.stamp_lag_ms:g} ms",
-            "Run on an idler machine, or raise limits.stamp_lag_ms and say so",
-        )
-    elif pause_ms is not None and pause_ms > limits.stamp_lag_ms:
-        yield invalid(
-            "client-stalled",
-            f"the client did nothing for {pause_ms:.0f} ms (wall) while requests were due or under way, "
-            f"the limit is {limits.stamp_lag_ms:g} ms",
-            "Run on an idler machine, or raise limits.stamp_lag_ms and say so",
-        )
+    waits = {
+        f"what had arrived waited up to {lag_ms or 0:.0f} ms (wall) for the client": lag_ms,
+        f"the client did nothing for {pause_ms or 0:.0f} ms (wall) while requests were due or under way": pause_ms,
+    }
+    for evidence in [evidence for evidence, ms in waits.items() if ms is not None and ms > limits.stamp_lag_ms][:1]:
+        limit = f", the limit is {limits.stamp_lag_ms:g} ms"
+        yield invalid("client-stalled", evidence + limit, remedy.format("stamp_lag_ms"))
 
 
 def check_server_stalls(
@@ -154,3 +148,13 @@ class _Work:
 def invalid(code: str, evidence: str, hint: str = "") -> Finding:
     """A finding that makes a run INVALID."""
     return Finding(code=code, severity="invalid", evidence=evidence, hint=hint)
+
+
+def warning(code: str, evidence: str, hint: str = "") -> Finding:
+    """A finding that a reader must know."""
+    return Finding(code=code, severity="warning", evidence=evidence, hint=hint)
+
+
+def info(code: str, evidence: str, hint: str = "") -> Finding:
+    """A note."""
+    return Finding(code=code, severity="info", evidence=evidence, hint=hint)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ MIN_REPLICATES = 3
 # Values expected beyond a quantile, below which its interval would end at the largest of few.
 MIN_BEYOND = 10
 ROUNDING = 1e-9
+# Below, a standard error or a mean log ratio is the rounding of doubles.
+NO_SCATTER = 1e-12
 # The paper's q95: linear between order statistics reproduces every printed one of Table S2; no other rule does.
 QUANTILE_METHOD = "linear"
 
@@ -126,12 +128,57 @@ def log_mean_values(costs: Sequence[float], units: Sequence[float] | None = None
     return np.log(cost.sum() / unit.sum()) + cost / cost.mean() - unit / unit.mean()
 
 
+class Estimate(NamedTuple):
+    """A mean, its standard error and the degrees of freedom of its t. told: what scatters, in words."""
+
+    mean: float
+    error: float
+    degrees: int
+    told: str
+    unit: str
+    num_units: int
+
+    @property
+    def p(self) -> float:
+        """Two-sided p of the t test that the mean is 0; without any scatter 1 or 0."""
+        if self.error < NO_SCATTER:
+            return float(abs(self.mean) < NO_SCATTER)
+        return t_tail(self.mean / self.error, self.degrees)
+
+    @property
+    def low(self) -> float:
+        return self.mean - t_quantile(DEFAULT_LEVEL, self.degrees) * self.error
+
+    @property
+    def high(self) -> float:
+        return self.mean + t_quantile(DEFAULT_LEVEL, self.degrees) * self.error
+
+    def interval(self, of: Callable[[float], float] = math.exp, level: float = DEFAULT_LEVEL) -> Interval:
+        """The t interval of a ratio, by the mean of its logs; of: makes the figure of the mean."""
+        half = t_quantile(level, self.degrees) * self.error
+        low, high = of(self.mean - half), of(self.mean + half)
+        return Interval(of(self.mean), low, high, level, self.told, self.unit, self.num_units, 0, 0)
+
+
+def of_blocks(values: Sequence[float]) -> Estimate:
+    """The mean of two blocks or more by their own spread, on whichever device."""
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Estimate(float(np.mean(values)), error, len(values) - 1, "t interval of the mean", "blocks", len(values))
+
+
+def contrast(samples: Sequence[tuple[float, Sequence[float] | FloatArray]]) -> Estimate:
+    """A weighted sum of the means of independent samples, as (weight, values); degrees rounded down (Welch)."""
+    mean = sum(weight * float(np.mean(values)) for weight, values in samples)
+    parts = [weight**2 * float(np.var(values, ddof=1)) / len(values) for weight, values in samples]
+    spread = sum(part**2 / (len(values) - 1) for part, (_, values) in zip(parts, samples, strict=True))
+    degrees = max(1, math.floor(sum(parts) ** 2 / spread)) if spread else 1
+    num_values = sum(len(values) for _, values in samples)
+    return Estimate(mean, math.sqrt(sum(parts)), degrees, "Welch's t interval", "runs", num_values)
+
+
 def mean_interval(values: Sequence[float], *, unit: str, level: float = DEFAULT_LEVEL) -> Interval | None:
     """t interval of a mean; None below MIN_REPLICATES."""
-    if len(values) < MIN_REPLICATES:
-        return None
-    found = _t_interval(np.asarray(values, dtype=np.float64), level)
-    return Interval(*found, level, "t interval of the mean", unit, len(values), 0, 0)
+    return None if len(values) < MIN_REPLICATES else of_blocks(values)._replace(unit=unit).interval(float, level)
 
 
 def prediction_interval(draws: FloatArray, level: float) -> Interval | None:
@@ -141,16 +188,9 @@ def prediction_interval(draws: FloatArray, level: float) -> Interval | None:
     """
     if len(draws) < MIN_REPLICATES:
         return None
-    mean, half = float(draws.mean()), t_quantile(level, len(draws) - 1) * float(draws.std(ddof=1))
-    half *= math.sqrt(1 + 1 / len(draws))
-    return Interval(mean, mean - half, mean + half, level, "t prediction interval", "draws", len(draws), 0, 0)
-
-
-def _t_interval(values: FloatArray, level: float) -> tuple[float, float, float]:
-    """(mean, low, high) of values that scatter as a normal distribution does."""
-    mean = float(values.mean())
-    half = t_quantile(level, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    error = float(draws.std(ddof=1)) * math.sqrt(1 + 1 / len(draws))
+    told, num_draws = "t prediction interval", len(draws)
+    return Estimate(float(draws.mean()), error, num_draws - 1, told, "draws", num_draws).interval(float, level)
 
 
 def t_quantile(level: float, degrees: int) -> float:
@@ -284,28 +324,14 @@ def spread(values: Sequence[float] | FloatArray) -> Spread:
     return Spread(len(values), median(values), quantile(values, 0.95), float(np.max(values)))
 
 
-def pair_differences(values: Sequence[float]) -> list[float]:
-    """|x_i - x_j| of all pairs; 10 from 5 sessions."""
-    return [abs(x - y) for x, y in combinations(values, 2)]
-
-
 def pooled_pair_differences(groups: Iterable[Sequence[float]]) -> list[float]:
-    """Differences of pairs within each group, pooled; 30 from 3 artifacts of 5 sessions."""
-    return [difference for group in groups for difference in pair_differences(group)]
-
-
-def ratio_difference(a: float, a_other: float, b: float, b_other: float) -> float:
-    """|A_i / A_j - B_i / B_j|: how differently two channels quantify the same change."""
-    return abs(a / a_other - b / b_other)
-
-
-def single_pair_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """|A_i/A_j - B_i/B_j| of all pairs i < j; 45 from 10 runs."""
-    return [ratio_difference(a[i], a[j], b[i], b[j]) for i, j in combinations(range(len(a)), 2)]
+    """|x_i - x_j| of all pairs within each group, pooled; 30 from 3 artifacts of 5 sessions."""
+    return [abs(x - y) for group in groups for x, y in combinations(group, 2)]
 
 
 def disjoint_sum_pair_differences(a: Sequence[float], b: Sequence[float], size: int = 3) -> FloatArray:
-    """The same difference between sums over two disjoint sets of ``size`` runs; 2,100 from 10 runs taken 3 and 3.
+    """|A_i / A_j - B_i / B_j| of sums over two disjoint sets of ``size`` runs: how differently two channels quantify
+    the same change. 2,100 from 10 runs taken 3 and 3; 45 single pairs.
 
     Each unordered pair of sets occurs once, the set with the lowest run number first. The pairs share runs: they are
     not independent samples.

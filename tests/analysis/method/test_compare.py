@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -35,7 +36,7 @@ def run(
         computed_prefill_tokens=prompt,
         cached_tokens=0,
         reuse=ReuseFigures(),
-        evictions={},
+        evictions=Counter(),
         waiting_session_ns=None,
         lateness=LATE,
         num_requests=requests,

@@ -10,8 +10,8 @@ import pytest
 
 from harness.analysis import summarise
 from harness.analysis.method.across import Side, compare_all
-from harness.analysis.method.devices import BlockRatio, device_effect, of_blocks
-from harness.analysis.method.stats import f_tail, t_quantile, t_tail
+from harness.analysis.method.devices import BlockRatio, device_effect
+from harness.analysis.method.stats import f_tail, of_blocks, t_quantile, t_tail
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

@@ -12,11 +12,10 @@ from scipy.stats import ttest_1samp
 from harness.advise.power import log_ratio_values
 from harness.analysis.method.answer import cost_sentence
 from harness.analysis.method.decide import Outcome
-from harness.analysis.method.devices import of_blocks
 from harness.analysis.method.margins import cheaper_p, decide_superiority
 from harness.analysis.method.power import blocks_for_superiority, superiority_power
 from harness.analysis.method.sequential import looks_at
-from harness.analysis.method.stats import FloatArray, Interval
+from harness.analysis.method.stats import FloatArray, Interval, of_blocks
 from harness.analysis.method.stopping import ComparisonLooks, LogRatios, SequentialStatus
 from harness.spec import StopSpec
 from harness.spec.rules import SuperiorityRule, load_rule
