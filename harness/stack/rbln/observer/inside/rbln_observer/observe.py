@@ -195,19 +195,69 @@ class Observer:
     def wrap(self) -> None:
         """Put the wrappers in place."""
         points = self._points
-        _replace(points["scheduler"], "schedule", self._schedule)
-        _replace(points["scheduler"], "update_from_output", self._update)
-        _replace(points["runner"], "execute_model", self._execute)
-        _replace(points["runtime"], "forward", self._device_call)
-        chosen = self._layout if points["chooser"] == "decode_layout" else self._preprocess
+        self._wrap(points["scheduler"], "schedule", self._scheduled)
+        self._wrap(points["scheduler"], "update_from_output", self._updated)
+        self._wrap(points["runner"], "execute_model", self._executed)
+        self._wrap(points["runtime"], "forward", self._device_called)
+        chosen = self._laid_out if points["chooser"] == "decode_layout" else self._preprocessed
         for owner in _owners(points["decoder"], points["chooser"]):
-            _replace(owner, points["chooser"], chosen)
+            self._wrap(owner, points["chooser"], chosen)
         if points["copier"]:
-            _replace(points["decoder"], points["copier"], self._copy)
+            self._wrap(points["decoder"], points["copier"], self._copied)
         if points["prefix_cache"] is not None:
-            _replace(points["prefix_cache"], "get_dummy_block", self._dummy_block)
-            _replace(points["prefix_cache"], "free_request", self._free_request)
-            _replace(points["prefix_cache"], "_evict_block", self._evict)
+            self._name_caller(points["prefix_cache"], "get_dummy_block", "dummy")
+            self._name_caller(points["prefix_cache"], "free_request", "preempt")
+            self._wrap_evict(points["prefix_cache"])
+
+    def _wrap(self, owner: Any, name: str, note: Callable[[int, Any, Any], None]) -> None:
+        """Call ``note(began_ns, object, output)`` after each call of ``name``, until it raises for the first time."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(target: Any, *args: Any, **options: Any) -> Any:
+            began_ns = now_ns()
+            output = original(target, *args, **options)
+            if self._is_on:
+                try:
+                    note(began_ns, target, output)
+                except Exception as error:
+                    self._fail(error)
+            return output
+
+        # On the class itself; a base class keeps its function.
+        setattr(owner, name, wrapped)
+
+    def _name_caller(self, owner: Any, name: str, caller: str) -> None:
+        """Name ``caller`` as the cause of what is evicted during ``name``."""
+        original, step = getattr(owner, name), self._step
+
+        @functools.wraps(original)
+        def wrapped(target: Any, *args: Any, **options: Any) -> Any:
+            step.caller = caller
+            try:
+                return original(target, *args, **options)
+            finally:
+                step.caller = "request"
+
+        setattr(owner, name, wrapped)
+
+    def _wrap_evict(self, owner: Any) -> None:
+        original, step = owner._evict_block, self._step
+
+        @functools.wraps(original)
+        def _evict_block(manager: Any, block_id: Any, *args: Any, **options: Any) -> Any:
+            free_before = manager._allocator.get_free_count()
+            output = original(manager, block_id, *args, **options)
+            if self._is_on:
+                try:
+                    # A block without a mapping is skipped; nothing is evicted.
+                    if manager._allocator.get_free_count() > free_before:
+                        step.evictions.append((int(block_id), step.caller))
+                except Exception as error:
+                    self._fail(error)
+            return output
+
+        owner._evict_block = _evict_block
 
     def _fail(self, error: Exception) -> None:
         """Log the first error; afterwards only the original functions run."""
@@ -215,24 +265,35 @@ class Observer:
             self._is_on = False
             LOG.warning("[OBSERVER] stopped after step %d: %s: %s", self._step.index, type(error).__name__, error)
 
-    def _schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
+    # -- what is noted after a call of the function that a name says ---------------------------------------------
 
-        def schedule(scheduler: Any, *args: Any, **options: Any) -> Any:
-            began_ns = now_ns()
-            # Aborted requests are freed between two steps; their evictions belong to the next step.
-            step.scheduled = None
-            output = original(scheduler, *args, **options)
-            ended_ns = now_ns()
-            if self._is_on:
-                try:
-                    step.scheduled = (began_ns, ended_ns, *self._decision(scheduler, output))
-                    step.observer_ns += now_ns() - ended_ns
-                except Exception as error:
-                    self._fail(error)
-            return output
+    def _scheduled(self, began_ns: int, scheduler: Any, output: Any) -> None:
+        ended_ns = now_ns()
+        self._step.scheduled = (began_ns, ended_ns, *self._decision(scheduler, output))
+        self._step.observer_ns += now_ns() - ended_ns
 
-        return schedule
+    def _updated(self, _began_ns: int, _scheduler: Any, _outputs: Any) -> None:
+        self._finish(now_ns())
+
+    def _executed(self, _began_ns: int, _runner: Any, _output: Any) -> None:
+        self._step.executed_ns = now_ns()
+
+    def _device_called(self, began_ns: int, _runtime: Any, _output: Any) -> None:
+        step, ended_ns = self._step, now_ns()
+        if not step.device_calls:
+            step.device_start_ns = began_ns
+        step.device_end_ns = ended_ns
+        step.device_ns += ended_ns - began_ns
+        step.device_calls += 1
+
+    def _copied(self, began_ns: int, _model: Any, _output: Any) -> None:
+        self._step.copy_ns += now_ns() - began_ns
+
+    def _laid_out(self, _began_ns: int, _model: Any, layout: Any) -> None:
+        self._step.bucket = int(layout[0])
+
+    def _preprocessed(self, _began_ns: int, _model: Any, inputs: Any) -> None:
+        self._step.bucket = int(inputs["padded_batch_size"] or 0)
 
     def _decision(self, scheduler: Any, output: Any) -> tuple[Any, ...]:
         """Columns kind, n, requests ... waiting of a decision of schedule()."""
@@ -265,18 +326,6 @@ class Observer:
         if self._points["prefix_cache"] is None:
             return -1
         return int(scheduler.kv_cache_manager.prefix_cache_manager._allocator.get_free_count())
-
-    def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update_from_output(scheduler: Any, *args: Any, **options: Any) -> Any:
-            outputs = original(scheduler, *args, **options)
-            if self._is_on:
-                try:
-                    self._finish(now_ns())
-                except Exception as error:
-                    self._fail(error)
-            return outputs
-
-        return update_from_output
 
     def _finish(self, ended_ns: int) -> None:
         """Write the record of the step that has just ended."""
@@ -321,108 +370,6 @@ class Observer:
         step.last_observer_ns = observer_ns
         step.index += 1
 
-    def _execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
-
-        def execute_model(runner: Any, *args: Any, **options: Any) -> Any:
-            output = original(runner, *args, **options)
-            step.executed_ns = now_ns()
-            return output
-
-        return execute_model
-
-    def _device_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
-
-        def forward(runtime: Any, *args: Any, **options: Any) -> Any:
-            began_ns = now_ns()
-            output = original(runtime, *args, **options)
-            ended_ns = now_ns()
-            if not step.device_calls:
-                step.device_start_ns = began_ns
-            step.device_end_ns = ended_ns
-            step.device_ns += ended_ns - began_ns
-            step.device_calls += 1
-            return output
-
-        return forward
-
-    def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
-
-        def copy_cached_kv_blocks(model: Any, *args: Any, **options: Any) -> Any:
-            began_ns = now_ns()
-            output = original(model, *args, **options)
-            step.copy_ns += now_ns() - began_ns
-            return output
-
-        return copy_cached_kv_blocks
-
-    def _layout(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def decode_layout(model: Any, *args: Any, **options: Any) -> Any:
-            layout = original(model, *args, **options)
-            if self._is_on:
-                try:
-                    self._step.bucket = int(layout[0])
-                except Exception as error:
-                    self._fail(error)
-            return layout
-
-        return decode_layout
-
-    def _preprocess(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def preprocess_for_decoder(model: Any, *args: Any, **options: Any) -> Any:
-            inputs = original(model, *args, **options)
-            if self._is_on:
-                try:
-                    self._step.bucket = int(inputs["padded_batch_size"] or 0)
-                except Exception as error:
-                    self._fail(error)
-            return inputs
-
-        return preprocess_for_decoder
-
-    def _dummy_block(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
-
-        def get_dummy_block(manager: Any, *args: Any, **options: Any) -> Any:
-            step.caller = "dummy"
-            try:
-                return original(manager, *args, **options)
-            finally:
-                step.caller = "request"
-
-        return get_dummy_block
-
-    def _free_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
-
-        def free_request(manager: Any, *args: Any, **options: Any) -> Any:
-            step.caller = "preempt"
-            try:
-                return original(manager, *args, **options)
-            finally:
-                step.caller = "request"
-
-        return free_request
-
-    def _evict(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
-
-        def _evict_block(manager: Any, block_id: Any, *args: Any, **options: Any) -> Any:
-            free_before = manager._allocator.get_free_count()
-            output = original(manager, block_id, *args, **options)
-            if self._is_on:
-                try:
-                    # A block without a mapping is skipped; nothing is evicted.
-                    if manager._allocator.get_free_count() > free_before:
-                        step.evictions.append((int(block_id), step.caller))
-                except Exception as error:
-                    self._fail(error)
-            return output
-
-        return _evict_block
-
 
 def _owners(mixin: Any, name: str) -> list[Any]:
     """``mixin`` and every subclass that defines ``name`` itself: some models lay out their batch differently."""
@@ -431,9 +378,3 @@ def _owners(mixin: Any, name: str) -> list[Any]:
         frontier = [child for parent in frontier for child in parent.__subclasses__()]
         owners += [child for child in frontier if name in vars(child) and child not in owners]
     return owners
-
-
-def _replace(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wrap ``name`` on ``owner`` itself; a base class keeps its function."""
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(wrapper(original)))
