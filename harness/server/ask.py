@@ -13,8 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 import httptools
 import pydantic_core
@@ -33,6 +32,7 @@ READ_BYTES = 1 << 16
 # Short: that a server is too busy to answer in time is recorded, and the next scrape is due.
 SCRAPE_TIMEOUT_S = 2.0
 Reason = Literal["before", "interval", "after"]
+RoundsT = TypeVar("RoundsT", bound="Rounds")
 _from_json: Any = pydantic_core.from_json
 
 
@@ -148,13 +148,57 @@ def _read_into(answer: _Answer, sock: socket.socket, deadline_ns: int) -> Reply:
     return Reply(answer.parser.get_status_code(), bytes(answer.body))
 
 
-class Scraper:
+class Rounds:
+    """Calls ``act`` with "before" at its start, "interval" from a thread until it is stopped, then "after".
+
+    interval_s: in seconds of ``clock``. Missed instants are skipped: two calls at once would show nothing new.
+    """
+
+    def __init__(self, act: Callable[[Reason], object], clock: Clock, interval_s: float) -> None:
+        self._act = act
+        self._clock = clock
+        self._interval_ns = int(interval_s * NS_PER_S)
+        self._stop_asked = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Call once, then keep calling at the interval."""
+        self._act("before")
+        self._thread = threading.Thread(target=self._repeat, name=type(self).__name__, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, then call once more; safe to call again."""
+        if self._thread is not None:
+            self._stop_asked.set()
+            self._thread.join()
+            self._thread = None
+            self._act("after")
+
+    def __enter__(self: RoundsT) -> RoundsT:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def _repeat(self) -> None:
+        due_ns = self._clock.now_ns()
+        while True:
+            now_ns = self._clock.now_ns()
+            due_ns += self._interval_ns * max(1, -(-(now_ns - due_ns) // self._interval_ns))
+            if self._stop_asked.wait((due_ns - now_ns) / self._clock.scale / NS_PER_S):
+                return
+            self._act("interval")
+
+
+class Scraper(Rounds):
     """Scrapes one server from a thread between ``start`` and ``stop``.
 
     One line per scrape: {"at_ns": when it was sent, "done_ns": when the body was complete, "reason", "status": HTTP
     status or 0 for no answer, "body", "error" when there was no answer, and the figures of ``beside``}. Instants are of
-    ``clock``; interval_s is in seconds of ``clock`` too. A failed scrape is a line with a status, never an exception.
-    Bytes that are not UTF-8 stand as lone surrogates (``surrogateescape``).
+    ``clock``. A failed scrape is a line with a status, never an exception. Bytes that are not UTF-8 stand as lone
+    surrogates (``surrogateescape``).
     """
 
     def __init__(
@@ -166,60 +210,33 @@ class Scraper:
         interval_s: float,
         beside: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        super().__init__(self.scrape, clock, interval_s)
         self._sink = sink
         self._endpoint = endpoint
-        self._clock = clock
-        self._interval_ns = int(interval_s * NS_PER_S)
         self._beside = beside
         self.timeout_s = SCRAPE_TIMEOUT_S
         self._sink_lock = threading.Lock()
-        self._stop_asked = threading.Event()
-        self._thread: threading.Thread | None = None
         self._sink_error: OSError | None = None
         self.num_scrapes = 0
         self.num_failed = 0
 
-    def start(self) -> None:
-        """Scrape once ("before"), then keep scraping at the interval from a thread."""
-        self.scrape("before")
-        self._thread = threading.Thread(target=self._keep_scraping, name="metric-scraper", daemon=True)
-        self._thread.start()
-
     def stop(self) -> None:
-        """End the thread, then scrape once more ("after"); safe to call again.
-
-        Raises RecordsError when a line could not be written.
-        """
-        if self._thread is None:
-            return
-        self._stop_asked.set()
-        self._thread.join()
-        self._thread = None
-        self.scrape("after")
+        """As ``Rounds.stop``. Raises RecordsError when a line could not be written."""
+        super().stop()
         if self._sink_error is not None:
             raise RecordsError(
                 f"a scrape cannot be written ({self._sink_error.strerror})", hint="Free some disk space"
             ) from self._sink_error
 
-    def __enter__(self) -> Scraper:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def scrape(self, reason: Reason) -> int:
         """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
         at_ns = self._clock.now_ns()
         reply = ask_endpoint(self._endpoint, "/metrics", deadline_s=self.timeout_s)
-        status = reply.status
         line: dict[str, Any] = {
             "at_ns": at_ns,
             "done_ns": self._clock.now_ns(),
             "reason": reason,
-            "status": status,
+            "status": reply.status,
             "body": reply.body.decode("utf-8", "surrogateescape"),
             **self._beside(),
         }
@@ -227,20 +244,10 @@ class Scraper:
             line["error"] = reply.error
         with self._sink_lock:
             self.num_scrapes += 1
-            self.num_failed += status != 200
+            self.num_failed += reply.status != HTTP_OK
             try:
                 self._sink.write(json.dumps(line).encode("ascii") + b"\n")
                 self._sink.flush()
             except OSError as failure:
                 self._sink_error = failure
-        return status
-
-    def _keep_scraping(self) -> None:
-        due_ns = self._clock.now_ns()
-        while True:
-            # Missed instants are skipped, not caught up: two scrapes at once would show nothing new.
-            now_ns = self._clock.now_ns()
-            due_ns += self._interval_ns * max(1, -(-(now_ns - due_ns) // self._interval_ns))
-            if self._stop_asked.wait((due_ns - now_ns) / self._clock.scale / NS_PER_S):
-                return
-            self.scrape("interval")
+        return reply.status

@@ -11,19 +11,17 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
-from harness.clock import NS_PER_S, Clock
+from harness.clock import Clock
 from harness.errors import ServerError
 from harness.records import Finding, layout
-from harness.server.ask import HTTP_OK, ask
-from harness.stack.rbln.devices import ASSUMED, memory_bytes, power_w, read_devices, readings, temperature_c
+from harness.server.ask import HTTP_OK, Reason, Rounds, ask
+from harness.stack.rbln.devices import ASSUMED, quantities, read_devices, readings
 
 TIMEOUT_S = 4.0
 Reading = dict[str, Any]
@@ -112,23 +110,12 @@ def unnamed_samples(samples: list[Sample]) -> int:
 
 
 def _reading(device: str, card: str, values: Mapping[str, float]) -> Reading:
-    warmth, power = temperature_c(values.get("temperature")), power_w(values.get("card_power"))
-    used, total = memory_bytes(values.get("memory_used"), values.get("memory_total"))
-    quantities = {
-        "temperature_c": warmth.value,
-        "card_power_w": power.value,
-        "memory_used_bytes": used.value,
-        "memory_total_bytes": total.value,
-        "utilisation": values.get("utilisation"),
-        "health": values.get("health"),
-    }
-    units = {"temperature": warmth.unit, "card_power": power.unit, "memory": total.unit or used.unit}
-    return {
-        "device": device,
-        "card": card,
-        **{name: value for name, value in quantities.items() if value is not None},
-        "units": {name: unit for name, unit in units.items() if unit},
-    }
+    figures, units = quantities(
+        *(values.get(key) for key in ("temperature", "card_power", "memory_used", "memory_total"))
+    )
+    figures |= {"utilisation": values.get("utilisation"), "health": values.get("health")}
+    known = {name: value for name, value in figures.items() if value is not None}
+    return {"device": device, "card": card, **known, "units": units}
 
 
 def _key_of(name: str) -> str | None:
@@ -149,7 +136,6 @@ def _order(device: str) -> tuple[int, str]:
 
 
 INTERVAL_S = 5.0
-Reason = Literal["before", "interval", "after"]
 Report = Callable[[Reason], dict[str, Any]]
 """Fields of a line beside instant and reason; ServerError without a report."""
 
@@ -180,39 +166,17 @@ def from_exporter(url: str) -> Report | None:
     return report if url else None
 
 
-class DeviceWatch:
+class DeviceWatch(Rounds):
     """Records reports from a thread while entered; without a source it does nothing."""
 
     def __init__(self, path: Path, source: Report | None, clock: Clock, interval_s: float = INTERVAL_S) -> None:
+        super().__init__(self._record, clock, interval_s)
         self._path = path
         self._source = source
-        self._clock = clock
-        self._interval_ns = int(interval_s * NS_PER_S)
-        self._stop_asked = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> DeviceWatch:
+    def start(self) -> None:
         if self._source is not None:
-            self._record("before")
-            self._thread = threading.Thread(target=self._watch, name="device-watch", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del kind, error, trace
-        if self._thread is not None:
-            self._stop_asked.set()
-            self._thread.join()
-            self._record("after")
-
-    def _watch(self) -> None:
-        due_ns = self._clock.now_ns() + self._interval_ns
-        while not self._stop_asked.wait(max(0, due_ns - self._clock.now_ns()) / self._clock.scale / NS_PER_S):
-            self._record("interval")
-            # Reports missed during a slow report are not caught up.
-            due_ns = max(due_ns + self._interval_ns, self._clock.now_ns())
+            super().start()
 
     def _record(self, reason: Reason) -> None:
         assert self._source is not None

@@ -96,6 +96,20 @@ def _bytes(value: object, guess: tuple[str, int, int] | None) -> Quantity:
     return Quantity(float(int(size)), unit) if size < 1 << 60 else NOTHING
 
 
+def quantities(
+    temperature: object, power: object, used: object, total: object
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Temperature, power and memory of a device by the name of a reading, and the unit that each was read in."""
+    warmth, watts, (in_use, size) = temperature_c(temperature), power_w(power), memory_bytes(used, total)
+    units = {"temperature": warmth.unit, "card_power": watts.unit, "memory": size.unit or in_use.unit}
+    return {
+        "temperature_c": warmth.value,
+        "card_power_w": watts.value,
+        "memory_used_bytes": in_use.value,
+        "memory_total_bytes": size.value,
+    }, {name: unit for name, unit in units.items() if unit}
+
+
 COMMANDS = ("rbln-smi", "rbln-stat")
 TIMEOUT_S = 20.0
 
@@ -116,8 +130,8 @@ class Device:
     temperature_c: float | None = None
     card_power_w: float | None = None
     utilisation: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
     group: str = ""
     units: tuple[tuple[str, str], ...] = ()
 
@@ -243,12 +257,13 @@ def readings(report: DeviceReport) -> list[dict[str, Any]]:
 def _device(row: dict[str, Any], place: int) -> Device:
     memory = row.get("memory")
     sizes = cast("dict[str, Any]", memory) if isinstance(memory, dict) else {}
-    warmth, power = temperature_c(row.get("temperature")), power_w(row.get("card_power", row.get("power")))
-    used, total = memory_bytes(
-        sizes.get("used", row.get("memory_used")), sizes.get("total", row.get("memory_total", memory))
+    figures, units = quantities(
+        row.get("temperature"),
+        row.get("card_power", row.get("power")),
+        sizes.get("used", row.get("memory_used")),
+        sizes.get("total", row.get("memory_total", memory)),
     )
     npus = _numbers(row.get("npu", row.get("device")))
-    units = {"temperature": warmth.unit, "card_power": power.unit, "memory": total.unit or used.unit}
     return Device(
         npu=npus[0] if npus else place,
         name=str(row.get("name") or ""),
@@ -256,13 +271,10 @@ def _device(row: dict[str, Any], place: int) -> Device:
         device=str(row.get("device") or ""),
         card=str(row.get("sid") or ""),
         status=str(row.get("status") or ""),
-        temperature_c=warmth.value,
-        card_power_w=power.value,
         utilisation=number_of(row.get("util")),
-        memory_used_bytes=None if used.value is None else int(used.value),
-        memory_total_bytes=None if total.value is None else int(total.value),
         group=str(row["group_id"]) if row.get("group_id") is not None else "",
-        units=tuple((name, unit) for name, unit in units.items() if unit),
+        units=tuple(units.items()),
+        **figures,
     )
 
 
