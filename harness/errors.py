@@ -14,6 +14,8 @@ is a row with a status, not an exception.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -47,6 +49,15 @@ class HarnessError(Exception):
         self.what = what
         self.where = where
         self.hint = hint
+
+    @classmethod
+    @contextmanager
+    def on_os_error(cls, what: str, *, where: object, hint: str | None = None) -> Generator[None]:
+        """Raise this error, with the system's reason behind ``what``, where the block raises an OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise cls(f"{what} ({error.strerror})", where=str(where), hint=hint) from error
 
     def __str__(self) -> str:
         line = self.what if self.where is None else f"{self.where}: {self.what}"

@@ -78,10 +78,6 @@ def _takes_files(folder: Path) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 ``text`` to a new or regular file; SpecError with the reason where that cannot be."""
     check_output(path)
-    try:
+    with SpecError.on_os_error("cannot be written", where=path, hint="Name a file in a folder that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(
-            f"cannot be written ({error.strerror})", where=str(path), hint="Name a file in a folder that can be written"
-        ) from error

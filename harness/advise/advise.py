@@ -245,14 +245,10 @@ class Validation:
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write (experiment file, criteria file); raises RecordsError when the disk refuses."""
         experiment, criteria = folder / f"{self.name}.toml", folder / f"{self.name}-criteria.toml"
-        try:
+        with RecordsError.on_os_error("cannot be written", where=folder, hint="Choose another"):
             folder.mkdir(parents=True, exist_ok=True)
             criteria.write_text(self._criteria(), encoding="utf-8")
             experiment.write_text(self._experiment(criteria), encoding="utf-8")
-        except OSError as error:
-            raise RecordsError(
-                f"cannot be written ({error.strerror})", where=str(folder), hint="Choose another"
-            ) from error
         return experiment, criteria
 
     def _experiment(self, criteria: Path) -> str:

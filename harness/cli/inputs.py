@@ -133,10 +133,8 @@ def simulate(
         if str(jsonl) == "-":
             _print_results(simulate_jsonl(sys.stdin), str(jsonl))
             return
-        try:
+        with SpecError.on_os_error("cannot be read", where=jsonl, hint="Check the path"):
             lines = jsonl.open(encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"cannot be read ({error.strerror})", where=str(jsonl), hint="Check the path") from error
         with lines:
             _print_results(simulate_batches(lines), str(jsonl))
         return

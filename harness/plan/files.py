@@ -74,10 +74,8 @@ def _flush_folder(folder: Path) -> None:
 def read_plan(path: Path) -> Plan:
     """The plan in a file; raises PlanError when it cannot be read, is no plan, was cut off or was edited."""
     where = str(path)
-    try:
+    with PlanError.on_os_error("cannot be read", where=where, hint="Check the path"):
         content = path.read_bytes()
-    except OSError as error:
-        raise PlanError(f"cannot be read ({error.strerror})", where=where, hint="Check the path") from error
     lines = content.splitlines(keepends=True)
     header = _header(lines[0] if lines else b"", where)
     if len(lines) - 1 < header["num_sessions"] or not content.endswith(b"\n"):

@@ -144,10 +144,8 @@ def load_preregistration(path: Path) -> Preregistration:
 
 def read_frozen(path: Path) -> bytes:
     """The bytes of a frozen file."""
-    try:
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
         return path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
 
 
 def _digest(table: Mapping[str, Any]) -> str:

@@ -205,10 +205,8 @@ def _git_bytes(folder: Path, *arguments: str, may_write: bool = False, content: 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes; SpecError when it cannot be read."""
-    try:
+    with SpecError.on_os_error("cannot be read", where=path, hint="Restore the file"):
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Restore the file") from error
 
 
 NAMESPACE = "harness"

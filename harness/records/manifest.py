@@ -342,17 +342,15 @@ class Manifest(_Record):
 
 def load_manifest(path: Path) -> Manifest:
     """The manifest in a file; RecordsError, which names the file, where anything is wrong with it."""
-    try:
+    with RecordsError.on_os_error(
+        "the run has no readable manifest",
+        where=path,
+        hint="Move the folder out of the records; it was never sealed or was damaged since",
+    ):
         if not stat.S_ISREG(path.lstat().st_mode):
             # Reading a pipe or a device would never end.
             raise OSError(errno.EINVAL, "not a regular file")
         text = path.read_bytes()
-    except OSError as error:
-        raise RecordsError(
-            f"the run has no readable manifest ({error.strerror})",
-            where=str(path),
-            hint="Move the folder out of the records; it was never sealed or was damaged since",
-        ) from error
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:

@@ -106,12 +106,10 @@ def write_calibration_report(calibration: Calibration, cost_file: Path, folder: 
     model = load_cost_model(cost_file)
     decode, prefill = decode_residuals(calibration, model), prefill_residuals(calibration, model)
     page, plot = (folder / f"{cost_file.stem}{suffix}" for suffix in (".md", ".png"))
-    try:
+    with RecordsError.on_os_error("cannot be written", where=folder):
         folder.mkdir(parents=True, exist_ok=True)
         page.write_text("\n".join(_page(calibration, model, decode, prefill, plot.name)) + "\n", encoding="utf-8")
         _plot(decode, prefill, model, plot)
-    except OSError as error:
-        raise RecordsError(f"cannot be written ({error.strerror})", where=str(folder)) from error
     return page, plot
 
 

@@ -78,12 +78,8 @@ class LaunchPlan:
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """A readable JSON file; a folder that cannot be written is a ServerError naming it."""
-    try:
+    with ServerError.on_os_error("cannot be written", where=path, hint="Choose a folder with room and access"):
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ServerError(
-            f"cannot be written ({error.strerror})", where=str(path), hint="Choose a folder with room and access"
-        ) from error
 
 
 ANSWER_TIMEOUT_S = 10.0
@@ -178,13 +174,10 @@ class AttachedServer:
         if self._appended is None:
             return
         source, kept = self._appended
-        try:
-            with source.open("rb") as file:
-                first = file.readline()
-                file.seek(max(self._offset, len(first)))
-                kept.write_bytes(first + file.read())
-        except OSError as error:
-            raise ServerError(f"cannot be copied ({error.strerror})", where=str(source)) from error
+        with ServerError.on_os_error("cannot be copied", where=source), source.open("rb") as file:
+            first = file.readline()
+            file.seek(max(self._offset, len(first)))
+            kept.write_bytes(first + file.read())
 
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:

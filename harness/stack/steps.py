@@ -64,10 +64,8 @@ def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
 
 def load_steps(path: Path) -> StepFile:
     """``read_steps`` of a file."""
-    try:
+    with RecordsError.on_os_error("cannot be read", where=path):
         return read_steps(path.read_bytes(), where=str(path))
-    except OSError as error:
-        raise RecordsError(f"cannot be read ({error.strerror})", where=str(path)) from error
 
 
 def padding_of(file: StepFile) -> StepPadding:

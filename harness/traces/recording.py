@@ -199,10 +199,8 @@ class TraceReader:
             raise PlanError("holds no recording", where=str(self._path), hint="Import the trace again")
 
     def _line(self) -> bytes:
-        try:
+        with SpecError.on_os_error("cannot be read", where=self._path, hint="Check it"):
             line = self._stream.readline(MAX_RECORDING_BYTES)
-        except OSError as error:
-            raise SpecError(f"cannot be read ({error.strerror})", where=str(self._path), hint="Check it") from error
         self._digest.update(line)
         return line
 
@@ -265,10 +263,8 @@ def _line(record: dict[str, Any]) -> bytes:
 @contextmanager
 def open_trace(path: Path) -> Generator[TraceReader]:
     """A reader of a trace file; SpecError when it cannot be opened, other errors as ``TraceReader``."""
-    try:
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
         stream = path.open("rb")
-    except OSError as error:
-        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
     with stream:
         yield TraceReader(path, stream)
 

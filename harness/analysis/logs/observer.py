@@ -106,10 +106,8 @@ def _table(rows: list[Any], where: str) -> pa.Table:
 
 def load_observer(path: Path) -> ObserverRecords:
     """``read_observer`` of a file."""
-    try:
+    with RecordsError.on_os_error("cannot be read", where=path):
         return read_observer(path.read_bytes(), where=str(path))
-    except OSError as error:
-        raise RecordsError(f"cannot be read ({error.strerror})", where=str(path)) from error
 
 
 def held_back(steps: pa.Table) -> pa.Table:

@@ -162,14 +162,12 @@ def compile_artifact(
         on_progress(f"warning: {warning}")
     name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
     folder = root.absolute() / f"{name}-{exporter.key(spec)}"
-    try:
+    with ServerError.on_os_error("cannot be written", where=folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(f".{folder.name}.lock"), on_progress) as lock:
             if folder.exists():
                 return registered_artifact(folder)
             return _compile(spec, folder, exporter, on_progress, lock)
-    except OSError as error:
-        raise ServerError(f"cannot be written ({error.strerror})", where=str(folder)) from error
 
 
 def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact:
@@ -357,9 +355,7 @@ def copy_artifact(twin: TwinEnvironment, spec: CompileSpec, folder: Path) -> Pat
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD_FILE).is_file():
         raise SpecError("holds other files", where=str(folder), hint="Choose another folder")
     source = cached_artifact(twin, spec)
-    try:
+    with ServerError.on_os_error("cannot be written", where=folder):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(source, folder)
-    except OSError as error:
-        raise ServerError(f"cannot be written ({error.strerror})", where=str(folder)) from error
     return folder

@@ -207,10 +207,8 @@ def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
 
 def load_step_log(path: Path) -> StepLog:
     """``read_step_log`` of a file."""
-    try:
+    with RecordsError.on_os_error("cannot be read", where=path):
         return read_step_log(path.read_bytes(), where=str(path))
-    except OSError as error:
-        raise RecordsError(f"cannot be read ({error.strerror})", where=str(path)) from error
 
 
 def _header(line: bytes, where: str) -> dict[str, Any]:

@@ -288,10 +288,8 @@ def installed_version(site_packages: Path, package: str) -> str:
 
 def read(path: Path) -> bytes:
     """The file's bytes; a SpecError when it cannot be read."""
-    try:
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
         return path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
 
 
 def sha256(content: bytes) -> str:

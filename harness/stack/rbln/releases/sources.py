@@ -102,14 +102,12 @@ def _in_folder(path: Path, package: str) -> Sources:
 
     def read(name: str) -> str | None:
         file = root / name
-        try:
+        with SpecError.on_os_error("cannot be read", where=file):
             if not file.is_file():
                 return None
             if file.stat().st_size > MAX_SOURCE_BYTES:
                 raise SpecError("too long for a source", where=str(file))
             return _decoded(file.read_bytes(), name, root)
-        except OSError as error:
-            raise SpecError(f"cannot be read ({error.strerror})", where=str(file)) from error
 
     names = [file.relative_to(root).as_posix() for file in sorted(root.glob(f"{package}-*.dist-info/METADATA"))]
     return _sources(root, package, read, [*names, f"{package}/"])

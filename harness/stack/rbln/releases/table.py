@@ -156,11 +156,9 @@ def write_table(table: Table, path: Path) -> None:
     """Write the table atomically, facts in order, so that a new release is a small diff."""
     content: dict[str, Any] = table.model_dump(mode="json", exclude_defaults=True)
     partial = path.with_name(f".{path.name}.partial")
-    try:
+    with SpecError.on_os_error("cannot be written", where=path, hint="Give --table FILE"):
         partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         partial.replace(path)
-    except OSError as error:
-        raise SpecError(f"cannot be written ({error.strerror})", where=str(path), hint="Give --table FILE") from error
 
 
 def marks_of(known: Known) -> list[str]:
