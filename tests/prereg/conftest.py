@@ -1,5 +1,8 @@
+"""Repositories of a user, entered: each is made once, and every test gets a copy that it may change."""
+
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,10 +10,36 @@ import pytest
 from tests.support.workplace import Workplace, new_workplace
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
-    """A user's repository, entered: paths in its files are relative to it."""
-    root = tmp_path / "repository"
+@pytest.fixture(scope="session")
+def new_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("new") / "repository"
     root.mkdir()
+    return new_workplace(root).root
+
+
+@pytest.fixture(scope="session")
+def measured_repository(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("measured") / "repository")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        place = Workplace(root)
+        place.run_confirmatory(place.freeze().path)
+    return root
+
+
+@pytest.fixture
+def place(new_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A user's repository; paths in its files are relative to it."""
+    return _entered(new_repository, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def measured(measured_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A repository whose experiment was frozen and then run."""
+    return _entered(measured_repository, tmp_path, monkeypatch)
+
+
+def _entered(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    root = shutil.copytree(repository, folder / "repository")
     monkeypatch.chdir(root)
-    return new_workplace(root)
+    return Workplace(root)

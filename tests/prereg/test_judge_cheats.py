@@ -166,22 +166,22 @@ NOTICED: dict[Cheat, str] = {
 
 
 @pytest.mark.parametrize("cheat", NOTICED, ids=lambda cheat: cheat.__name__)
-def test_a_cheat_is_noticed(place: Workplace, cheat: Cheat) -> None:
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen)
-    assert verdict(place) == "PASS"
-    cheat(place, frozen)
-    told = verdict(place)
+def test_a_cheat_is_noticed(measured: Workplace, cheat: Cheat) -> None:
+    frozen = measured.frozen
+    assert verdict(measured) == "PASS"
+    cheat(measured, frozen)
+    told = verdict(measured)
     assert not told.startswith("PASS")
     assert any(words in told for words in NOTICED[cheat].split("|")), told
 
 
 @pytest.mark.parametrize("cheat", [measure_again_elsewhere, delete_and_resume], ids=lambda cheat: cheat.__name__)
-def test_a_run_that_was_sealed_once_is_not_made_again_wherever_its_records_lie(place: Workplace, cheat: Cheat) -> None:
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen)
+def test_a_run_that_was_sealed_once_is_not_made_again_wherever_its_records_lie(
+    measured: Workplace, cheat: Cheat
+) -> None:
+    frozen = measured.frozen
     with pytest.raises(HarnessError, match=r"was sealed already on .*: a frozen run is made once"):
-        cheat(place, frozen)
+        cheat(measured, frozen)
 
 
 def test_a_run_that_is_started_until_it_pleases_decides_nothing(place: Workplace) -> None:

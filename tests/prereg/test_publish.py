@@ -24,10 +24,10 @@ from tests.support.workplace import Workplace
 needs_ssh_keygen = pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
 
 
-@pytest.fixture
-def archive(place: Workplace) -> Path:
-    path = place.root / "small.zip"
-    publish(place.run_confirmatory(place.freeze().path), path)
+@pytest.fixture(scope="module")
+def archive(measured_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archive") / "small.zip"
+    publish(Workplace(measured_repository).sealed, path)
     return path
 
 
@@ -154,16 +154,16 @@ def test_an_archive_with_a_few_changed_bytes_is_refused_or_says_the_same(archive
             assert check_published(other) == honest
 
 
-def test_invalid_runs_that_were_repeated_are_published_too(place: Workplace) -> None:
-    run = place.run_confirmatory(place.freeze().path)[0]
+def test_invalid_runs_that_were_repeated_are_published_too(measured: Workplace) -> None:
+    run = measured.sealed[0]
     earlier = shutil.copytree(run.path, run.path.with_name(f"0{layout.RETRIED}0"))
     invalid = run.manifest.model_copy(update={"status": "invalid", "invalid_reasons": ("late",)})
     (earlier / layout.MANIFEST).write_text(invalid.to_json())
     tried = EarlierTry(folder=earlier.name, seal=load_manifest(earlier / layout.MANIFEST).seal, invalid_reasons=())
     again = run.manifest.model_copy(update={"earlier_tries": (tried,)})
     (run.path / layout.MANIFEST).write_text(again.to_json())
-    path = place.root / "small.zip"
-    judgement = publish(RunStore(place.runs).sealed("small"), path)
+    path = measured.root / "small.zip"
+    judgement = publish(RunStore(measured.runs).sealed("small"), path)
     checked = check_published(path)
     assert checked.judgement == judgement
     assert checked.proven[0].startswith("6 of 6 frozen runs")

@@ -44,9 +44,8 @@ def test_runs_without_one_are_exploratory(place: Workplace) -> None:
     assert check_sealed_runs(runs) is None
 
 
-def test_the_label_is_in_the_table_of_runs(place: Workplace) -> None:
-    place.run_confirmatory(place.freeze().path)
-    assert set(RunStore(place.runs).query("select label from runs").column("label").to_pylist()) == {"confirmatory"}
+def test_the_label_is_in_the_table_of_runs(measured: Workplace) -> None:
+    assert set(RunStore(measured.runs).query("select label from runs").column("label").to_pylist()) == {"confirmatory"}
 
 
 Change = Callable[[Workplace, Path], None]
@@ -170,14 +169,14 @@ def test_a_run_started_before_its_freeze_is_refused(place: Workplace) -> None:
         ticket_for(frozen.path)
 
 
-def test_sealed_runs_that_began_before_their_freeze_decide_nothing(place: Workplace) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_sealed_runs_that_began_before_their_freeze_decide_nothing(measured: Workplace) -> None:
+    runs = measured.sealed
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["preregistration"]["committed_at_s"] += 10**9
     manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="before its freeze was committed"):
-        check_sealed_runs(RunStore(place.runs).sealed("small"))
+        check_sealed_runs(RunStore(measured.runs).sealed("small"))
 
 
 def test_exploratory_runs_burn_their_seed(place: Workplace) -> None:
@@ -194,25 +193,25 @@ def test_a_seed_of_exploratory_runs_is_refused_at_the_freeze_too(place: Workplac
         place.freeze()
 
 
-def test_a_run_keeps_the_cost_model_that_prices_it(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_a_run_keeps_the_cost_model_that_prices_it(measured: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = measured.sealed
     before = run_figures(runs[0])
     assert runs[0].file(layout.COST_MODEL).read_bytes() == find_cost_file("paper").read_bytes()
     # The file that the name means is another one now: the run's figures stay.
-    changed = place.write("costs/paper.toml", find_cost_file("paper").read_text().replace("9.870", "19.870"))
+    changed = measured.write("costs/paper.toml", find_cost_file("paper").read_text().replace("9.870", "19.870"))
     monkeypatch.setattr("harness.shipped.SHIPPED_ROOTS", (changed.parents[1],))
-    reopened = RunStore(place.runs).run(*runs[0].key)
+    reopened = RunStore(measured.runs).run(*runs[0].key)
     assert run_figures(reopened).a == before.a
 
 
-def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(place: Workplace) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(measured: Workplace) -> None:
+    runs = measured.sealed
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["files"][layout.COST_MODEL]["sha256"] = "0" * 64
     manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="was made with another cost model"):
-        check_sealed_runs(RunStore(place.runs).sealed("small"))
+        check_sealed_runs(RunStore(measured.runs).sealed("small"))
 
 
 def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_nothing(place: Workplace) -> None:
@@ -226,8 +225,8 @@ def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
 
-def test_an_edited_copy_of_the_cost_model_decides_nothing(place: Workplace) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_an_edited_copy_of_the_cost_model_decides_nothing(measured: Workplace) -> None:
+    runs = measured.sealed
     copy = runs[0].file(layout.COST_MODEL)
     copy.write_text(copy.read_text().replace("9.870", "8.870"))
     with pytest.raises(RecordsError, match="differs from what was sealed"):
@@ -275,18 +274,18 @@ def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(pla
     assert manifest.is_file()
 
 
-def test_mixed_standing_is_refused(place: Workplace) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_mixed_standing_is_refused(measured: Workplace) -> None:
+    runs = measured.sealed
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["preregistration"] = None
     manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="different freezes"):
-        check_sealed_runs(RunStore(place.runs).sealed("small"))
+        check_sealed_runs(RunStore(measured.runs).sealed("small"))
 
 
-def test_a_copy_that_is_not_the_named_file_is_refused(place: Workplace) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_a_copy_that_is_not_the_named_file_is_refused(measured: Workplace) -> None:
+    runs = measured.sealed
     copy = runs[0].file(layout.FROZEN)
     copy.write_bytes(copy.read_bytes().replace(b"0.03", b"0.04"))
     with pytest.raises(RecordsError, match="differs from what was sealed"):
@@ -337,8 +336,8 @@ def test_a_failed_rule_has_its_own_exit_code(place: Workplace) -> None:
     assert "FAIL" in decided.stderr
 
 
-def test_a_notebook_judges_as_the_command_line_does(place: Workplace) -> None:
-    runs = place.run_confirmatory(place.freeze().path)
+def test_a_notebook_judges_as_the_command_line_does(measured: Workplace) -> None:
+    runs = measured.sealed
     judgement = judge(runs).require_passed()
     assert judgement.is_confirmatory
     assert [decision.outcome.value for decision in judgement.decisions] == ["PASS"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.prereg import FreezeOptions, freeze, ticket_for
 from harness.prereg.freeze import Frozen
-from harness.records import SealedRun
+from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec, load_experiment
 
@@ -63,6 +63,14 @@ class Workplace:
     @property
     def runs(self) -> Path:
         return self.root / "runs"
+
+    @property
+    def frozen(self) -> Path:
+        return self.root / "plans" / "frozen" / "small.json"
+
+    @property
+    def sealed(self) -> list[SealedRun]:
+        return RunStore(self.runs).sealed("small")
 
     @property
     def spec(self) -> ExperimentSpec:
