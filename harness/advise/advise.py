@@ -54,8 +54,7 @@ class Advice:
     steps: tuple[Step, ...]
     ladder: tuple[tuple[int, Prediction], ...]
     proposal: Step | None
-    experiment: Path | None
-    criteria: Path | None
+    files: tuple[Path, Path] | None = None
 
     def lines(self) -> Iterator[str]:
         """The advice as lines of text."""
@@ -86,9 +85,8 @@ class Advice:
             f"  costs {device.memory_gib(candidate):.2f} GiB per device, {device.compile_s(candidate):.0f} s to compile"
             f" and {device.artifact_gib(candidate):.1f} GiB of artifact"
         )
-        freeze, run = f"harness prereg freeze {self.experiment}", f"harness run {self.experiment}"
-        yield f"validate it on new inputs: {freeze}, commit, then {run}"
-        yield f"criteria: {self.criteria}"
+        if self.files is not None:
+            yield from commands_of(*self.files)
 
 
 def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", space: SpaceSpec | None = None) -> Advice:
@@ -109,7 +107,7 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
     steps = _steps(chosen, ladder)
     proposal = smallest_enough(steps, is_reuse_first=diagnosis.is_reuse_first)
     if proposal is None:
-        return Advice(diagnosis, chosen, steps, ladder, None, None, None)
+        return Advice(diagnosis, chosen, steps, ladder, None)
     # A proposal that changes both is measured beside its first part, to show what the second part adds.
     part = next((step for step in steps if step is not proposal and step.name.startswith("slots")), None)
     others = (part,) if part is not None and proposal.name == "slots and buckets" else ()
@@ -119,7 +117,7 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
         {step.name.replace(" ", "-"): step.prediction.candidate for step in (*others, proposal)},
         derive_seed(experiment.base_seed, "advise/validation") % SEED_RANGE,
     )
-    return Advice(diagnosis, chosen, steps, ladder, proposal, *validation.write(output))
+    return Advice(diagnosis, chosen, steps, ladder, proposal, validation.write(output))
 
 
 def default_space(experiment: ExperimentSpec, diagnosis: Diagnosis) -> SpaceSpec:
@@ -305,6 +303,12 @@ class Validation:
         }
         head = "# The paper's criteria of cost validation, for the proposed conditions; freeze before measuring.\n"
         return head + tomli_w.dumps(table)
+
+
+def commands_of(experiment: Path, criteria: Path) -> Iterator[str]:
+    """How to carry out a validation, as lines of text."""
+    yield f"validate it on new inputs: harness prereg freeze {experiment}, commit, then harness run {experiment}"
+    yield f"criteria: {criteria}"
 
 
 def _changes(candidate: ServerShape, base: ServerShape) -> dict[str, Any]:

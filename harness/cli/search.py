@@ -126,8 +126,8 @@ def advise(
     from harness.records.addresses import sealed_runs
 
     sealed = sealed_runs(runs, experiment)
-    if any(run.server.is_vllm for run in sealed):
-        advice = capture_advice(sealed, baseline)
+    if any(run.server.is_paged for run in sealed):
+        advice = capture_advice(sealed, output, condition=baseline)
     else:
         chosen = _space(space, None) if space else None
         advice = run_advice(sealed, output, condition=baseline, space=chosen)

@@ -28,7 +28,7 @@ from harness.analysis.method.plan_answers import (
 )
 from harness.analysis.method.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
-from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid, warning
+from harness.analysis.method.stalls import check_freezes, check_server_stalls, check_step_log_stalls, invalid, warning
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
@@ -82,10 +82,10 @@ def check_run(
 def _check_server_stalls(
     manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
 ) -> Iterator[Finding]:
-    """Not of a vLLM: its prefills lie in steps that are not in the table."""
-    if derived.step_log is None:
-        steps, kv_events = derived.tables["steps"], derived.tables["kv_events"]
-        yield from check_server_stalls(manifest, requests, steps, kv_events, cost_model)
+    if derived.step_log is not None:
+        return check_step_log_stalls(manifest, requests, derived.step_log, cost_model)
+    steps, kv_events = derived.tables["steps"], derived.tables["kv_events"]
+    return check_server_stalls(manifest, requests, steps, kv_events, cost_model)
 
 
 def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:

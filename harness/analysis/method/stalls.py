@@ -5,20 +5,23 @@ Definitions: docs/method.md, "A run and its invariants".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.clock import NS_PER_MS
+from harness.analysis.method.reconstruct import ChunkedStepCost
+from harness.clock import NS_PER_MS, ScaledClock
 from harness.records import Finding, Manifest
 from harness.records.schema import rows_where, values_of
 from harness.spec import LimitsSpec
 
 if TYPE_CHECKING:
     from harness.analysis.method.reconstruct import StepCost
+    from harness.stack.vllm.step_log import StepLog
 
 IntArray = NDArray[np.int64]
 # Shorter stalls are no finding: garbage collection and neighbours cause them everywhere.
@@ -68,8 +71,6 @@ def check_server_stalls(
     A run without stamped steps says nothing of it, nor does one without a cost model, as its prefills may take long;
     a simulated engine cannot stand still, and is judged without one.
     """
-    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
-    ms = manifest.clock.scale * NS_PER_MS
     stamped = steps.filter(steps["log_ns"].is_valid())
     admitted = rows_where(kv_events, "kind", "alloc")
     admitted = admitted.filter(admitted["log_ns"].is_valid())
@@ -77,11 +78,47 @@ def check_server_stalls(
         return
     work = _Work(requests, stamped, np.sort(admitted["log_ns"].to_numpy()), cost_model)
     signs_ns = np.concatenate([stamped["log_ns"].to_numpy(), work.admitted_ns])
-    longest_ns, at_ns = 0.0, 0
-    for start_ns, end_ns in _gaps(requests, signs_ns, NOTICED_MS * ms + work.median_step_ns):
-        excess_ns = end_ns - start_ns - work.most_ns(start_ns, end_ns)
-        if excess_ns > longest_ns:
-            longest_ns, at_ns = excess_ns, start_ns
+    least_ns = NOTICED_MS * manifest.clock.scale * NS_PER_MS + work.median_step_ns
+    gaps = _gaps(requests, signs_ns, least_ns)
+    yield from _longest(manifest, ((end - start - work.most_ns(start, end), start) for start, end in gaps))
+
+
+def check_step_log_stalls(
+    manifest: Manifest, requests: pa.Table, log: StepLog, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    """As ``check_server_stalls``, of a vLLM: each step of its log is a sign, and the next step is the work between two.
+
+    A step that computes parts of prompts is judged where the cost model has their price, another step also by the
+    median step.
+    """
+    clock = ScaledClock(manifest.clock.scale)
+    rows = values_of(log.steps, "at_ns", "kind", "generation_requests", "context_tokens", "n", "b")
+    work = {clock.from_monotonic_ns(at_ns): step for at_ns, *step in rows}
+    if cost_model is None or len(work) < 2:
+        return
+    signs_ns = np.array(list(work), dtype=np.int64)
+    median_ns = float(np.median(np.diff(signs_ns)))
+    costs = cost_model if isinstance(cost_model, ChunkedStepCost) and cost_model.chunk_step_fs is not None else None
+
+    def most_ns(end_ns: int) -> float:
+        kind, decodes, tokens, n, b = work.get(end_ns, ("idle", 0, 0, 0, 0))
+        if kind in ("idle", "dummy"):
+            return median_ns
+        if kind == "decode":
+            return max(median_ns, 0 if costs is None else costs.decode_step_ns(b or n, n) + costs.eager_ns)
+        if costs is None or kind not in ("prefill", "mixed") or decodes is None or tokens is None:
+            return math.inf
+        return max(median_ns, costs.chunked_step_ns(decodes, decodes, 0, tokens))
+
+    gaps = _gaps(requests, signs_ns, NOTICED_MS * manifest.clock.scale * NS_PER_MS + median_ns)
+    yield from _longest(manifest, ((end - start - most_ns(end), start) for start, end in gaps))
+
+
+def _longest(manifest: Manifest, stalls: Iterable[tuple[float, int]]) -> Iterator[Finding]:
+    """A finding about the longest stall, if any. stalls: ns beyond what the work explains, and the beginning of each."""
+    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
+    ms = manifest.clock.scale * NS_PER_MS
+    longest_ns, at_ns = max(stalls, default=(0, 0))
     if longest_ns <= NOTICED_MS * ms:
         return
     is_beyond = longest_ns > limits.server_stall_ms * ms

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from harness.analysis.method.stalls import check_server_stalls
+from harness.analysis.method.stalls import check_server_stalls, check_step_log_stalls
 from harness.clock import NS_PER_MS
 from harness.engine import CostModel, load_cost_model
 from harness.records import Finding, schema
+from harness.stack.vllm.step_log import read_step_log
 from tests.support.analysis_tables import manifest, request_row, requests_table
+from tests.support.step_files import COLUMNS, VLLM_HEADER, lines, vllm_step
 
 PAPER = load_cost_model("paper")
 
@@ -45,6 +48,11 @@ def found(
     prompt_tokens: int = 300,
     **facts: Any,
 ) -> list[Finding]:
+    flights = requests_of(flights_ms, prompt_tokens)
+    return list(check_server_stalls(manifest(**facts), flights, steps, admissions, cost_model))
+
+
+def requests_of(flights_ms: Sequence[tuple[float, float]], prompt_tokens: int = 300) -> pa.Table:
     rows = [
         request_row(
             session,
@@ -56,7 +64,7 @@ def found(
         )
         for session, (sent, done) in enumerate(flights_ms)
     ]
-    return list(check_server_stalls(manifest(**facts), requests_table(*rows), steps, admissions, cost_model))
+    return requests_table(*rows)
 
 
 STEADY = [50 + 11 * step for step in range(100)]
@@ -96,3 +104,33 @@ def test_a_server_that_never_began_with_what_was_sent_is_found() -> None:
 
 def test_time_is_judged_in_wall_time() -> None:
     assert found([(0, 3300)], steps_at(*FROZEN), admissions_at(5), clock={"scale": 20.0}) == []
+
+
+def found_in_step_log(
+    instants_ms: Sequence[float], flights_ms: Sequence[tuple[float, float]], prompt_tokens: int = 0, **facts: Any
+) -> list[Finding]:
+    """Decode steps of a vLLM that end at these instants; the step after the longest gap computes prompt tokens too."""
+    gaps = [later - earlier for earlier, later in pairwise(instants_ms)]
+    steps = [vllm_step(int(at * NS_PER_MS), 1, 1) for at in instants_ms]
+    if prompt_tokens:
+        place = gaps.index(max(gaps)) + 1
+        details = {"context_requests": 1, "context_tokens": prompt_tokens, "generation_requests": 1}
+        details |= {"generation_tokens": 1, "unpadded_tokens": prompt_tokens + 1, "padded_tokens": prompt_tokens + 1}
+        steps[place] = [details.get(name, value) for name, value in zip(COLUMNS, steps[place], strict=True)]
+    log = read_step_log(lines(VLLM_HEADER, *steps))
+    costs = load_cost_model("emulated-gpu")
+    return list(check_step_log_stalls(manifest(**facts), requests_of(flights_ms), log, costs))
+
+
+def test_a_vllm_that_stood_still_is_found_between_two_steps_of_its_log() -> None:
+    (finding,) = found_in_step_log(FROZEN, [(0, 3300)])
+    assert (finding.code, finding.severity) == ("server-stalled", "invalid")
+    assert found_in_step_log(STEADY, [(0, 1200)]) == []
+    assert found_in_step_log(FROZEN, [(0, 606), (2590, 3300)]) == []
+
+
+def test_a_vllms_long_part_of_a_prompt_is_work_that_the_cost_model_explains() -> None:
+    # 20 us a token: 100,000 tokens take 2 s.
+    assert found_in_step_log(FROZEN, [(0, 3300)], prompt_tokens=100_000) == []
+    (finding,) = found_in_step_log(FROZEN, [(0, 3300)], prompt_tokens=1_000)
+    assert finding.severity == "invalid"
