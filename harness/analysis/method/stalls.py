@@ -115,7 +115,7 @@ def check_step_log_stalls(
 
 
 def _longest(manifest: Manifest, stalls: Iterable[tuple[float, int]]) -> Iterator[Finding]:
-    """A finding about the longest stall, if any. stalls: ns beyond what the work explains, and the beginning of each."""
+    """A finding about the longest stall. stalls: ns beyond what the work explains, and the beginning of each."""
     limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
     ms = manifest.clock.scale * NS_PER_MS
     longest_ns, at_ns = max(stalls, default=(0, 0))
