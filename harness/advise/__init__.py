@@ -7,5 +7,3 @@ from __future__ import annotations
 
 from harness.advise.advise import Advice, advise
 from harness.advise.diagnose import Diagnosis, diagnose
-
-__all__ = ["Advice", "Diagnosis", "advise", "diagnose"]

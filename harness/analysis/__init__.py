@@ -7,15 +7,3 @@ from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.invariants import check_experiment, check_run
 from harness.analysis.method.reuse import extra_prefill_ns, rearrivals
 from harness.analysis.method.summary import ConditionFigures, ExperimentSummary, summarise
-
-__all__ = [
-    "ConditionFigures",
-    "ExperimentSummary",
-    "RunFigures",
-    "check_experiment",
-    "check_run",
-    "extra_prefill_ns",
-    "rearrivals",
-    "run_figures",
-    "summarise",
-]

@@ -8,5 +8,3 @@ from __future__ import annotations
 
 from harness.emulator.config import EmulatorConfig, Fault
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
-
-__all__ = ["EmulatorConfig", "EmulatorCore", "EngineRequest", "Fault", "StepEnd", "StepStart"]

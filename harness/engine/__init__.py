@@ -8,21 +8,3 @@ from __future__ import annotations
 from harness.engine.config import EngineConfig, check_buckets, decode_bucket
 from harness.engine.cost import CostModel, cost_model_names, load_cost_model
 from harness.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step, warm_up
-
-__all__ = [
-    "DECODE",
-    "IDLE",
-    "MIXED",
-    "PREFILL",
-    "Admission",
-    "CostModel",
-    "EngineConfig",
-    "KvEvent",
-    "Scheduler",
-    "Step",
-    "check_buckets",
-    "cost_model_names",
-    "decode_bucket",
-    "load_cost_model",
-    "warm_up",
-]

@@ -9,17 +9,3 @@ from harness.export.otel import batches, spans_of
 from harness.export.peers import peer_side
 from harness.export.post import post_spans
 from harness.export.write import write_runs
-
-__all__ = [
-    "FORMATS",
-    "Format",
-    "MeasuredRequest",
-    "MeasuredRun",
-    "batches",
-    "measured",
-    "named_format",
-    "peer_side",
-    "post_spans",
-    "spans_of",
-    "write_runs",
-]

@@ -28,7 +28,6 @@ from harness.spec import FixedLaw, LengthLaw, ServerSpec, SessionGroup, UniformL
 
 FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint32]
-Words = WordArray | np.uint32
 
 _word = np.uint32
 STATE, MIDDLE = 624, 397  # words of the generator's state, and how far ahead each new one looks

@@ -16,6 +16,7 @@ from harness.errors import PlanError, RecordsError
 from harness.outputs import check_output
 from harness.plan.model import (
     FORMAT,
+    HEADER,
     REQUEST_COLUMNS,
     WAIT_KINDS,
     Plan,
@@ -123,17 +124,12 @@ def _header(line: bytes, where: str) -> dict[str, Any]:
 
 def _plan_from(header: dict[str, Any], lines: list[bytes]) -> Plan:
     low, high = header["token_id_range"]
+    derived = ("token_id_range", "num_sessions", "num_requests")
     return Plan(
-        source=header["source"],
-        seed=header["seed"],
-        replicate=header["replicate"],
-        treatment=header["treatment"],
-        shared_prefix_tokens=header["shared_prefix_tokens"],
+        **{name: header[name] for name in HEADER if name not in derived},
         token_id_range=(low, high),
         sessions=tuple(_session_from(json.loads(line)) for line in lines),
         provenance=header["provenance"],
-        prompt_form=header["prompt_form"],
-        drawn_parent=header["drawn_parent"],
         block_tokens=header.get("block_tokens", 0),
     )
 

@@ -19,6 +19,10 @@ TokenIdRange = tuple[int, int]
 FORMAT = "harness-plan/1"
 WaitKind = Literal["none", "tool", "human"]
 WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
+HEADER = (
+    *("source", "seed", "replicate", "treatment", "drawn_parent", "prompt_form", "shared_prefix_tokens"),
+    *("token_id_range", "num_sessions", "num_requests"),
+)
 REQUEST_COLUMNS = ("keep_tokens", "new_tokens", "generate_tokens", "wait_after_ns")
 
 
@@ -312,28 +316,24 @@ def _check_requests(session: SessionPlan, begins_with: int) -> int:
         _refuse(f"session {session.index}", "it has no request", "Give it at least one")
     stream_tokens = begins_with
     for position, request in enumerate(session.requests):
-        if (
-            min(request.keep_tokens, request.new_tokens, request.wait_after_ns) >= 0
-            and request.generate_tokens >= 1
-            and request.keep_tokens <= stream_tokens
-            and request.prompt_tokens >= 1
-            and not _abort_problem(request)
-        ):
-            stream_tokens = request.stream_tokens
-            continue
-        where = f"session {session.index}, request {position}"
-        if request.wait_after_ns < 0:
-            _refuse(where, f"its wait is negative ({request.wait_after_ns} ns)", "Give 0 or more")
-        if request.keep_tokens > stream_tokens:
-            _refuse(
-                where,
-                f"it keeps {request.keep_tokens} tokens of a stream that has {stream_tokens}",
-                f"Keep at most {stream_tokens}",
-            )
-        if abort_problem := _abort_problem(request):
-            _refuse(where, abort_problem, "Give a time or fewer tokens than it generates")
-        _refuse(where, f"its lengths make no request: {request}", "Give a prompt and a generation of at least 1 token")
+        if problem := _request_problem(request, stream_tokens):
+            _refuse(f"session {session.index}, request {position}", *problem)
+        stream_tokens = request.stream_tokens
     return stream_tokens
+
+
+def _request_problem(request: RequestPlan, stream_tokens: int) -> tuple[str, str] | None:
+    """(what is wrong, what to do) of a request after a stream of so many tokens; None for a sound one."""
+    if request.wait_after_ns < 0:
+        return f"its wait is negative ({request.wait_after_ns} ns)", "Give 0 or more"
+    if request.keep_tokens > stream_tokens:
+        what = f"it keeps {request.keep_tokens} tokens of a stream that has {stream_tokens}"
+        return what, f"Keep at most {stream_tokens}"
+    if abort_problem := _abort_problem(request):
+        return abort_problem, "Give a time or fewer tokens than it generates"
+    if min(request.keep_tokens, request.new_tokens) < 0 or min(request.generate_tokens, request.prompt_tokens) < 1:
+        return f"its lengths make no request: {request}", "Give a prompt and a generation of at least 1 token"
+    return None
 
 
 def _abort_problem(request: RequestPlan) -> str:
@@ -357,20 +357,8 @@ def canonical_lines(plan: Plan, plan_hash: str | None = None) -> Iterator[bytes]
     header: dict[str, Any] = {"format": FORMAT}
     if plan_hash is not None:
         header["hash"] = plan_hash
-    header |= {
-        "source": plan.source,
-        "seed": plan.seed,
-        "replicate": plan.replicate,
-        "treatment": plan.treatment,
-        "drawn_parent": plan.drawn_parent,
-        "prompt_form": plan.prompt_form,
-        "shared_prefix_tokens": plan.shared_prefix_tokens,
-        "token_id_range": list(plan.token_id_range),
-        "num_sessions": plan.num_sessions,
-        "num_requests": plan.num_requests,
-        "provenance": dict(sorted(plan.provenance.items())),
-        "requests": list(REQUEST_COLUMNS),
-    }
+    header |= {name: getattr(plan, name) for name in HEADER}
+    header |= {"provenance": dict(sorted(plan.provenance.items())), "requests": REQUEST_COLUMNS}
     if plan.block_tokens:
         header["block_tokens"] = plan.block_tokens
     yield _line(header)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,22 +28,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: Steele, Lea, Flood, "Fast splittable 
 MASK64 = (1 << 64) - 1
 
 # Frequent short words: one token each, with their leading space, in every large byte-pair vocabulary we know of.
-_WORD_LIST = """
-    able about above across act add after again age ago air all almost along also always among and animal answer
-    any appear area arm ask away back bad ball base bear beat become bed been before began behind believe below
-    best better between big bird black blood blue board boat body bone book both bottom box boy break bring
-    brother brought brown build built burn business busy but buy call came can car care carry case cat catch
-    caught cause cell cent center century certain chair chance change character charge chart check chief child
-    children choose circle city claim class clean clear climb clock close clothes cloud coast coat cold collect
-    color come common company compare complete condition consider contain continue control cook cool copy corn
-    corner correct cost count country course cover create cross crowd cry current cut dance dark day dead deal
-    dear death decide deep degree depend describe desert design develop die differ difficult direct discuss
-    distant divide doctor does dog dollar done door double down draw dream dress drink drive drop dry during
-    each ear early earth ease east eat edge effect egg eight either electric element else end enemy energy
-    engine enough enter equal even evening event ever every exact example except excite exercise expect
-    experience experiment
-"""
-WORDS: tuple[str, ...] = tuple(_WORD_LIST.split())
+WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="ascii").split())
 
 
 def mix64(value: int) -> int:

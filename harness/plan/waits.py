@@ -17,12 +17,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from harness.clock import NS_PER_MS
-from harness.errors import SpecError
 from harness.shipped import find_shipped
-from harness.spec import Spec, describe_validation_error, load_toml
+from harness.spec import Spec, load_toml
 
 # A quantile of exactly 0 or 1 would ask the log-normal leg for an infinite deviate. The bounds are the paper's.
 LOWEST_QUANTILE = 1e-6
@@ -309,12 +308,7 @@ def _load_file(path: Path, mtime_ns: int) -> WaitDistribution:  # noqa: ARG001
 
 def parse_waits(table: dict[str, Any], *, where: str) -> WaitDistribution:
     """A distribution from a TOML table; raises SpecError naming every key that is wrong."""
-    try:
-        wait_file = WaitFile.model_validate(table)
-    except ValidationError as error:
-        raise SpecError(
-            describe_validation_error(error), where=where, hint="Compare it with plans/waits/tracelab-v0.0.2.toml"
-        ) from error
+    wait_file = WaitFile.from_table(table, where=where, hint="Compare it with plans/waits/tracelab-v0.0.2.toml")
     law = wait_file.waits
     content_hash = hashlib.sha256(json.dumps(law.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     if isinstance(law, MixtureLaw):

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator, PlainSerializer
 
 from harness.analysis import check_run
 from harness.analysis.logs.derive import derived_of
@@ -26,7 +26,7 @@ from harness.analysis.method.verdicts import EXPLORATORY, ExperimentRuns, decide
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
 from harness.kinds import kind_named
 from harness.prereg.frozen import Preregistration
-from harness.prereg.ledger import Entry, Ledger, Link, object_hash, read_chain
+from harness.prereg.ledger import Entry, Ledger, object_hash, read_chain
 from harness.prereg.predict import predictions_for
 from harness.prereg.repository import Repository, file_sha256
 from harness.prereg.ticket import check_sealed_runs, first_request_s
@@ -40,13 +40,16 @@ MAX_STARTS = 3
 CLOCK_TOLERANCE_S = 2.0
 
 
-def _encoded(text: str) -> str:
-    base64.b64decode(text, validate=True)
-    return text
+def _decoded(content: str | bytes) -> bytes:
+    return content if isinstance(content, bytes) else base64.b64decode(content, validate=True)
 
 
-Encoded = Annotated[str, AfterValidator(_encoded)]
-"""Bytes in base64."""
+Encoded = Annotated[
+    bytes,
+    BeforeValidator(_decoded),
+    PlainSerializer(lambda content: base64.b64encode(content).decode(), when_used="json"),
+]
+"""Bytes, in base64 in a file."""
 # The tree and the committer time (s) of a commit object; git writes the lines in this order.
 _COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (\d{1,12}) [+-]\d{4}\n")
 
@@ -54,8 +57,8 @@ _COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (
 class Proof(Spec):
     """All that a repository knows about one freeze.
 
-    way: (kind, content in base64) of the git objects from the commit to the folder of the frozen file.
-    chain: (name, content in base64) of every ledger entry, oldest first. commits: of the frozen file, on any branch,
+    way: (kind, content) of the git objects from the commit to the folder of the frozen file.
+    chain: (name, content) of every ledger entry, oldest first. commits: of the frozen file, on any branch,
     newest first. lost: entries that were removed from the ledger. remotes: remote branches that have the freeze.
     tag: tags on its commit, with the state of their signatures.
     """
@@ -76,8 +79,8 @@ def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
     kept = {sha for sha, _ in chain}
     return Proof(
         commit=record.commit,
-        way=tuple((kind, _text(content)) for kind, content in _way(repository, record)),
-        chain=tuple((sha, _text(content)) for sha, content in chain),
+        way=tuple(_way(repository, record)),
+        chain=tuple(chain),
         commits=tuple(commit.sha for commit in repository.commits_of(record.path)),
         lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in kept),
         remotes=tuple(repository.remotes_with(record.commit)),
@@ -104,7 +107,7 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
     assert record is not None, "only confirmatory runs come here"
     yield from _doubts_of_commit(proof, frozen, record, runs[0])
     try:
-        links = read_chain([(sha, base64.b64decode(content)) for sha, content in proof.chain], proof.commit)
+        links = read_chain(proof.chain, proof.commit)
     except RecordsError as error:
         yield error.what
         return
@@ -122,7 +125,7 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
 
 def aborts_of(proof: Proof) -> list[str]:
     """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them."""
-    links: list[Link] = read_chain([(sha, base64.b64decode(content)) for sha, content in proof.chain], proof.commit)
+    links = read_chain(proof.chain, proof.commit)
     ends = {link.entry.start: link.entry for link in links if link.entry.event != "start"}
     aborts: list[str] = []
     for link in links:
@@ -160,9 +163,8 @@ def _doubts_of_commit(
     proof: Proof, frozen: Preregistration, record: PreregistrationRecord, run: SealedRun
 ) -> Iterator[str]:
     """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
-    way = [(kind, base64.b64decode(content)) for kind, content in proof.way]
     wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
-    for kind, content in way:
+    for kind, content in proof.way:
         if object_hash(kind, content, proof.commit) != wanted:
             yield f"the freeze's commit {proof.commit[:12]} does not have the content that its name is the hash of"
             return
@@ -244,10 +246,6 @@ def judged_again(run: SealedRun) -> Iterator[str]:
         yield f"{name} was sealed INVALID, and nothing in it says why"
 
 
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration.
@@ -309,7 +307,9 @@ def judge(
     aborts: list[str] = []
     if frozen is not None:
         is_decided = found is not None and found.is_decided
-        doubts = [] if is_decided else _not_whole(len(runs), len(frozen.plans))
+        # A free choice of when to stop would favour a good moment.
+        is_whole = is_decided or len(runs) >= len(frozen.plans)
+        doubts = [] if is_whole else [f"{len(runs)} of {len(frozen.plans)} frozen runs are sealed"]
         try:
             record = runs[0].manifest.preregistration
             assert record is not None, "what was frozen is recorded"
@@ -330,11 +330,6 @@ def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Seque
         return declared_status(runs)
     spec = frozen.experiment
     return None if spec.stop is None else sequential_status(spec, runs, spec.stop)
-
-
-def _not_whole(num_sealed: int, num_planned: int) -> list[str]:
-    """The doubt that runs are missing: a free choice of when to stop would favour a good moment."""
-    return [] if num_sealed >= num_planned else [f"{num_sealed} of {num_planned} frozen runs are sealed"]
 
 
 def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:

@@ -34,15 +34,19 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
     frozen = parse_preregistration(content, where=str(path))
     repository = Repository(path)
     commit = _check_committed(repository, path)
-    for file, what in _named_files(frozen):
-        _check_unchanged(repository, file, what)
-    _check_code(frozen)
-    _check_artifacts(frozen)
+    _check_unchanged(repository, frozen.experiment_file, "the experiment")
+    for rule in frozen.rules:
+        _check_unchanged(repository, rule.file, f"criterion {rule.rule.name!r}")
+    for file in frozen.files:
+        _check_unchanged(repository, file, _kind(file.path))
+    _check_code_and_artifacts(frozen)
     planned = _checked_plans(repository, frozen)
     its_files = [path, located(repository, frozen.experiment_file)]
     its_files += sorted({repository.root / plan.path for plan in frozen.plans})
     check_new_seed(repository, frozen.experiment.base_seed, leave_out=its_files, runs_root=runs_root)
-    _check_signature(path)
+    # A frozen file needs no signature, but a signature beside it must hold.
+    if (signature := signature_of(path)).exists():
+        check_signature(path, signature)
     sha256 = hashlib.sha256(content).hexdigest()
     record = PreregistrationRecord(
         path=repository.relative(path),
@@ -52,13 +56,6 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
         tag=repository.tag_at(commit.sha),
     )
     return frozen, Ticket(record, content, planned, Ledger(repository, sha256, commit.sha))
-
-
-def _check_signature(path: Path) -> None:
-    """The frozen file needs no signature, but a signature beside it must hold."""
-    signature = signature_of(path)
-    if signature.exists():
-        check_signature(path, signature)
 
 
 def _check_committed(repository: Repository, path: Path) -> Commit:
@@ -86,14 +83,6 @@ def _check_committed(repository: Repository, path: Path) -> Commit:
     return commit
 
 
-def _named_files(frozen: Preregistration) -> list[tuple[NamedFile, str]]:
-    return [
-        (frozen.experiment_file, "the experiment"),
-        *((rule.file, f"criterion {rule.rule.name!r}") for rule in frozen.rules),
-        *((file, _kind(file.path)) for file in frozen.files),
-    ]
-
-
 def _kind(path: str) -> str:
     folders = set(path.replace(":", "/").split("/"))
     kinds = {"costs": "the cost model", "waits": "the wait distribution", "patches": "a patch"}
@@ -108,16 +97,13 @@ def _check_unchanged(repository: Repository, file: NamedFile, what: str) -> None
         raise SpecError(f"{what} was changed after the freeze", where=str(path), hint=AGAIN)
 
 
-def _check_code(frozen: Preregistration) -> None:
+def _check_code_and_artifacts(frozen: Preregistration) -> None:
     if source_sha256(HARNESS_FOLDER) != frozen.code_sha256:
         raise SpecError(
             f"the harness's code was changed after the freeze (it was {frozen.code_sha256[:12]})",
             where=str(HARNESS_FOLDER),
             hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or freeze again",
         )
-
-
-def _check_artifacts(frozen: Preregistration) -> None:
     for folder, sha256 in frozen.artifacts.items():
         found = artifact_sha256(folder)
         if found != sha256:

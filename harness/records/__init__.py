@@ -18,29 +18,3 @@ from harness.records.manifest import (
 from harness.records.run import RunKey, SealedRun, by_condition, declared_by, once_per_run, origin_of, paired, served_by
 from harness.records.store import RunStore
 from harness.records.writer import RawFile, RunWriter, earlier_tries, keep_for_retry
-
-__all__ = [
-    "ClockRecord",
-    "DerivedEntry",
-    "EarlierTry",
-    "FileEntry",
-    "Finding",
-    "FleetRecord",
-    "Manifest",
-    "Observation",
-    "PreregistrationRecord",
-    "RawFile",
-    "RunKey",
-    "RunStore",
-    "RunWriter",
-    "SealedRun",
-    "ServerRecord",
-    "by_condition",
-    "declared_by",
-    "earlier_tries",
-    "keep_for_retry",
-    "once_per_run",
-    "origin_of",
-    "paired",
-    "served_by",
-]

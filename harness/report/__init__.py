@@ -7,13 +7,3 @@ flow ends: people read it.
 from harness.report.perfetto import perfetto_trace, write_perfetto
 from harness.report.terminal import conditions_table, on_terminal, serving_tables, summary_tables
 from harness.report.write import write_report
-
-__all__ = [
-    "conditions_table",
-    "on_terminal",
-    "perfetto_trace",
-    "serving_tables",
-    "summary_tables",
-    "write_perfetto",
-    "write_report",
-]

@@ -177,24 +177,20 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
     """
     clock = clock_for(run.spec.time_scale)
     with context.writer(run) as writer:
-        offset_before_ns = realtime_minus_monotonic_ns()
+        before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
         measured = _measure(run, context, launch, writer, clock)
         if measured is None:
             writer.discard()
             return None
+        after_ns = realtime_minus_monotonic_ns()
+        if measured.log_offsets:
+            before_ns, after_ns = measured.log_offsets[0][0], measured.log_offsets[-1][0]
         clock_record = ClockRecord(
             scale=clock.scale,
-            realtime_minus_monotonic_ns=offset_before_ns,
-            realtime_minus_monotonic_after_ns=realtime_minus_monotonic_ns(),
+            realtime_minus_monotonic_ns=before_ns,
+            realtime_minus_monotonic_after_ns=after_ns,
         )
-        if measured.log_offsets:
-            clock_record = clock_record.model_copy(
-                update={
-                    "realtime_minus_monotonic_ns": measured.log_offsets[0][0],
-                    "realtime_minus_monotonic_after_ns": measured.log_offsets[-1][0],
-                }
-            )
         return _seal(run, context, writer, replace(measured, clock=clock_record, provenance=facts))
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from harness.clock import NS_PER_S
 from harness.compiled.records import IntArray, Records, record_as_dict
@@ -33,34 +33,19 @@ LARGEST_SEED = 2**63 - 1
 BATCH = 128
 
 
-RequestColumn = Literal[
-    "session",
-    "request",
-    "prompt_tokens",
-    "cached_tokens",
-    "arrival_s",
-    "admitted_s",
-    "first_token_s",
-    "completed_s",
-]
-CaseField = Literal[
-    "requests",
-    "decode_steps",
-    "decode_s",
-    "prefill_s",
-    "device_s",
-    "wait_session_s",
-    "evictions",
-    "requests.session",
-    "requests.request",
-    "requests.prompt_tokens",
-    "requests.cached_tokens",
-    "requests.arrival_s",
-    "requests.admitted_s",
-    "requests.first_token_s",
-    "requests.completed_s",
-]
-REQUEST_COLUMNS: tuple[RequestColumn, ...] = get_args(RequestColumn)
+REQUEST_COLUMNS = (
+    *("session", "request", "prompt_tokens", "cached_tokens"),
+    *("arrival_s", "admitted_s", "first_token_s", "completed_s"),
+)
+FIGURES = ("requests", "decode_steps", "decode_s", "prefill_s", "device_s", "wait_session_s", "evictions")
+FIELDS = (*FIGURES, *(f"requests.{column}" for column in REQUEST_COLUMNS))
+
+
+def _known_field(name: str) -> str:
+    if name not in FIELDS:
+        *others, last = map(repr, FIELDS)
+        raise ValueError(f"Input should be {', '.join(others)} or {last}")
+    return name
 
 
 def _number(value: Any) -> Any:
@@ -170,7 +155,7 @@ class Case(_Part):
     config: CaseConfig
     cost: CaseCost
     emit: tuple[Literal["steps"], ...] = ()
-    fields: tuple[CaseField, ...] = ()
+    fields: tuple[Annotated[str, AfterValidator(_known_field)], ...] = ()
     draws: Whole = Field(default=0, ge=0, le=100_000)
     perturb: CasePerturbation = CasePerturbation()
     seed: Whole = Field(default=0, ge=0, le=LARGEST_SEED)
@@ -197,7 +182,7 @@ class Case(_Part):
         return rule_set(self.rules).is_paged
 
     @property
-    def request_columns(self) -> tuple[RequestColumn, ...]:
+    def request_columns(self) -> tuple[str, ...]:
         """Columns of the requests in the result; () where it holds no requests."""
         if not self.fields or "requests" in self.fields:
             return REQUEST_COLUMNS
@@ -387,11 +372,11 @@ def _figures(case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcom
 
 
 def _requests(
-    arrays: layout.PlanArrays, outcome: layout.Outcome, columns: Sequence[RequestColumn]
+    arrays: layout.PlanArrays, outcome: layout.Outcome, columns: Sequence[str]
 ) -> list[dict[str, int | float]]:
     """The requests in plan order, with these columns."""
     session, results = arrays.requests["session"], outcome.requests
-    values: dict[RequestColumn, list[int] | list[float]] = {
+    values: dict[str, list[int] | list[float]] = {
         "session": session.tolist(),
         "request": (np.arange(len(session)) - arrays.sessions["first_request"][session]).tolist(),
         "prompt_tokens": (arrays.requests["keep"] + arrays.requests["new"]).tolist(),

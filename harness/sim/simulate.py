@@ -207,22 +207,32 @@ def run_with_costs(
 ) -> layout.Outcome:
     """As ``run_batch``, at costs that may differ from plan to plan."""
     check_slots(arrays, config)
+    return _run(arrays, config, cost, evicts_by_last_use=evicts_by_last_use)
+
+
+def _run(  # noqa: PLR0913  # what a call of the kernel depends on
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    cost: layout.CostArrays,
+    *,
+    room: tuple[int, int] = (0, 0),
+    max_steps: int | None = None,
+    evicts_by_last_use: bool = False,
+) -> layout.Outcome:
+    """room: for records of steps and of evictions. Raises PlanError when a request can never be admitted."""
     most_requests = int(arrays.plans["num_requests"].max())
-    outcome = layout.new_outcome(arrays, config)
-    kernel.run_plans(
-        arrays,
-        0,
-        len(arrays.plans),
-        new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use),
-        cost,
-        layout.new_scratch(arrays),
-        outcome,
-        FAR,
-    )
+    state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
+    outcome, scratch = layout.new_outcome(arrays, config, *room), layout.new_scratch(arrays)
+    num_plans = len(arrays.plans)
+    kernel.run_plans(arrays, 0, num_plans, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
     stuck = outcome.totals["stuck_session"]
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))
-        raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
+        raise PlanError(
+            "its request can never be admitted: the KV memory is too small for it",
+            where=f"plan {plan}, session {stuck[plan]}" if num_plans > 1 else f"session {stuck[plan]}",
+            hint="Give more kv_slots or shorter prompts",
+        )
     return outcome
 
 
@@ -298,23 +308,14 @@ def run_arrays(
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
         return run_paged(plans_of(arrays), config, [costs])
     num_requests = len(arrays.requests)
-    state = new_state(config, num_requests, with_events=False)
     cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
-    scratch = layout.new_scratch(arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     if len(cost.noise) > 1 or cost.other["context_fs"][0]:
         # Almost every decode step has its own duration, so few steps share a record.
         step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
     while True:
-        outcome = layout.new_outcome(arrays, config, step_room, eviction_room)
-        kernel.run_plans(arrays, 0, 1, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
+        outcome = _run(arrays, config, cost, room=(step_room, eviction_room), max_steps=max_steps)
         totals = record_as_dict(outcome.totals, 0)
-        if totals["stuck_session"] >= 0:
-            raise PlanError(
-                "its request can never be admitted: the KV memory is too small for it",
-                where=f"session {totals['stuck_session']}",
-                hint="Give more kv_slots or shorter prompts",
-            )
         steps, evictions = totals["num_step_records"], totals["num_eviction_records"]
         if steps <= step_room and evictions <= eviction_room:
             return outcome
@@ -323,20 +324,16 @@ def run_arrays(
 
 def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
     totals = record_as_dict(outcome.totals, 0)
+    same = ("decode_ns", "prefill_ns", "end_ns", "computed_tokens", "cached_tokens", "preemptions")
     return SimResult(
         requests=_request_table(arrays, outcome.requests),
         steps=_step_table(outcome.steps[: totals["num_step_records"]]),
         evictions=_eviction_table(outcome.evictions[: totals["num_eviction_records"]]),
         decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
-        decode_ns=totals["decode_ns"],
-        prefill_ns=totals["prefill_ns"],
         wait_session_ns=totals["wait_ns"],
-        end_ns=totals["end_ns"],
         num_decode_steps=totals["decode_steps"],
-        computed_tokens=totals["computed_tokens"],
-        cached_tokens=totals["cached_tokens"],
-        preemptions=totals["preemptions"],
         filled_in_buckets=filled_in,
+        **{name: totals[name] for name in same},
     )
 
 

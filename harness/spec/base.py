@@ -10,12 +10,15 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,6 +55,14 @@ class Spec(BaseModel):
         }
         return {**given, **wrong} if wrong else given
 
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], *, where: str, hint: str = "") -> Self:
+        """The specification in a table; raises SpecError naming every key that is wrong."""
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            raise SpecError(describe_validation_error(error), where=where, hint=hint) from error
+
 
 def _is_number(annotation: Any) -> bool:
     kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
@@ -63,6 +74,9 @@ def check_name(name: str) -> str:
     if not NAME_PATTERN.match(name):
         raise ValueError(f"name {name!r} must match {NAME_PATTERN.pattern}")
     return name
+
+
+Name = Annotated[str, AfterValidator(check_name)]
 
 
 def _check_devices(devices: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_serializer, model_validator
 
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_value
 from harness.shipped import find_shipped
-from harness.spec.base import KeyPath, Problem, Spec, check_name, format_problems, load_toml, problems_of
+from harness.spec.base import KeyPath, Name, Problem, Spec, format_problems, load_toml, problems_of
 from harness.spec.rules import Factors, WrittenFactors, factor_names, factors_from_name, load_rule
 from harness.spec.sections import ClientSpec, FleetSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
 from harness.spec.server import ServerSpec, implied_buckets
@@ -39,7 +39,7 @@ BackendName = Annotated[str, AfterValidator(_known_backend)]
 class ConditionSpec(Spec):
     """A condition: changes to the experiment's server or workload, and a treatment of the plan's waits."""
 
-    name: str
+    name: Name
     treatment: Treatment = "as-drawn"
     server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
     workload: dict[str, Any] = Field(
@@ -50,7 +50,6 @@ class ConditionSpec(Spec):
     factors: WrittenFactors = Field(
         default_factory=dict, description="what it stands for, e.g. {N = 6, slots = 16}; rules and tables group by it"
     )
-
     neighbours: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         default=None, description="of a fleet: devices of the same host that are busy beside each of its runs, by plan"
     )
@@ -59,16 +58,11 @@ class ConditionSpec(Spec):
     def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
         return cast("dict[str, Any]", redacted_value(server, frozenset(ServerSpec.model_fields)))
 
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        return check_name(name)
-
 
 class ExperimentSpec(Spec):
     """An experiment: conditions x replicates, each run on a freshly started server."""
 
-    name: str
+    name: Name
     title: str = ""
     question: str = ""
     backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
@@ -103,11 +97,6 @@ class ExperimentSpec(Spec):
     )
     rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        return check_name(name)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from harness.spec.base import Spec, check_name
+from harness.spec.base import Name, Spec
 
 MOST_TOKENS = 1 << 40
 
@@ -23,10 +23,6 @@ class FixedLaw(Spec):
 
     @property
     def minimum(self) -> int:
-        return self.value
-
-    @property
-    def maximum(self) -> int:
         return self.value
 
 
@@ -46,10 +42,6 @@ class _BoundedLaw(Spec):
     @property
     def minimum(self) -> int:
         return self.low
-
-    @property
-    def maximum(self) -> int:
-        return self.high
 
 
 class UniformLaw(_BoundedLaw):
@@ -84,7 +76,7 @@ class SessionGroup(Spec):
     start_s: from the common start to the group's first session; the others follow start_offset_s apart.
     """
 
-    name: str
+    name: Name
     num_sessions: int = Field(ge=1, le=100_000)
     start_s: float = Field(default=0.0, ge=0)
     start_offset_s: float = Field(default=0.0, ge=0)
@@ -92,11 +84,6 @@ class SessionGroup(Spec):
     prompt_tokens: LengthLaw | None = None
     generate_tokens: LengthLaw | None = None
     new_tokens: LengthLaw | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        return check_name(name)
 
 
 # Keys that a recording determines, and keys that only a recording has.

@@ -109,14 +109,8 @@ class SearchResult:
 
     def candidate(self, index: int) -> ServerShape:
         row = self.ledger.slice(index, 1).to_pylist()[0]
-        return ServerShape(
-            row["max_num_seqs"],
-            tuple(row["decode_buckets"]),
-            row["kv_slots"],
-            row["slot_tokens"],
-            row["max_active_seqs"],
-            row["num_gpu_blocks"],
-        )
+        shape = ServerShape(**{name: row[name] for name in ServerShape._fields})
+        return shape._replace(decode_buckets=tuple(shape.decode_buckets))
 
 
 @dataclass

@@ -12,10 +12,9 @@ from math import comb
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from harness.engine.config import PAGED_BLOCK_TOKENS
-from harness.errors import SpecError
 from harness.shipped import find_shipped
 from harness.spec import (
     PerturbationSpec,
@@ -26,10 +25,9 @@ from harness.spec import (
     Treatment,
     WindowSpec,
     WorkloadSpec,
-    check_name,
-    describe_validation_error,
 )
 from harness.spec import load_toml as load_table
+from harness.spec.base import Name
 from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 
 MOST_CANDIDATES = 10_000_000
@@ -186,7 +184,7 @@ class DrawsSpec(PerturbationSpec):
 class SpaceSpec(Spec):
     """A search: which configurations, judged on what, within which limits."""
 
-    name: str
+    name: Name
     title: str = ""
     rules: SimulatedRules = Field(default=AUTO, validate_default=True)
     cost_model: str = "paper"
@@ -218,11 +216,6 @@ class SpaceSpec(Spec):
     score: Score = "sum-seconds"
     sensitivity: tuple[tuple[int, ...], ...] = Field(default=(), description="sets of N; default: all of two or more")
     prediction: DrawsSpec = DrawsSpec()
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        return check_name(name)
 
     @field_validator("max_num_seqs", "slot_tokens")
     @classmethod
@@ -295,12 +288,7 @@ class SpaceSpec(Spec):
 
 def parse_space(table: dict[str, Any], *, where: str) -> SpaceSpec:
     """A SpaceSpec from a TOML table; raises SpecError naming every key that is wrong."""
-    try:
-        return SpaceSpec.model_validate(table)
-    except ValidationError as error:
-        raise SpecError(
-            describe_validation_error(error), where=where, hint="Compare with plans/spaces/paper.toml"
-        ) from error
+    return SpaceSpec.from_table(table, where=where, hint="Compare with plans/spaces/paper.toml")
 
 
 def load_space(name_or_path: str | Path) -> SpaceSpec:
