@@ -58,11 +58,12 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("benchmarks", "docker", "engine", "recipes", "sim", "study"),
-    "advise/test_advise.py",
+    *("advise", "analysis/catalogue", "analysis/method", "engine", "paper", "plan", "prereg", "sim", "traces"),
+    *("differential", "stack/rbln/observer", "stack/rbln/patches", "stack/rbln/releases", "stack/vllm"),
+    *("benchmarks", "docker", "docs", "recipes"),
 )
-"""Folders and files about compiled integer arithmetic and pages made of it, C programs, container files, the order of
-this house: a second interpreter runs the same machine code, and ``test_house`` imports every module on each."""
+"""Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the
+rule: what another Python can change of them, ``test_house`` (imports) and ``tests/cli`` (every command) notice."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

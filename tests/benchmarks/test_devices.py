@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.devices import bench_devices
-
-pytestmark = pytest.mark.same_everywhere
 
 
 def test_the_device_as_a_block_covers_and_a_device_for_each_condition_does_not() -> None:

@@ -10,7 +10,6 @@ from benchmarks.gate import gate_experiment, gated, log_ratios_sd, simulated_blo
 from harness.analysis.method.gate import GateVerdict, gate_policy
 from harness.analysis.method.power import superiority_power
 
-pytestmark = pytest.mark.same_everywhere
 EXPERIMENTS, NUM_BLOCKS = 150, 9
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, cost_pairs, ever_missed, populations
 from harness.analysis.method.sequential import boundary_of, t_mixture_boundary
 from harness.analysis.method.stats import t_quantile
 from harness.spec import StopSpec, load_experiment
-
-pytestmark = pytest.mark.same_everywhere
 
 
 def test_on_drawn_plans_the_sequence_misses_seldom_and_a_fixed_interval_that_is_looked_at_often() -> None:

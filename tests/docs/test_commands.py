@@ -79,7 +79,6 @@ def shell(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
 
-@pytest.mark.same_everywhere
 @pytest.mark.live
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PAGES_WITH_COMMANDS)

@@ -26,7 +26,6 @@ def shown_by(source: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
 
 
-@pytest.mark.same_everywhere
 def test_the_notebook_gives_the_outputs_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     mpl.use("agg")

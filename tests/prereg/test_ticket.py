@@ -386,7 +386,6 @@ looks = [2, 3]
 """
 
 
-@pytest.mark.same_everywhere
 def test_a_frozen_stopping_rule_ends_the_runs_and_the_decision_stands_without_the_rest(place: Workplace) -> None:
     with place.experiment_file.open("a") as file:
         file.write(FROZEN_STOP)
@@ -404,7 +403,6 @@ def test_a_frozen_stopping_rule_ends_the_runs_and_the_decision_stands_without_th
     assert "3 of 8 frozen runs are sealed" in undecided.reason
 
 
-@pytest.mark.same_everywhere
 def test_a_freeze_without_a_stopping_rule_runs_all_that_was_frozen(place: Workplace) -> None:
     preregistration, ticket = ticket_for(place.freeze().path, runs_root=place.runs)
     with pytest.raises(SpecError, match="declares no stopping rule"):

@@ -83,7 +83,6 @@ def house(tmp_path: Path) -> CopiedCheckout:
     return CopiedCheckout(tmp_path)
 
 
-@pytest.mark.same_everywhere
 def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
     house.edit("harness/kinds.py", "_TABLE = (\n", f"_TABLE = (\n{KIND}")
     house.write("harness/runner/backends/tried.py", BACKEND)
@@ -96,7 +95,6 @@ def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
     assert "tried" in house.harness("query", "select distinct backend from runs")
 
 
-@pytest.mark.same_everywhere
 def test_an_analysis_is_its_module(house: CopiedCheckout) -> None:
     house.write("harness/analysis/catalogue/counted.py", ANALYSIS)
     house.write("tried.toml", EXPERIMENT.replace("general", "counted"))
@@ -106,7 +104,6 @@ def test_an_analysis_is_its_module(house: CopiedCheckout) -> None:
     assert "Runs of each condition" in (house.root / "runs" / "tried.html").read_text()
 
 
-@pytest.mark.same_everywhere
 def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
     house.write("plans/experiments/tried.toml", EXPERIMENT)
     assert "Tried by its recipe" in house.harness("catalogue", "--only", "tried")
@@ -126,7 +123,6 @@ for version in sys.argv[1:]:
 """
 
 
-@pytest.mark.same_everywhere
 def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: CopiedCheckout, tmp_path: Path) -> None:
     known, new = "0.12.1a8", "0.12.2"
     shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "releases" / "facts.json")

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from harness.analysis.method.drift import drift, slope_of
 from harness.runner import run_experiment
@@ -25,7 +24,6 @@ def fitted(per_run: float, seed: int = 4):
     return slope_of(log_cost + rng.normal(0, 0.002, len(place)), condition, block, place)
 
 
-@pytest.mark.same_everywhere
 def test_a_slope_among_conditions_and_plan_draws_is_found_with_its_interval() -> None:
     found = fitted(0.004)
     assert found is not None
@@ -35,7 +33,6 @@ def test_a_slope_among_conditions_and_plan_draws_is_found_with_its_interval() ->
     assert found.degrees == 36 - 3 - 11 - 1
 
 
-@pytest.mark.same_everywhere
 def test_without_a_slope_one_in_twenty_is_found() -> None:
     share = np.mean([found.p < 0.05 for seed in range(400) if (found := fitted(0.0, seed)) is not None])
     assert 0.02 < share < 0.09

@@ -17,7 +17,6 @@ from harness.records.manifest import Manifest
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
-pytestmark = pytest.mark.same_everywhere
 PASS, WORSE, CANNOT_TELL = GateVerdict.PASS, GateVerdict.WORSE, GateVerdict.CANNOT_TELL
 
 

@@ -14,7 +14,6 @@ from harness.errors import SpecError
 from harness.records.manifest import Manifest
 
 pytest.importorskip("ruptures", reason="the extra history is not installed")
-pytestmark = pytest.mark.same_everywhere
 
 
 def a_place(name: str, day: int, factor: float = 1.0, plans: str = "abcd", backend: str = "sim") -> Placed:

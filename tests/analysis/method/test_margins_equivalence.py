@@ -15,7 +15,6 @@ from harness.analysis.method.stopping import ComparisonLooks, LogRatios, Sequent
 from harness.spec import StopSpec
 from harness.spec.rules import EquivalenceRule
 
-pytestmark = pytest.mark.same_everywhere
 BLOCKS = (0.004, -0.003, 0.006, 0.001, -0.002, 0.005)
 RULE = EquivalenceRule(name="equal", kind="equivalence", margin=0.02)
 STOP = StopSpec(margin=0.02, budget=24)

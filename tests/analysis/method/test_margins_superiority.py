@@ -21,7 +21,6 @@ from harness.spec import StopSpec
 from harness.spec.rules import SuperiorityRule, load_rule
 from harness.spec.sections import Channel
 
-pytestmark = pytest.mark.same_everywhere
 RULE = SuperiorityRule(name="cheaper", kind="superiority")
 BASE = (10.0, 14.0, 12.0, 9.0, 13.0, 11.0)
 CHEAPER = (9.5, 13.5, 11.4, 8.7, 12.4, 10.6)

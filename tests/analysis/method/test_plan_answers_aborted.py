@@ -83,7 +83,6 @@ def test_a_whole_answer_cannot_be_left_after_some_tokens(trace: Path) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.same_everywhere
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])
 def test_a_run_on_the_emulator_that_went_as_planned_is_valid(tmp_path: Path, trace: Path, client: str) -> None:
     spec = experiment(trace, client={"name": client}, condition=[{"name": "base"}])

@@ -21,7 +21,6 @@ from harness.analysis.method.power import (
 from harness.analysis.method.stats import t_quantile
 from harness.spec import StopSpec
 
-pytestmark = pytest.mark.same_everywhere
 MARGIN = math.log(1.02)
 
 

@@ -12,8 +12,6 @@ from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
-pytestmark = pytest.mark.same_everywhere
-
 
 def runs_under(rules: str, root: Path, **changes: object) -> list[SealedRun]:
     """Six users on three slots under the rules of a release."""

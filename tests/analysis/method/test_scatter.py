@@ -21,8 +21,6 @@ from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
-pytestmark = pytest.mark.same_everywhere
-
 
 def steps(seed: int, sd: float, trend: float = 0.0, num: int = 4000) -> StepRatios:
     rng = np.random.default_rng(seed)

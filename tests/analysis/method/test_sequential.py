@@ -19,7 +19,6 @@ from harness.analysis.method.stats import t_quantile
 from harness.errors import SpecError
 from harness.spec import StopSpec
 
-pytestmark = pytest.mark.same_everywhere
 RULE = StopSpec(margin=0.02, budget=40)
 PATHS, LOOKS = 4_000, 60
 

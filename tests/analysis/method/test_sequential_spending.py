@@ -10,8 +10,6 @@ import pytest
 from harness.analysis.method.sequential import obrien_fleming_spent, spending_boundaries
 from harness.analysis.method.stats import t_quantile
 
-pytestmark = pytest.mark.same_everywhere
-
 
 def test_many_blocks_give_the_published_boundaries_of_four_equal_looks() -> None:
     """Jennison and Turnbull (2000), and every program for Lan and DeMets' first function: z at alpha .05, two-sided."""

@@ -216,7 +216,6 @@ def test_sharing_simulations_changes_no_figure(
     assert shared.num_simulated <= alone.num_simulated
 
 
-@pytest.mark.same_everywhere
 def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
     spec = load_space("paper")
     inputs = build_inputs(spec.inputs)
