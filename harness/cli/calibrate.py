@@ -5,10 +5,8 @@ Plans and runs nothing itself; a file once written is never changed.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
     from harness.records import SealedRun
     from harness.runner.calibrate import Calibration, CalibrationSpec
+    from harness.spec import ServerSpec
 
 DEFAULT_SEED = 20261117
 # Predicts how long the sweeps of a vLLM last, where no other cost model is named.
@@ -37,13 +36,6 @@ QUICK: dict[str, Any] = {
     "prefill_tokens": (128, 500, 2000, 4000),
     "prefill_repeats": 3,
 }
-
-
-class StampSource(str, Enum):
-    """Whose stamps time a step."""
-
-    log = "log"
-    chunks = "chunks"
 
 
 def calibrate(
@@ -70,7 +62,7 @@ def calibrate(
         bool | None,
         typer.Option("--context/--no-context", help="Context term. Default: where its interval excludes 0."),
     ] = None,
-    stamps: Annotated[StampSource, typer.Option(help="Server log, or the client's stream.")] = StampSource.log,
+    stamps: Annotated[Literal["log", "chunks"], typer.Option(help="Server log, or the client's stream.")] = "log",
     resume: ResumeOption = False,
     fit_only: Annotated[str, typer.Option("--fit", help="Start nothing: fit the sealed runs of this experiment.")] = "",
 ) -> None:
@@ -80,54 +72,50 @@ def calibrate(
 
     Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
-    from harness.runner.calibrate import check_folder, fit_runs, write_cost_file
+    from harness.runner.calibrate import CalibrationSpec, check_folder, fit_runs, write_cost_file
 
     console = terminal()
     check_folder(output)
-    spec = _spec(f"calibrate-{name}", backend, experiment, changes or [], time_scale, seed, replicates)
-    spec = replace(spec, **(QUICK if quick else {"layout": "joined"} if joined else {}))
+    layout: dict[str, Any] = QUICK if quick else {"layout": "joined"} if joined else {}
+    server, scale = _server(experiment, changes or [])
+    spec = CalibrationSpec(
+        name=_checked_name(f"calibrate-{name}"),
+        backend=backend,
+        server=server,
+        base_seed=seed,
+        time_scale=scale if time_scale is None else time_scale,
+        replicates=replicates,
+        **layout,
+    )
     sealed = sealed_runs(runs, fit_only) if fit_only else _measure(console, spec, runs, resume=resume)
-    calibration = fit_runs(sealed, seed=seed, with_context=context, source=stamps.value)
+    calibration = fit_runs(sealed, seed=seed, with_context=context, source=stamps)
     path = write_cost_file(calibration, output, name)
     _show(console, calibration, path, runs)
     if not fit_only and not kind_named(backend).has_device:
         _show_recovery(console, path, spec)
 
 
-def _spec(
-    name: str,
-    backend: str,
-    experiment: Path | None,
-    changes: Sequence[str],
-    time_scale: float | None,
-    seed: int,
-    replicates: int,
-) -> CalibrationSpec:
-    from pydantic import ValidationError
-
-    from harness.runner.calibrate import CalibrationSpec
-    from harness.spec import NAME_PATTERN, ServerSpec, describe_validation_error, load_toml
+def _checked_name(name: str) -> str:
+    from harness.spec import NAME_PATTERN
 
     if not NAME_PATTERN.match(name):
         raise SpecError(f"name {name!r} must match {NAME_PATTERN.pattern}", where="calibrate")
-    table = load_toml(experiment) if experiment is not None else {}
+    return name
+
+
+def _server(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec, float]:
+    """The server to calibrate, and the time scale of its experiment."""
+    from pydantic import ValidationError
+
+    from harness.spec import ServerSpec, describe_validation_error, load_toml
+
+    table = {} if experiment is None else load_toml(experiment)
     try:
         server = ServerSpec.model_validate(override_table(table.get("server", {}), changes))
-        if server.is_paged and "cost_model" not in server.model_fields_set:
-            server = ServerSpec.model_validate({**server.model_dump(exclude_unset=True), "cost_model": PACE_OF_VLLM})
     except ValidationError as error:
-        raise SpecError(
-            describe_validation_error(error), where="server", hint="See `harness explain experiment` for every key"
-        ) from error
-    scale = time_scale if time_scale is not None else float(table.get("time_scale", 1.0))
-    return CalibrationSpec(
-        name=name,
-        backend=backend,
-        server=server,
-        base_seed=seed,
-        time_scale=scale,
-        replicates=replicates,
-    )
+        hint = "See `harness explain experiment` for every key"
+        raise SpecError(describe_validation_error(error), where="server", hint=hint) from error
+    return server, float(table.get("time_scale", 1.0))
 
 
 def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool) -> Sequence[SealedRun]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,20 +25,13 @@ if TYPE_CHECKING:
     from harness.records import RunStore
 
 
-class OutputFormat(str, Enum):
-    """How rows are printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-    jsonl = "jsonl"
-    parquet = "parquet"
+RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
 
 
 def query(
     sql: Annotated[str, typer.Argument(help="One SQL statement (DuckDB).")],
     runs: RunsOption = Path("runs"),
-    form: Annotated[OutputFormat, typer.Option("--format", help="How rows are printed.")] = OutputFormat.table,
+    form: Annotated[RowForm, typer.Option("--format", help="How rows are printed.")] = "table",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds the query may take.")] = 60.0,
 ) -> None:
@@ -51,11 +43,11 @@ def query(
     Example: `harness query "select condition, sum(cached_tokens) from valid_requests group by all" --runs runs/today`
     """
     store = store_at(runs)
-    if form is OutputFormat.table:
+    if form == "table":
         text = printable_drawing(store.drawn(sql, terminal_width(), timeout_s))
         print(text) if output is None else write_text(output, f"{text}\n")
         return
-    if output is None and form is OutputFormat.parquet and sys.stdout.isatty():
+    if output is None and form == "parquet" and sys.stdout.isatty():
         raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
     data = _encoded(store.query(sql, timeout_s), form)
     if output is None:
@@ -64,7 +56,7 @@ def query(
         check_output(output).write_bytes(data)
 
 
-def _encoded(rows: pa.Table, form: OutputFormat) -> bytes:
+def _encoded(rows: pa.Table, form: RowForm) -> bytes:
     """The rows as a file of that form; SpecError where a cell does not fit into one."""
     import pyarrow as pa
 
@@ -72,7 +64,7 @@ def _encoded(rows: pa.Table, form: OutputFormat) -> bytes:
         return _ENCODERS[form](rows)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise SpecError(
-            f"a cell of the answer cannot be written as {form.value}: {in_one_line(error)}",
+            f"a cell of the answer cannot be written as {form}: {in_one_line(error)}",
             where="--format",
             hint="Cast its column to text, select COLUMN::varchar, or choose another format",
         ) from error
@@ -109,12 +101,7 @@ def _json_text(cell: object) -> str:
     return str(cell)
 
 
-_ENCODERS = {
-    OutputFormat.csv: _csv,
-    OutputFormat.json: _json,
-    OutputFormat.jsonl: _json_lines,
-    OutputFormat.parquet: _parquet,
-}
+_ENCODERS = {"csv": _csv, "json": _json, "jsonl": _json_lines, "parquet": _parquet}
 
 
 def list_runs(
@@ -143,7 +130,6 @@ def list_runs(
 
 
 def _runs_listed(store: RunStore) -> Table:
-
     rows = [
         {
             **run.key._asdict(),

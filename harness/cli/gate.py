@@ -6,9 +6,8 @@ Reads sealed runs and baselines; writes a baseline and summaries for CI.
 from __future__ import annotations
 
 import os
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,14 +21,7 @@ if TYPE_CHECKING:
     from harness.analysis.method.gate import GateResult, GateRun
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-
-
-class GateForm(str, Enum):
-    """How the result is printed."""
-
-    text = "text"
-    markdown = "markdown"
-    json = "json"
+GateForm = Literal["text", "markdown", "json"]
 
 
 def gate(
@@ -67,7 +59,7 @@ def gate(
         Path | None,
         typer.Option("--summary", help=f"Write Markdown to this file; ${STEP_SUMMARY} is appended to."),
     ] = None,
-    form: Annotated[GateForm, typer.Option("--format", help="How the result is printed.")] = GateForm.text,
+    form: Annotated[GateForm, typer.Option("--format", help="How the result is printed.")] = "text",
     runs: RunsOption = Path("runs"),
     force: Annotated[bool, typer.Option("--force", help="Replace a baseline that is there.")] = False,
 ) -> None:
@@ -126,8 +118,8 @@ def _print(result: GateResult, form: GateForm) -> None:
 
     from harness.report.gate import gate_json, gate_lines, gate_markdown, shown_rows
 
-    if form is not GateForm.text:
-        print(gate_json(result) if form is GateForm.json else gate_markdown(result), end="")
+    if form != "text":
+        print(gate_json(result) if form == "json" else gate_markdown(result), end="")
         return
     out = terminal()
     heads, rows = shown_rows(result)

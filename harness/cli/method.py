@@ -6,9 +6,8 @@ Thin commands; nothing is computed here. A rule that says FAIL ends the process 
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,18 +27,12 @@ if TYPE_CHECKING:
     from harness.spec import ExperimentSpec
 
 
-class ResultFormat(str, Enum):
-    """How a result is printed."""
-
-    text = "text"
-    markdown = "markdown"
-    json = "json"
-
-
 RepositoryOption = Annotated[
     Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
 ]
-FormatOption = Annotated[ResultFormat, typer.Option("--format", help="How the result is printed.")]
+FormatOption = Annotated[
+    Literal["text", "markdown", "json"], typer.Option("--format", help="How the result is printed.")
+]
 # What predicting and analysing the runs of an experiment takes, of what making them took.
 ANALYSIS_SHARE = 0.3
 
@@ -114,7 +107,7 @@ def decide(
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Rule name or file. Default: frozen, else the experiment's own.")
     ] = None,
-    output: FormatOption = ResultFormat.text,
+    output: FormatOption = "text",
     repository: RepositoryOption = None,
 ) -> None:
     """Apply decision rules to sealed valid runs.
@@ -134,14 +127,14 @@ def decide(
 
     sealed = sealed_runs(runs, experiment)
     judgement = judge(sealed, rules or (), repository=repository)
-    if output is ResultFormat.json:
+    if output == "json":
         print(json.dumps([_decision_record(decision) for decision in judgement.decisions], indent=2))
     else:
         standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
         num_invalid = sum(not run.is_valid for run in sealed)
         if origin := origin_of(sealed):
             print(origin)
-        _show(judgement.decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
+        _show(judgement.decisions, standing, num_invalid, is_full=output == "markdown")
         for abort in judgement.aborts:
             print(f"started and not sealed: {abort}")
     judgement.require_passed()
@@ -232,7 +225,7 @@ def analyse(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     name: Annotated[str, typer.Option("--as", help="Analysis to use instead of the experiment's own.")] = "",
-    output: FormatOption = ResultFormat.text,
+    output: FormatOption = "text",
 ) -> None:
     """Compute what the experiment asks for: its tables, intervals and notes.
 
@@ -244,9 +237,9 @@ def analyse(
     sealed = sealed_runs(runs, experiment)
     frozen = check_sealed_runs(sealed)
     result = analyse_runs(sealed, predictions_for(sealed, frozen), name)
-    if output is ResultFormat.json:
+    if output == "json":
         print(result.to_json(), end="")
-    elif output is ResultFormat.markdown:
+    elif output == "markdown":
         print(result.to_markdown(), end="")
     else:
         print(result.to_text(terminal().width), end="")

@@ -11,9 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -50,12 +49,6 @@ if TYPE_CHECKING:
     from harness.spec import ExperimentSpec
 
 
-class Until(str, Enum):
-    """What `harness run` may wait for, instead of all replicates."""
-
-    decided = "decided"
-
-
 def run(
     experiment: MaybeExperimentArgument = None,
     runs: RunsOption = Path("runs"),
@@ -78,7 +71,7 @@ def run(
         list[str] | None, typer.Option("--set", help="Change one key, e.g. `--set server.kv_slots=16`. Repeatable.")
     ] = None,
     until: Annotated[
-        Until | None,
+        Literal["decided"] | None,
         typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
     ] = None,
     keep_going: Annotated[

@@ -5,9 +5,8 @@ Nothing is computed here.
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,25 +16,15 @@ from harness.outputs import check_output, write_text
 from harness.table import TableForm, written
 
 
-class PaperForm(str, Enum):
-    """How the paper's tables are written."""
-
-    markdown = "markdown"
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    text = "text"
-    json = "json"
-
-
 def tables(
     runs: RunsOption = Path("runs"),
     numbers: Annotated[
         list[str] | None, typer.Option("--table", help="Only this one, e.g. `--table I --table S4`. Repeatable.")
     ] = None,
     form: Annotated[
-        PaperForm, typer.Option("--format", help="Markdown, CSV, LaTeX (booktabs), text or JSON.")
-    ] = PaperForm.markdown,
+        Literal["markdown", "md", "csv", "latex", "text", "json"],
+        typer.Option("--format", help="Markdown, CSV, LaTeX (booktabs), text or JSON."),
+    ] = "markdown",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
     search: Annotated[
         Path | None, typer.Option("--search", help="Folder of `harness search paper`, for S10 and S11.")
@@ -55,7 +44,7 @@ def tables(
     if output is not None:
         check_output(output)  # before minutes of work, not after
     made = paper_tables(Source(runs, search, artifacts), numbers or ())
-    content = written(made, TableForm("markdown" if form is PaperForm.md else form.value), terminal().width)
+    content = written(made, TableForm("markdown" if form == "md" else form), terminal().width)
     if output is None:
         print(content, end="")
         return

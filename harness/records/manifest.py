@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -269,9 +269,13 @@ class Manifest(_Record):
     @property
     def requested_condition(self) -> dict[str, Any]:
         """The requested condition (a dumped ConditionSpec); empty where the manifest holds none."""
-        conditions = self.requested_experiment.get("condition")
-        tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
-        return next((dict(table) for table in tables if table.get("name") == self.condition), {})
+        return next((dict(table) for table in self._conditions if table.get("name") == self.condition), {})
+
+    @property
+    def _conditions(self) -> Iterable[Mapping[str, Any]]:
+        """The requested conditions; none where the manifest holds none."""
+        conditions: Any = self.requested_experiment.get("condition")
+        return map(table_at, conditions if isinstance(conditions, list) else ())
 
     @property
     def declared_settings(self) -> str:
@@ -281,9 +285,7 @@ class Manifest(_Record):
     @property
     def varied_settings(self) -> frozenset[str]:
         """Keys of [server] that some condition of the experiment sets."""
-        conditions = self.requested_experiment.get("condition")
-        tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
-        return frozenset(key for table in tables for key in table_at(table, "server"))
+        return frozenset(key for table in self._conditions for key in table_at(table, "server"))
 
     @property
     def packages(self) -> dict[str, str]:

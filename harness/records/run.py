@@ -216,7 +216,8 @@ class SealedRun:
         path = self.path / name
         entry = self.manifest.files.get(name)
         if entry is not None:
-            self._require_sealed(path, entry.sha256)
+            if self._hash_of(path) != entry.sha256:
+                raise damaged(path, "differs from what was sealed (SHA-256)")
         elif name != layout.MANIFEST and os.path.lexists(path):
             raise damaged(path, "was added after sealing")
         return path
@@ -351,10 +352,6 @@ class SealedRun:
                 f"{expected[0]}: this run was copied from another replicate",
                 hint="Move the copy away, and perform the run that is missing",
             )
-
-    def _require_sealed(self, path: Path, sha256: str) -> None:
-        if self._hash_of(path) != sha256:
-            raise damaged(path, "differs from what was sealed (SHA-256)")
 
     def _hash_of(self, path: Path, hint: str = _RESTORE) -> str:
         self._regular(path, hint)

@@ -214,36 +214,22 @@ def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
 
 def runs_table(runs: list[SealedRun]) -> pa.Table:
     """A row for each run: its manifest, nested parts as JSON text."""
-    rows = [
-        {
-            **run.key._asdict(),
-            "is_valid": run.is_valid,
-            "invalid_reasons": list(run.manifest.invalid_reasons),
-            "findings": json.dumps([finding.model_dump() for finding in run.manifest.findings]),
-            "order_index": run.manifest.order_index,
-            "num_earlier_tries": len(run.manifest.earlier_tries),
-            "is_baseline": run.manifest.condition == run.manifest.baseline,
-            "backend": run.manifest.backend,
-            "label": run.manifest.label,
-            "treatment": run.manifest.treatment,
-            "factors": json.dumps(run.manifest.factors),
-            "plan_hash": run.manifest.plan_hash,
-            "drawn_hash": run.manifest.drawn_hash,
-            "planned_requests": run.manifest.planned_requests,
-            "time_scale": run.manifest.clock.scale,
-            "device": run.device,
-            "host": run.host or None,
-            "neighbours": None if run.manifest.fleet is None else run.manifest.fleet.neighbours,
-            "requested": json.dumps(run.manifest.requested),
-            "effective": json.dumps(run.manifest.effective),
-            "client_audit": json.dumps(run.manifest.client_audit),
-            "provenance": json.dumps(run.manifest.provenance),
-            "timings": json.dumps(run.manifest.timings),
-            "folder": str(run.path),
-        }
-        for run in runs
-    ]
-    return pa.Table.from_pylist(rows, schema=schema.RUNS)
+    return pa.Table.from_pylist([_run_row(run) for run in runs], schema=schema.RUNS)
+
+
+def _run_row(run: SealedRun) -> dict[str, object]:
+    manifest = run.manifest
+    computed: dict[str, object] = {
+        "findings": [finding.model_dump() for finding in manifest.findings],
+        "num_earlier_tries": len(manifest.earlier_tries),
+        "is_baseline": manifest.condition == manifest.baseline,
+        "device": run.device,
+        "host": run.host or None,
+        "neighbours": None if manifest.fleet is None else manifest.fleet.neighbours,
+        "folder": str(run.path),
+    }
+    row = {name: computed[name] if name in computed else getattr(manifest, name) for name in schema.RUNS.names}
+    return {name: json.dumps(value) if isinstance(value, (dict, list)) else value for name, value in row.items()}
 
 
 _LATENCIES = f"""
@@ -308,16 +294,10 @@ def _scrapes_in(files: Iterable[Path]) -> str:
 
 
 def _path_list(paths: Iterable[Path]) -> str:
-    return "[" + ", ".join(_quoted(_glob_literal(str(path))) for path in paths) + "]"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _glob_literal(path: str) -> str:
     # DuckDB reads file names as glob patterns; a bracket class makes each special character stand for itself.
-    return "".join(f"[{char}]" if char in "*?[" else char for char in path)
+    return (
+        "[" + ", ".join("'" + re.sub(r"[*?[]", r"[\g<0>]", str(path)).replace("'", "''") + "'" for path in paths) + "]"
+    )
 
 
 def _short(error: Exception) -> str:
