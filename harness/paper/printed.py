@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
@@ -23,14 +26,16 @@ from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import run_batch, run_totals
-from harness.spec import ServerShape, Treatment, WorkloadSpec
+from harness.spec import ServerShape, Treatment, WorkloadSpec, load_toml
 from harness.table import markdown_rows
 
-BASELINE = ServerShape(8, (1, 2, 4, 8), 8, 8192)
-MORE_SLOTS = ServerShape(16, (1, 2, 4, 8, 16), 16, 8192)
-SELECTED = ServerShape(16, (1, 4, 6, 8, 10, 16), 16, 8192)
-GRID_ONLY = ServerShape(8, (1, 4, 6, 8), 8, 8192)
-WITHOUT_TEN = ServerShape(16, (1, 4, 5, 6, 8, 16), 16, 8192)
+PRINTED = load_toml(Path(__file__).with_name("printed.toml"))
+SHAPES = {
+    name: ServerShape(limit, tuple(buckets), *rest) for name, (limit, buckets, *rest) in PRINTED["shapes"].items()
+}
+BASELINE, MORE_SLOTS, SELECTED = SHAPES["baseline"], SHAPES["more_slots"], SHAPES["selected"]
+WIDTH = 118
+RULES = ("paper", "paper+dummy", "vendor-0.11.1")
 
 
 class Figure(NamedTuple):
@@ -48,10 +53,9 @@ class Figure(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """One row of Table S12; its predictions are also those of the table of predictions (section 4-4).
+    """One row of Table S12. measured_s: channel A of this configuration and of the baseline.
 
     ratio, ratio_dummy: without and with the dummy rule. error, error_dummy: their distance from the observed ratio.
-    measured_s: channel A of this configuration and of the baseline (Table S8): the observed ratio with more digits.
     """
 
     measurement: str
@@ -67,55 +71,7 @@ class Comparison(NamedTuple):
     reuse_dummy: int
 
 
-COMPARISONS = (
-    Comparison("initial", 6, 20261000, BASELINE, (1.0, 1.0), "1.0000", "", "1.0000", "", 14, 13),
-    Comparison("initial", 6, 20261000, MORE_SLOTS, (22.508, 22.984), "0.9610", "0.0183", "0.9576", "0.0217", 18, 18),
-    Comparison("initial", 6, 20261000, SELECTED, (22.201, 22.984), "0.9466", "0.0194", "0.9432", "0.0228", 18, 18),
-    Comparison("initial", 8, 20261000, BASELINE, (1.0, 1.0), "1.0000", "", "1.0000", "", 9, 6),
-    Comparison("initial", 8, 20261000, MORE_SLOTS, (29.541, 32.197), "0.9101", "0.0074", "0.8845", "0.0330", 24, 24),
-    Comparison("initial", 8, 20261000, SELECTED, (29.069, 32.197), "0.8971", "0.0058", "0.8718", "0.0310", 24, 24),
-    Comparison("initial, exploratory", 10, 20261000, BASELINE, (1.0, 1.0), "1.0000", "", "1.0000", "", 7, 6),
-    Comparison(
-        "initial, exploratory",
-        10,
-        20261000,
-        MORE_SLOTS,
-        (38.245, 40.040),
-        "0.9213",
-        "0.0339",
-        "0.9037",
-        "0.0515",
-        29,
-        29,
-    ),
-    Comparison(
-        "initial, exploratory", 10, 20261000, SELECTED, (37.091, 40.040), "0.8899", "0.0364", "0.8729", "0.0534", 29, 29
-    ),
-    Comparison("new inputs", 6, 20261100, BASELINE, (1.0, 1.0), "1.0000", "", "1.0000", "", 16, 16),
-    Comparison("new inputs", 6, 20261100, MORE_SLOTS, (25.954, 26.110), "0.9874", "0.0066", "0.9874", "0.0066", 18, 18),
-    Comparison("new inputs", 6, 20261100, SELECTED, (25.558, 26.110), "0.9713", "0.0076", "0.9713", "0.0076", 18, 18),
-)
-"""Source: the paper, Table S12 (columns: not included, included, simulated reuse); measured_s: Table S8, rows "Sum"."""
-
-SENSITIVITY = (
-    # score, N, selected, search sum, search per-N, evaluation sum, evaluation per-N, rank of the recorded one, top-20
-    # in common
-    ("sum-seconds", (6, 8), WITHOUT_TEN, "0.9362", "0.9383", "0.9237", "0.9247", 11, 4),
-    ("sum-seconds", (6, 8, 10), SELECTED, "0.9209", "0.9254", "0.9066", "0.9109", 1, 20),
-    ("sum-seconds", (8, 10), SELECTED, "0.9089", "0.9099", "0.8870", "0.8884", 1, 15),
-    ("per-n", (6, 8), WITHOUT_TEN, "0.9362", "0.9383", "0.9237", "0.9247", 12, 4),
-    ("per-n", (6, 8, 10), SELECTED, "0.9209", "0.9254", "0.9066", "0.9109", 1, 20),
-    ("per-n", (8, 10), SELECTED, "0.9089", "0.9099", "0.8870", "0.8884", 1, 14),
-)
-"""Source: the paper, Tables S10 and S11."""
-
-PARTS = (
-    # what, candidate, printed: the re-measurement at N=6
-    ("prefill cost ratio", MORE_SLOTS, "0.9308"),
-    ("decode cost ratio", MORE_SLOTS, "1.0000"),
-    ("decode cost ratio", SELECTED, "0.9802"),
-)
-"""Source: the paper, section 4-5."""
+COMPARISONS = tuple(Comparison(*cells)._replace(candidate=SHAPES[cells[3]]) for cells in PRINTED["comparisons"]["rows"])
 
 
 class Sums(NamedTuple):
@@ -161,7 +117,8 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
         reused = sums(row.candidate, row.users, row.seed, rules).reused
         printed, dummy = f"{row.reuse}/{turns}", f"{row.reuse_dummy}/{turns}"
         yield _figure(rules, where, f"reuse of {label}", f"{reused}/{turns}", printed, dummy)
-    for what, candidate, printed in PARTS:
+    for what, name, printed in PRINTED["parts"]["rows"]:
+        candidate = SHAPES[name]
         changed, base = (sums(each, 6, 20261100, rules) for each in (candidate, BASELINE))
         is_prefill = what.startswith("prefill")
         part = changed.prefill_ns / base.prefill_ns if is_prefill else changed.decode_ns / base.decode_ns
@@ -182,7 +139,8 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
     evaluation, best, top = result.evaluation, result.ranked[0], result.ranked[:TOP]
     assert evaluation is not None
     order = {candidate: index for index, candidate in enumerate(result.space.candidates())}
-    evaluated = {shape: f"{evaluation.sum_seconds[order[shape]]:.4f}" for shape in (SELECTED, MORE_SLOTS, GRID_ONLY)}
+    grid_only = SHAPES["grid_only"]
+    evaluated = {shape: f"{evaluation.sum_seconds[order[shape]]:.4f}" for shape in (SELECTED, MORE_SLOTS, grid_only)}
     figure = partial(_figure, result.space.rules)
     section, released = "section 5-1", "released with the paper"
     selected = result.candidate(best).label
@@ -193,73 +151,30 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
     yield figure(section, "its ratio on the evaluation inputs", on_evaluation, "0.906644")
     yield figure("S9", f"evaluation ratio of {SELECTED.label}", evaluated[SELECTED], "0.9066", "0.8798")
     yield figure(released, f"evaluation ratio of {MORE_SLOTS.label}", evaluated[MORE_SLOTS], "0.9279")
-    yield figure(released, f"evaluation ratio of {GRID_ONLY.label}", evaluated[GRID_ONLY], "0.9929")
+    yield figure(released, f"evaluation ratio of {grid_only.label}", evaluated[grid_only], "0.9929")
     limits = sorted({result.candidate(index).max_num_seqs for index in top})
     yield figure(section, "batch_size of the top 20", ", ".join(map(str, limits)), "16")
     spread = max(result.scores.sum_seconds[top]) - min(result.scores.sum_seconds[top])
     yield figure(section, "top 20 within 0.5 percentage points", "yes" if spread <= 0.005 else "no", "yes")
-    for row, printed in zip(sensitivity(result.judged, result.baseline, result.space), SENSITIVITY, strict=True):
+    names = ("search sum ratio", "search per-N mean", "evaluation sum ratio", "evaluation per-N mean")
+    rows = sensitivity(result.judged, result.baseline, result.space)
+    for row, (score, users, chosen, *ratios, rank, top) in zip(rows, PRINTED["sensitivity"]["rows"], strict=True):
         where = f"Table S10, {row.score}, N={','.join(map(str, row.users))}"
-        assert (row.score, row.users) == printed[:2]
-        yield figure(where, "selected", result.candidate(row.selected).label, printed[2].label)
+        assert (row.score, row.users) == (score, tuple(users))
+        yield figure(where, "selected", result.candidate(row.selected).label, SHAPES[chosen].label)
         scores = (row.search_sum, row.search_per_n, row.evaluation_sum, row.evaluation_per_n)
-        names = ("search sum ratio", "search per-N mean", "evaluation sum ratio", "evaluation per-N mean")
-        for name, text, value in zip(names, printed[3:7], scores, strict=True):
+        for name, text, value in zip(names, ratios, scores, strict=True):
             yield figure(where, name, f"{value:.4f}", text)
-        yield figure(where, "rank of the recorded one", str(row.reference_rank), str(printed[7]))
-        yield figure(where.replace("S10", "S11"), "top 20 in common", str(row.common_top), str(printed[8]))
+        yield figure(where, "rank of the recorded one", str(row.reference_rank), str(rank))
+        yield figure(where.replace("S10", "S11"), "top 20 in common", str(row.common_top), str(top))
 
 
 def disagreements(figures: Sequence[Figure]) -> list[Figure]:
     return [figure for figure in figures if not figure.agrees]
 
 
-RULES = ("paper", "paper+dummy", "vendor-0.11.1")
-
-HEAD = """\
-# The paper's figures, under its own rules and under the vendor's
-
-Written by `harness paper rules -o docs/paper-rules.md`; do not edit. All ratios are simulated with the paper's seeded
-inputs and its cost coefficients (`plans/costs/paper.toml`). *Printed* is what the paper prints (S12, S10, S11,
-sections 4-5 and 5-1). *paper* and *paper+dummy* are its simulator's rules, *vendor-0.11.1* is what vllm-rbln 0.11.1
-does.
-"""
-
-WHY = """\
-## Where the two differ, and why
-
-The rules differ in two moments of a KV slot's life; queueing, buckets, costs and arrivals are the same.
-
-1. **Immediate release.** In the vendor's scheduler a request that completes gives its slot back in the very step that
-   completes it, so the next `schedule()` may already evict it. In the paper's simulator it stays protected until the
-   next admission has chosen its victim: an admission right behind a completion takes an older slot instead.
-2. **The pre-paid eviction.** On each decode step with 0 < n < limit the vendor needs a free slot to point padding
-   rows at. When none is free it evicts the oldest inactive slot there and then, for good; the next admission gets
-   that slot, so it is an eviction made early (against the slots inactive *then*), not a slot taken away. The paper's
-   base rules have no such step. Its `paper+dummy` switch (S9) counts one slot as taken while 0 < n < limit: an
-   admission evicts before its own look-up even when a slot is free, so one slot fewer holds reusable KV, and more
-   reuse is lost than under the source's rules (column *reused* below).
-
-Both matter only where slots run out. With 16 slots and up to 10 sessions almost nothing is evicted under any rules: the
-device seconds of the changed configurations agree (table below), and every difference between the ratios comes from
-their denominator, the baseline with 8 slots.
-"""
-
-
-ABLATED = f"""\
-Each changes one rule and keeps the rest; {LABEL}. Ratios to the baseline under the same change; the paper's own
-inputs, N in {{6, 8, 10}}, seed 20261000, rules vendor-0.11.1 unless the change says otherwise. Table XI of the paper
-(fixed arrivals) cannot be reproduced to the digit: it pins arrivals at *observed* times, which are not printed; here
-they are pinned at those simulated under the baseline.
-"""
-
-
 def page(tell: Callable[[float], None] = lambda _share: None) -> str:
     """The whole page as Markdown. tell: takes the share of the searches done, which take most of the time."""
-    return "\n".join(_parts(tell)) + "\n"
-
-
-def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     predictions = {rules: list(prediction_figures(rules)) for rules in RULES}
     shares: dict[str, float] = {}
 
@@ -267,29 +182,41 @@ def _parts(tell: Callable[[float], None]) -> Iterator[str]:
         shares.update([share])
         tell(sum(shares.values()) / len(RULES))
 
-    found = dict(parallel_map(_searched, RULES, tell_all))
-    searched = {rules: found[place][0] for place, rules in enumerate(RULES)}
-    everything = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
-    wrong = disagreements(everything)
-    printed = sum(figure.printed != "" for figure in everything)
-    yield HEAD
-    yield f"{printed} printed figures were compared; {len(wrong)} differ in a printed digit" + (":" if wrong else ".")
-    for figure in wrong:
-        yield f"- {figure.where}: {figure.what} ({figure.rules}): printed {figure.printed}, computed {figure.computed}"
-    same = "the same 20" if found[0][1] == found[1][1] else "other"
-    yield f"S9 says that the dummy rule leaves the top 20 unchanged: here they are {same} candidates."
-    yield ""
-    yield WHY
-    columns = ("baseline and changed configurations", "N", "rules", "device s", "evictions", "reused")
-    yield markdown_rows(columns, _device_rows())
-    yield "\n## Predictions (section 4-4, Table S12)\n"
-    yield _compared(predictions)
-    yield "\n## Search (section 5-1, Tables S10 and S11)\n"
-    yield _compared(searched)
-    yield "\n## Ablations\n"
-    yield ABLATED
-    columns = ("change", "meaning", "N", "baseline, device s", "more slots", "slots and grid")
-    yield markdown_rows(columns, _ablation_rows())
+    results = dict(parallel_map(_searched, RULES, tell_all))
+    searched = {rules: results[place][0] for place, rules in enumerate(RULES)}
+    figures = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
+    devices = ("baseline and changed configurations", "N", "rules", "device s", "evictions", "reused")
+    ablations = ("change", "meaning", "N", "baseline, device s", "more slots", "slots and grid")
+    return rendered(
+        "rules.md.j2",
+        num_printed=sum(figure.printed != "" for figure in figures),
+        wrong=disagreements(figures),
+        same_top="the same 20" if results[0][1] == results[1][1] else "other",
+        devices=markdown_rows(devices, _device_rows()),
+        predictions=_compared(predictions),
+        searched=_compared(searched),
+        label=LABEL,
+        ablated=markdown_rows(ablations, _ablation_rows()),
+    )
+
+
+def rendered(template: str, **facts: object) -> str:
+    """A page of this package as Markdown."""
+    environment = Environment(
+        loader=PackageLoader("harness.paper", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["wrapped"] = _wrapped
+    return environment.get_template(template).render(facts)
+
+
+def _wrapped(text: str, bullet: str = "") -> str:
+    """A paragraph in lines of at most WIDTH."""
+    words = bullet + " ".join(text.split())
+    indent = " " * len(bullet)
+    return fill(words, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _searched(rules: str, tell: Callable[[tuple[str, float]], None]) -> tuple[list[Figure], set[int]]:

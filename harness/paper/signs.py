@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
+from harness.paper.printed import PRINTED, rendered
 from harness.processes import parallel_map
 from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import PlanArrays, with_column
 from harness.sim.simulate import run_batch
 from harness.spec import RulesName, Treatment, WorkloadSpec
-from harness.table import markdown_rows
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -46,45 +44,18 @@ class Printed(NamedTuple):
     decode_ratio: float
 
 
-TABLE_I: Mapping[int, Printed] = {
-    3: Printed(0.118, 0.198, 0.080, 1.43),
-    4: Printed(0.035, 0.061, 0.026, 1.78),
-    5: Printed(0.171, 0.268, 0.098, 1.27),
-    6: Printed(0.120, 0.235, 0.115, 1.51),
-    7: Printed(0.158, 0.180, 0.022, 1.38),
-    8: Printed(0.163, 0.090, -0.072, 1.39),
-    10: Printed(0.152, 0.069, -0.084, 1.23),
-    12: Printed(0.098, 0.019, -0.079, 1.05),
-    16: Printed(0.039, 0.033, -0.005, 1.07),
-}
-"""Source: the paper, Table I. N = 3 and 7 are sums of six plans (S4), the others of three as far as it says."""
-
+TABLE_I: Mapping[int, Printed] = {int(users): Printed(*row) for users, row in PRINTED["table_i"].items()}
 TABLE_II: Mapping[tuple[int, tuple[int, ...]], float | None] = {
-    (6, GRID): 0.065,
-    (6, WIDER_GRID): -0.040,
-    (8, GRID): None,
-    (8, WIDER_GRID): None,
+    (users, tuple(grid)): delta_p[0] if delta_p else None for users, grid, *delta_p in PRINTED["table_ii"]["rows"]
 }
-"""Source: the paper, Table II; delta p; None: the text of 3-1 says only that it is below 0."""
-
-
+"""Delta p; None: below 0."""
 PUBLISHED_SEEDS: Mapping[int, tuple[int, ...]] = {
-    20260910: (6, 8, 10),
-    20260921: (6, 8, 10),
-    20260932: (6, 8, 10),
-    20260943: (6, 8, 10),
-    20260954: (6, 8, 10),
-    20260965: (6, 8, 10),
-    20261000: (6, 8, 10),
-    20261100: (6,),
-    20261200: (6, 8, 10),
+    int(seed): tuple(users) for seed, users in PRINTED["published_seeds"].items()
 }
-"""Base seed -> N of the paper's later inputs (search, evaluation, validation, saturation), three blocks each; those of
-Tables I and II are not among them. The same list keeps them from being frozen again: plans/published-seeds.toml."""
 PAPER_SOURCE = {"source": "paper"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Variant:
     """One way to define the workload or the rules. workload: keys of a WorkloadSpec beside the number of sessions."""
 
@@ -164,6 +135,14 @@ class Draws:
         with_waits, without = self.decode_ns.sum(axis=1)
         return float(with_waits / without)
 
+    def has_sign_of(self, printed: float | None) -> bool:
+        """Whether the pooled delta p has the sign of a printed one; None stands for one below 0."""
+        return bool(np.sign(self.delta_p) == np.sign(-1 if printed is None else printed))
+
+    def share_with_sign_of(self, printed: float | None) -> float:
+        """The share of sums whose delta p has that sign."""
+        return float(np.mean(np.sign(self.sums_delta_p()) == np.sign(-1 if printed is None else printed)))
+
     def delta_p_interval(self) -> tuple[float, float]:
         """95 % percentile bootstrap of the pooled delta p: plans are drawn again, 2,000 resamples, seed 20261121."""
         rng = np.random.default_rng(INTERVAL_SEED)
@@ -239,13 +218,17 @@ class SignRow(NamedTuple):
     at_ratio: float
 
     @property
+    def printed(self) -> Printed:
+        return TABLE_I[self.users]
+
+    @property
     def is_told(self) -> bool:
         """Whether the interval of the pooled difference leaves 0 out."""
         return self.interval[0] > 0 or self.interval[1] < 0
 
 
 def sign_row(users: int, draws: Draws) -> SignRow:
-    """What the drawn plans of one N say beside its printed row."""
+    """The figures of one N over its drawn plans."""
     printed = TABLE_I[users]
     delta_p, ratios = draws.sums_delta_p(), draws.sums_decode_ratio()
     p_a, p_c = draws.pooled_p()
@@ -255,7 +238,7 @@ def sign_row(users: int, draws: Draws) -> SignRow:
         p_c,
         p_c - p_a,
         draws.delta_p_interval(),
-        float(np.mean(np.sign(delta_p) == np.sign(printed.delta_p))),
+        draws.share_with_sign_of(printed.delta_p),
         float(np.mean(delta_p <= printed.delta_p)),
         float(np.mean(draws.sums_p()[1] <= printed.p_c)),
         draws.decode_ratio,
@@ -279,12 +262,9 @@ def reversal_share(own: Draws, wider: Draws) -> float:
 
 
 DEFAULT_SUMS = 400
-WIDTH = 118
 # Alternatives are compared among themselves: a quarter of the sums tells them apart.
 ALTERNATIVE_PART = 4
 AT_THE_EDGE = 0.01
-
-
 Draw = tuple[str, tuple[int, ...]]
 """A variant's name and the buckets."""
 
@@ -303,11 +283,7 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
 
     found = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_told))
     draws = {each: found[users.index(each)] for each in TABLE_I}
-    environment = Environment(  # Markdown, no HTML
-        loader=PackageLoader("harness.paper", ""), undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters["wrapped"] = _wrapped
-    return environment.get_template("signs.md.j2").render(_facts(num_sums, draws))
+    return rendered("signs.md.j2", **_facts(num_sums, draws))
 
 
 def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw, Draws]:
@@ -321,34 +297,30 @@ def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw,
     return found
 
 
-def _wrapped(text: str, bullet: str = "") -> str:
-    """A paragraph in lines of at most WIDTH."""
-    words = bullet + " ".join(text.split())
-    indent = " " * len(bullet)
-    return fill(words, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def _facts(num_sums: int, found: Mapping[int, Mapping[Draw, Draws]]) -> dict[str, object]:
+def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, Draws]]) -> dict[str, object]:
     """Everything that the page shows, by its name there."""
-    draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in found.items()}
-    rows = [sign_row(users, drawn) for users, drawn in draws.items()]
-    single = [sign_row(users, drawn.grouped(1)) for users, drawn in draws.items()]
+    draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in drawn.items()}
+    rows = [sign_row(users, of_users) for users, of_users in draws.items()]
     decided = [row for row in rows if row.is_told]
-    same = [row for row in decided if np.sign(row.delta_p) == np.sign(TABLE_I[row.users].delta_p)]
-    ratios = np.concatenate([drawn.sums_decode_ratio() for drawn in draws.values()])
+    same = [row for row in decided if np.sign(row.delta_p) == np.sign(row.printed.delta_p)]
+    ratios = np.concatenate([of_users.sums_decode_ratio() for of_users in draws.values()])
     num_others = max(2, num_sums // ALTERNATIVE_PART)
-    of_variants = [
-        (variant, {users: of_users[variant.name, GRID].first(num_others) for users, of_users in found.items()})
+    alternatives = {
+        variant: {users: of_users[variant.name, GRID].first(num_others) for users, of_users in drawn.items()}
         for variant in (SHIPPED, *ALTERNATIVES)
-    ]
-    turned = [variant.name for variant, by_users in of_variants if by_users[4].delta_p > 0]
-    on_grids = {(users, grid): found[users][SHIPPED.name, grid] for users, grid in TABLE_II}
+    }
+    turned = [variant.name for variant, by_users in alternatives.items() if by_users[4].delta_p > 0]
+    on_grids = {(users, grid): drawn[users][SHIPPED.name, grid] for users, grid in TABLE_II}
     grid, wider = on_grids[6, GRID], on_grids[6, WIDER_GRID]
+    published = {users: draw_published(users) for users in (6, 8, 10)}
+    single = draws[4].grouped(1)
+    near = single.sums_decode_ratio() >= TABLE_I[4].decode_ratio
     return {
         "num_plans": num_sums * PLANS_IN_A_SUM,
         "num_sums": num_sums,
         "base_seed": BASE_SEED,
-        "table_i": _table_i(rows),
+        "table_i": TABLE_I,
+        "rows": rows,
         "same": _users(same),
         "opposite": _users([row for row in decided if row not in same]),
         "neither": _users([row for row in rows if not row.is_told]),
@@ -358,49 +330,23 @@ def _facts(num_sums: int, found: Mapping[int, Mapping[Draw, Draws]]) -> dict[str
         "least_ratio": ratios.min(),
         "edge": AT_THE_EDGE,
         "edges": _edges(rows),
-        "single_edges": _edges(single),
-        "printed_at_4": TABLE_I[4].decode_ratio,
-        "four": _four(draws[4].grouped(1)),
+        "single_edges": _edges([sign_row(users, of_users.grouped(1)) for users, of_users in draws.items()]),
+        "quarters": list(share_by_decode_ratio(single)),
+        "num_single": single.num_plans,
+        "num_near": int(near.sum()),
+        "near_share": float(np.mean(single.sums_delta_p()[near] > 0)) if near.any() else None,
         "num_others": num_others,
-        "alternatives": markdown_rows(
-            ("changed", *(f"N={users}" for users in TABLE_I), "decode ratios"),
-            [_alternative_row(variant, by_users) for variant, by_users in of_variants],
-        ),
+        "alternatives": alternatives,
         "turning": f"Only {', '.join(turned)} gives" if turned else "None of these gives",
-        "published": _published(),
-        "table_ii": _table_ii(on_grids),
+        "published": published,
+        "published_same": {
+            users: sum(each.has_sign_of(TABLE_I[users].delta_p) for each in sums) for users, sums in published.items()
+        },
+        "table_ii": TABLE_II,
+        "on_grids": on_grids,
         "reversed": np.mean((grid.sums_delta_p() > 0) & (wider.sums_delta_p() < 0)),
         "reversed_in_each": reversal_share(grid, wider),
     }
-
-
-def _table_i(rows: Sequence[SignRow]) -> str:
-    columns = (
-        *("N", "printed delta p", "all plans: p_A", "p_C", "delta p", "interval", "share", "at"),
-        *("printed decode ratio", "all plans", "least - largest", "at"),
-    )
-    cells = [
-        (
-            row.users,
-            f"{TABLE_I[row.users].delta_p:+.3f}",
-            f"{row.p_a:.3f}",
-            f"{row.p_c:.3f}",
-            f"{row.delta_p:+.4f}",
-            _ends(row.interval),
-            f"{row.share:.0%}",
-            f"{row.at_delta_p:.3f}",
-            f"{TABLE_I[row.users].decode_ratio:.2f}",
-            f"{row.decode_ratio:.2f}",
-            f"{row.least_ratio:.2f} - {row.largest_ratio:.2f}",
-            f"{row.at_ratio:.3f}",
-        )
-        for row in rows
-    ]
-    return markdown_rows(columns, cells)
-
-
-def _ends(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:+.4f} to {interval[1]:+.4f}"
 
 
 def _edges(rows: Sequence[SignRow]) -> list[str]:
@@ -411,57 +357,3 @@ def _edges(rows: Sequence[SignRow]) -> list[str]:
 
 def _users(rows: Sequence[SignRow]) -> str:
     return ", ".join(str(row.users) for row in rows) or "none"
-
-
-def _four(single: Draws) -> str:
-    """Single plans at N = 4 by their decode ratio."""
-    rows = [(f"{least:.2f} - {largest:.2f}", f"{share:.0%}") for least, largest, share in share_by_decode_ratio(single)]
-    printed = TABLE_I[4].decode_ratio
-    near = single.sums_decode_ratio() >= printed
-    if near.any():
-        share = float(np.mean(single.sums_delta_p()[near] > 0))
-        rows.append((f"at least {printed} ({int(near.sum()):,} of {single.num_plans:,})", f"{share:.0%}"))
-    return markdown_rows(("single plans with a decode ratio of", "share with delta p > 0"), rows)
-
-
-def _published() -> str:
-    rows: list[tuple[object, ...]] = []
-    for users in (6, 8, 10):
-        found = draw_published(users)
-        delta_p = [drawn.delta_p for drawn in found]
-        same = sum(np.sign(value) == np.sign(TABLE_I[users].delta_p) for value in delta_p)
-        ratios = [drawn.decode_ratio for drawn in found]
-        each = " ".join(f"{value:+.3f}" for value in delta_p)
-        rows.append((users, len(found), each, same, f"{min(ratios):.2f} - {max(ratios):.2f}"))
-    return markdown_rows(("N", "sums of three", "delta p of each", "with the sign of Table I", "decode ratios"), rows)
-
-
-def _alternative_row(variant: Variant, found: dict[int, Draws]) -> tuple[str, ...]:
-    cells: list[str] = []
-    for users, draws in found.items():
-        is_same = np.sign(draws.delta_p) == np.sign(TABLE_I[users].delta_p)
-        cells.append(f"{draws.delta_p:+.3f}" if is_same else f"**{draws.delta_p:+.3f}**")
-    ratios = [draws.decode_ratio for draws in found.values()]
-    return f"{variant.name}: {variant.meaning}", *cells, f"{min(ratios):.2f} - {max(ratios):.2f}"
-
-
-def _table_ii(on_grids: Mapping[tuple[int, tuple[int, ...]], Draws]) -> str:
-    rows: list[tuple[object, ...]] = []
-    for (users, grid), draws in on_grids.items():
-        printed = TABLE_II[users, grid]
-        p_a, p_c = draws.pooled_p()
-        sign = np.sign(-1 if printed is None else printed)
-        rows.append(
-            (
-                users,
-                f"{{{','.join(map(str, grid))}}}",
-                "< 0" if printed is None else f"{printed:+.3f}",
-                f"{p_a:.3f}",
-                f"{p_c:.3f}",
-                f"{draws.delta_p:+.4f}",
-                _ends(draws.delta_p_interval()),
-                f"{np.mean(np.sign(draws.sums_delta_p()) == sign):.0%}",
-            )
-        )
-    columns = ("N", "grid", "printed", "all plans: p_A", "p_C", "delta p", "interval", "share of sums with that sign")
-    return markdown_rows(columns, rows)
