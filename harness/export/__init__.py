@@ -3,9 +3,8 @@
 Figures come from ``harness.analysis``; a format only arranges them. Nothing is measured or judged here.
 """
 
-from harness.export.formats import FORMATS, Format, named_format
+from harness.export.formats import FORMATS, Format, named_format, write_runs
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
 from harness.export.otel import batches, spans_of
 from harness.export.peers import peer_side
 from harness.export.post import post_spans
-from harness.export.write import write_runs

@@ -17,7 +17,18 @@ NO_ROOM = (
     "finish reason and id of a response",
     "queueing by the server's log, and whether a prefix was reused or computed again",
 )
-_PERCENTILES = {"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95}
+CANCELLED = {"code": 499, "type": "RequestCancellationError", "message": "aborted by the client, as planned"}
+_PERCENTILES = {
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+}
 
 
 def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
@@ -42,12 +53,8 @@ def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
             "harness_origin": run.metadata["origin"],
         },
         "metrics": _metrics(request),
-        "error": None if request.is_answered else _left(),
+        "error": None if request.is_answered else CANCELLED,
     }
-
-
-def _left() -> dict[str, Any]:
-    return {"code": 499, "type": "RequestCancellationError", "message": "aborted by the client, as planned"}
 
 
 def _metrics(request: MeasuredRequest) -> dict[str, dict[str, Any]]:
@@ -120,7 +127,7 @@ def _distribution(found: Summary, unit: str) -> dict[str, Any]:
     return {
         "unit": unit,
         "avg": found.mean,
-        **{name: found.at(q) for name, q in {**_PERCENTILES, "p99": 0.99}.items()},
+        **{name: found.at(q) for name, q in _PERCENTILES.items()},
         "min": found.low,
         "max": found.high,
         "std": found.std,

@@ -1,18 +1,17 @@
-"""The formats by name: what files each writes, and what it has no room for.
-
-A format is a row of the table below. Files are made when they are asked for, one after another.
-"""
+"""The formats by name, the files that each writes, and what each cannot hold. A format is a row of a table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.errors import SpecError
 from harness.export import aiperf, guidellm, inference_perf, otel, rows, vllm_bench
 from harness.export.measured import MeasuredRun, measured
+from harness.plan.files import write_atomic
 from harness.records import SealedRun
 
 MakeRun = Callable[[MeasuredRun], bytes]
@@ -112,3 +111,17 @@ def named_format(name: str) -> Format:
     if name not in FORMATS:
         raise SpecError(f"unknown format {name!r}", where="--format", hint=f"Use {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def write_runs(runs: Sequence[SealedRun], form: Format, folder: Path, *, may_replace: bool) -> list[Path]:
+    """The files of the format, written below ``folder``; SpecError before the first where one is there already."""
+    paths = [folder / name for name in form.names(runs)]
+    there = [path for path in paths if path.exists()]
+    if there and not may_replace:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise SpecError(
+            f"is there already{more}", where=str(there[0]), hint="Replace with --force, or name another folder with -o"
+        )
+    for path, content in zip(paths, form.files(runs), strict=True):
+        write_atomic(path, iter([content]), what="the export")
+    return paths

@@ -98,12 +98,8 @@ def _scheduler(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, 
     absent = ("queued_time", "resolve_start_delay", "resolve_targeted_start_delay", "request_start_delay")
     unseen = (*absent, "resolve_end_delay", "resolve_time", "finalized_delay", "processed_delay")
     return {
-        "start_time": first_s,
-        "request_start_time": first_s,
-        "measure_start_time": first_s,
-        "measure_end_time": last_s,
-        "request_end_time": last_s,
-        "end_time": last_s,
+        **dict.fromkeys(("start_time", "request_start_time", "measure_start_time"), first_s),
+        **dict.fromkeys(("measure_end_time", "request_end_time", "end_time"), last_s),
         "requests_made": _counts(num_answered, num_left),
         **{f"{name}_avg": -1.0 for name in unseen},
         "request_targeted_start_delay_avg": -1.0 if late is None else late.mean,
@@ -113,12 +109,7 @@ def _scheduler(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, 
 
 
 def _counts(num_answered: int, num_left: int) -> dict[str, int]:
-    return {
-        "successful": num_answered,
-        "incomplete": num_left,
-        "errored": 0,
-        "total": num_answered + num_left,
-    }
+    return {"successful": num_answered, "incomplete": num_left, "errored": 0, "total": num_answered + num_left}
 
 
 def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.clock import NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+from harness.export.measured import MeasuredRequest, MeasuredRun, summary
 
 NO_ROOM = (
     "queueing by the server's log, and whether a prefix was reused or computed again",
@@ -144,9 +144,7 @@ def _prompt_tokens(requests: Sequence[MeasuredRequest]) -> dict[str, Any]:
 
 def _block(values: Sequence[float | None], scale: float = 1.0) -> dict[str, float] | None:
     found = summary(values, scale)
-    return None if found is None else _named(found)
-
-
-def _named(found: Summary) -> dict[str, float]:
+    if found is None:
+        return None
     percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in found.percentiles.items()}
     return {"mean": found.mean, "min": found.low, "max": found.high, **percentiles}

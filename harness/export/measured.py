@@ -26,6 +26,8 @@ from harness.records import SealedRun, origin_of
 from harness.records.manifest import table_at
 from harness.records.schema import ABORTED, values_of
 
+# Columns of the requests table that a request has unchanged.
+AS_RECORDED = ("session", "request_id", "response_id", "status", "http_status", "finish_reason", "cached_tokens")
 PERCENTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -161,30 +163,22 @@ def _requests(run: SealedRun) -> Iterable[MeasuredRequest]:
             continue
         key = (row["session"], row["request"])
         figure = answered.get(key)
+        latency: dict[str, Any] = {
+            name: None if figure is None else _observed(getattr(found, name)[figure])
+            for name in ("ttft_ns", "tpot_ns", "e2e_ns", "queue_ns")
+        }
         yield MeasuredRequest(
-            session=row["session"],
+            **{name: row[name] for name in AS_RECORDED},
+            **{name: row[name] + wall_ns for name in ("trigger_ns", "due_ns", "sent_ns", "done_ns")},
+            **latency,
             turn=row["request"],
-            request_id=row["request_id"],
-            response_id=row["response_id"],
-            status=row["status"],
-            http_status=row["http_status"],
-            finish_reason=row["finish_reason"],
-            trigger_ns=row["trigger_ns"] + wall_ns,
-            due_ns=row["due_ns"] + wall_ns,
-            sent_ns=row["sent_ns"] + wall_ns,
             head_ns=None if row["response_head_ns"] is None else row["response_head_ns"] + wall_ns,
-            done_ns=row["done_ns"] + wall_ns,
             prompt_tokens=_or(row["prompt_tokens"], row["planned_prompt_tokens"]),
-            cached_tokens=row["cached_tokens"],
             output_tokens=len(tokens[place]) if row["status"] == ABORTED else _or(row["completion_tokens"], 0),
             max_tokens=row["planned_generate_tokens"],
             wait_ns=row["planned_wait_ns"],
             is_in_window=key in window,
             prefix="" if figure is None else str(found.prefix[figure]),
-            ttft_ns=None if figure is None else _observed(found.ttft_ns[figure]),
-            tpot_ns=None if figure is None else _observed(found.tpot_ns[figure]),
-            e2e_ns=None if figure is None else _observed(found.e2e_ns[figure]),
-            queue_ns=None if figure is None else _observed(found.queue_ns[figure]),
             token_ns=tokens[place] + wall_ns,
             itl_ns=np.empty(0) if figure is None else gaps[figure],
         )

@@ -25,10 +25,9 @@ def result_file(run: MeasuredRun) -> dict[str, Any]:
     """The run as one result; a request that the client left has an error, no tokens and no times, as failures have."""
     requests, answered, figures = run.window, run.answered, run.figures
     span_s = 0.0 if not requests else (run.end_ns - run.start_ns) / NS_PER_S
-    num_input, num_output = (
-        sum(request.prompt_tokens for request in answered),
-        sum(request.output_tokens for request in answered),
-    )
+    num_input = sum(request.prompt_tokens for request in answered)
+    num_output = sum(request.output_tokens for request in answered)
+    gaps_ns = np.concatenate([np.empty(0), *(request.itl_ns for request in answered)]).tolist()
     return {
         "date": datetime.fromtimestamp(run.start_ns / NS_PER_S, timezone.utc).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "openai",
@@ -62,13 +61,9 @@ def result_file(run: MeasuredRun) -> dict[str, Any]:
         "max_concurrent_requests": most_at_once(requests),
         **_summaries("ttft", summary([request.ttft_ns for request in answered], 1 / NS_PER_MS)),
         **_summaries("tpot", summary([request.tpot_ns for request in answered], 1 / NS_PER_MS)),
-        **_summaries("itl", summary(_all_gaps(answered), 1 / NS_PER_MS)),
+        **_summaries("itl", summary(gaps_ns, 1 / NS_PER_MS)),
         **_summaries("e2el", summary([request.e2e_ns for request in answered], 1 / NS_PER_MS)),
     }
-
-
-def _all_gaps(requests: list[MeasuredRequest]) -> list[float]:
-    return np.concatenate([request.itl_ns for request in requests]).tolist() if requests else []
 
 
 def _summaries(name: str, found: Summary | None) -> dict[str, float]:
