@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,39 +20,10 @@ from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
     from harness.client.answer import Answer
-    from harness.plan import Plan, SessionPlan
+    from harness.plan import Plan
 
 # About 60 MB of text. Larger plans draw the rest during the run, while nothing is due.
 PREFETCH_TOKENS = 10_000_000
-
-
-class Prompts(Protocol):
-    """What a script needs of any form. ``session`` and ``request`` are plan indices."""
-
-    def prefetch(self, session: int, request: int) -> None:
-        """Draw the request's fresh part now, so that ``next_prompt`` has little left to compute."""
-        ...
-
-    def prefetch_all(self, sessions: Sequence[int]) -> bool:
-        """Draw what fits the budget, first requests of these sessions first; True when everything was drawn."""
-        ...
-
-    def next_prompt(self, session: int, request: int) -> list[bytes]:
-        """The JSON value of the request's prompt in parts; once per request, after everything before it was carried."""
-        ...
-
-    def carry(self, session: int, answer: Answer) -> None:
-        """Append what the server generated to the session's stream."""
-        ...
-
-    def drop(self, session: int) -> None:
-        """Forget a stream that nothing will build on."""
-        ...
-
-
-def prompts_of(plan: Plan) -> Prompts:
-    """The prompts of a plan in the form it asks for."""
-    return {"token-ids": TokenIdPrompts, "text": TextPrompts, "chat": ChatPrompts}[plan.prompt_form](plan)
 
 
 class TextPiece(NamedTuple):
@@ -63,7 +34,7 @@ class TextPiece(NamedTuple):
 
 
 class TokenIdPrompts:
-    """Each stream is a list of pieces; a prompt is one join of them."""
+    """Each stream is a list of pieces; a prompt is one join of them. ``session``, ``request``: plan indices."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -74,13 +45,28 @@ class TokenIdPrompts:
         self._keep_tokens = [[request.keep_tokens for request in session.requests] for session in plan.sessions]
 
     def prefetch(self, session: int, request: int) -> None:
+        """Draw the request's fresh part now, so that ``next_prompt`` has little left to compute."""
         if request >= self._num_prompted[session] and (session, request) not in self._fresh:
             self._fresh[session, request] = text_piece(self._streams.fresh_tokens(session, request))
 
     def prefetch_all(self, sessions: Sequence[int]) -> bool:
-        return prefetch_in_turns(self, [self._plan.sessions[session] for session in sessions])
+        """Draw the first requests of these sessions, then the second, and so on, within the budget.
+
+        Returns whether everything was drawn.
+        """
+        left = PREFETCH_TOKENS
+        plans = [self._plan.sessions[session] for session in sessions]
+        for request in range(max(len(session.requests) for session in plans)):
+            for session in plans:
+                if request < len(session.requests):
+                    self.prefetch(session.index, request)
+                    left -= session.requests[request].new_tokens
+                if left < 0:
+                    return False
+        return True
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
+        """The JSON value of the request's prompt in parts; once per request, after everything before it was carried."""
         keep_tokens = self._keep_tokens[session][request]
         prompt: list[TextPiece] = []
         if keep_tokens:
@@ -101,15 +87,17 @@ class TokenIdPrompts:
         return parts
 
     def carry(self, session: int, answer: Answer) -> None:
+        """Append what the server generated to the session's stream."""
         # The decimal text of most ids was made while the answer was still coming in.
         self._pieces[session].append(TextPiece(len(answer.token_ids), ",".join(answer.id_texts).encode()))
 
     def drop(self, session: int) -> None:
+        """Forget a stream that nothing will build on."""
         self._pieces[session] = []
 
 
 class TextPrompts:
-    """Prompts as words; the plan's own rules say how a stream is cut and continued."""
+    """As ``TokenIdPrompts``, in words; the plan's rules say how a stream is cut and continued."""
 
     def __init__(self, plan: Plan) -> None:
         self.streams = TokenStreams(plan)
@@ -118,8 +106,8 @@ class TextPrompts:
     def prefetch(self, session: int, request: int) -> None:
         """Text prompts are built when they are needed; nothing to draw ahead."""
 
-    def prefetch_all(self, sessions: Sequence[int]) -> bool:  # noqa: ARG002
-        """As ``prefetch``."""
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:
+        del sessions
         return True
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
@@ -146,17 +134,9 @@ class ChatPrompts(TextPrompts):
         return [json.dumps(self.streams.chat_messages(session, request, self.generated)).encode()]
 
 
-def prefetch_in_turns(prompts: Prompts, sessions: Sequence[SessionPlan]) -> bool:
-    """Draw the first requests of all sessions, then the second, and so on, within the budget; True when all are."""
-    left = PREFETCH_TOKENS
-    for request in range(max(len(session.requests) for session in sessions)):
-        for session in sessions:
-            if request < len(session.requests):
-                prompts.prefetch(session.index, request)
-                left -= session.requests[request].new_tokens
-            if left < 0:
-                return False
-    return True
+def prompts_of(plan: Plan) -> TokenIdPrompts | TextPrompts:
+    """The prompts of a plan in the form it asks for."""
+    return {"token-ids": TokenIdPrompts, "text": TextPrompts, "chat": ChatPrompts}[plan.prompt_form](plan)
 
 
 def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:

@@ -11,6 +11,7 @@ import random
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from harness.emulator.protocol import (
     CompletionRequest,
     check_lengths,
     check_sampling,
+    check_supported,
     parse_request,
     prompts_of,
     refusal,
@@ -79,15 +81,14 @@ class Api:
         self._config = server.config
         self._num_open = 0
         self._faults = random.Random(server.config.seed)
-        self._salts: dict[str, int] = {}
 
     def application(self) -> web.Application:
         """The aiohttp application."""
         app = web.Application(middlewares=[self._errors], client_max_size=MAX_BODY_BYTES)
         app.on_response_prepare.append(self._log_access)
         add = app.router.add_route
-        add("POST", "/v1/completions", self._completions)
-        add("POST", "/v1/chat/completions", self._chat)
+        add("POST", "/v1/completions", partial(self._generate, CompletionRequest))
+        add("POST", "/v1/chat/completions", partial(self._generate, ChatRequest))
         add("GET", "/v1/models", self._models)
         add("GET", "/health", self._health)
         add("GET", "/ping", self._health)
@@ -99,26 +100,26 @@ class Api:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _completions(self, http: web.Request) -> web.StreamResponse:
-        content_type = http.headers.get("Content-Type", "")
-        return await self._generate(http, parse_request(CompletionRequest, await http.read(), content_type))
-
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        content_type = http.headers.get("Content-Type", "")
-        return await self._generate(http, parse_request(ChatRequest, await http.read(), content_type))
-
-    async def _generate(self, http: web.Request, body: AnyRequest) -> web.StreamResponse:
-        self._check_model(body.model)
+    async def _generate(
+        self, kind: type[CompletionRequest] | type[ChatRequest], http: web.Request
+    ) -> web.StreamResponse:
+        body = parse_request(kind, await http.read(), http.headers.get("Content-Type", ""))
+        if body.model and body.model != self._config.model:
+            raise refusal("another model", value=body.model)
         if self._faults.random() < self._config.fault.http_500_rate:
             raise refusal("fault")
-        body.check_supported()
+        check_supported(body)
         prompts = prompts_of(body)
         limits = [check_lengths(body, prompt, self._config.server.slot_tokens) for prompt in prompts]
         check_sampling(body)
         stream = self._stream_for(http, body, prompts, limits)
         self._num_open += 1
         try:
-            return await (self._answer_stream(http, stream) if body.stream else self._answer_whole(stream))
+            if body.stream:
+                return await self._answer_stream(http, stream)
+            self._server.submit(stream)
+            await stream.finished
+            return json_answer(stream.answer.whole(stream.texts(), stream.tokens))
         finally:
             self._num_open -= 1
             self._server.forget(stream)
@@ -170,7 +171,8 @@ class Api:
         planned = plan_answer(context, max_tokens, conditions)
         keys, answer = keyed_answer(self._server.engine, tokens, context, planned.num_tokens, planned.tokens)
         if body.cache_salt is not None:
-            keys = keys ^ np.int64(self._salt(body.cache_salt))
+            # Any fixed 62-bit number per salt keeps its hashes apart from all others.
+            keys = keys ^ np.int64(random.Random(body.cache_salt).getrandbits(62))
         request = EngineRequest(
             handle=self._server.core.new_handle(),
             engine_id=names.engine_id(choice),
@@ -187,15 +189,6 @@ class Api:
         )
         return request, planned.text_limit
 
-    def _salt(self, text: str) -> int:
-        # Any fixed 62-bit number per salt keeps its hashes apart from all others.
-        return self._salts.setdefault(text, random.Random(text).getrandbits(62))
-
-    async def _answer_whole(self, stream: ClientStream) -> web.StreamResponse:
-        self._server.submit(stream)
-        await stream.finished
-        return json_answer(stream.answer.whole(stream.texts(), stream.tokens))
-
     async def _answer_stream(self, http: web.Request, stream: ClientStream) -> web.StreamResponse:
         response, stream.transport, stream.is_chunked = await open_stream(http)
         self._server.submit(stream)
@@ -203,10 +196,6 @@ class Api:
         stream.send(stream.answer.last_chunk(stream.num_tokens))
         await response.write_eof()
         return response
-
-    def _check_model(self, model: str | None) -> None:
-        if model and model != self._config.model:
-            raise refusal("another model", value=model)
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
@@ -260,15 +249,3 @@ class Api:
         self._server.log.plain(
             f'INFO:     {address} - "{http.method} {http.path_qs} HTTP/{version}" {response.status} {phrase}'
         )
-
-
-def log_received(log: logs.ServerLog, requests: list[EngineRequest]) -> None:
-    """Log an HTTP request as ``--enable-log-requests`` does: one line per prompt."""
-    for request in {request.external_id: request for request in requests}.values():
-        params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
-        log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
-
-
-def log_added(log: logs.ServerLog, request: EngineRequest) -> None:
-    """Log an engine request as ``--enable-log-requests`` does."""
-    log.line(logs.ADDED, f"Added request {request.engine_id}.")

@@ -9,39 +9,22 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
-from typing import Protocol
 
 from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
 from harness.emulator.config import EmulatorConfig
-from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.emulator.core import EmulatorCore, EngineRequest, StepStart
+from harness.emulator.reporter import StepReporter
 
 SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
 
 
-class StepListener(Protocol):
-    """Receives the steps. It is called after the next step was armed, so that its work hides inside that step."""
-
-    def step_ended(self, end: StepEnd, woken_ns: int) -> None:
-        """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
-        ...
-
-    def step_started(self, start: StepStart) -> None:
-        """A step was scheduled and runs."""
-        ...
-
-    def schedule_moved(self, by_ns: int) -> None:
-        """The host stalled; every later step starts ``by_ns`` later than the model alone would have it."""
-        ...
-
-    def engine_crashed(self, traceback: str) -> None:
-        """The engine cannot continue: the configured crash (no traceback), or a defect."""
-        ...
-
-
 class RealTimeDriver:
-    """Runs an EmulatorCore on a ScaledClock inside an asyncio loop."""
+    """Runs an EmulatorCore on a ScaledClock inside an asyncio loop.
 
-    def __init__(self, core: EmulatorCore, clock: ScaledClock, listener: StepListener, config: EmulatorConfig) -> None:
+    The listener is called after the next step was armed, so that its work hides inside that step.
+    """
+
+    def __init__(self, core: EmulatorCore, clock: ScaledClock, listener: StepReporter, config: EmulatorConfig) -> None:
         self.core = core
         self._clock = clock
         self._listener = listener

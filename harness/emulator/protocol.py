@@ -40,12 +40,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.status}}
 
 
-def refusal(name: str, **values: Any) -> ApiError:
-    """The recorded refusal ``name``, with ``values`` in its text."""
-    return _refusal(recorded("refusals")[name], values)
-
-
-def _refusal(entry: dict[str, Any], values: dict[str, Any]) -> ApiError:
+def refusal(name: str | dict[str, Any], **values: Any) -> ApiError:
+    """The recorded refusal ``name``, or that of a row, with ``values`` in its text."""
+    entry: dict[str, Any] = recorded("refusals")[name] if isinstance(name, str) else name
     param: str | None = entry.get("param")
     return ApiError(
         entry["message"].format(**values),
@@ -163,12 +160,6 @@ class CompletionRequest(_GenerationRequest):
             return [prompt]  # pyright: ignore[reportReturnType]  # a list of int, by the field's own check
         return [encode(part) if isinstance(part, str) else part for part in prompt]  # pyright: ignore[reportReturnType]
 
-    def check_supported(self) -> None:
-        """Refuse what ends the real engine (vllm-rbln 0.11.1), so that no difference stays unnoticed."""
-        if self.echo and self.logprobs is not None:
-            raise refusal("not emulated", value="echo with logprobs", param="logprobs")
-        check_prompt_logprobs(self.prompt_logprobs)
-
 
 class ContentPart(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -235,21 +226,22 @@ class ChatRequest(_GenerationRequest):
         turns = [(message.role, message.text) for message in self.messages]
         return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt))]
 
-    def check_supported(self) -> None:
-        """Refuse what vLLM does and the emulator does not."""
-        check_prompt_logprobs(self.prompt_logprobs)
-        if self.tools is not None and self.tool_choice != "none":
-            raise refusal("tool choice")
-
 
 AnyRequest = CompletionRequest | ChatRequest
-RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
+RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
-def check_prompt_logprobs(prompt_logprobs: int | None) -> None:
-    """Log probabilities of a prompt end the engine of vllm-rbln 0.11.1: its runner lacks a field that they need."""
-    if prompt_logprobs is not None:
+def check_supported(request: AnyRequest) -> None:
+    """Refuse what vLLM does and the emulator does not, so that no difference stays unnoticed.
+
+    With vllm-rbln 0.11.1 ``prompt_logprobs``, and ``echo`` with ``logprobs``, end the engine.
+    """
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        raise refusal("not emulated", value="echo with logprobs", param="logprobs")
+    if request.prompt_logprobs is not None:
         raise refusal("not emulated", value="prompt_logprobs", param="prompt_logprobs")
+    if isinstance(request, ChatRequest) and request.tools is not None and request.tool_choice != "none":
+        raise refusal("tool choice")
 
 
 def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> RequestT:
@@ -317,8 +309,9 @@ def check_sampling(request: AnyRequest) -> None:
     """SamplingParams' own checks, in its order. Source: vllm/sampling_params.py, ``_verify_args``."""
     for limit in recorded("refusals")["sampling"]:
         value = getattr(request, limit["field"])
-        if value is not None and not _is_within(value, limit):
-            raise _refusal(limit, {"value": value})
+        lowest, highest = limit.get("at_least", -inf), limit.get("at_most", inf)
+        if value is not None and not (lowest <= value <= highest and value > limit.get("above", -inf)):
+            raise refusal(limit, value=value)
     if any(not text for text in request.stop_texts):
         raise refusal("empty stop")
     temperature = 1.0 if request.temperature is None else request.temperature
@@ -327,10 +320,6 @@ def check_sampling(request: AnyRequest) -> None:
     wanted = request.wanted_logprobs
     if wanted is not None and wanted.num_top > MOST_LOGPROBS:
         raise refusal("logprobs too many", value=wanted.num_top, most=MOST_LOGPROBS)
-
-
-def _is_within(value: float, limit: dict[str, Any]) -> bool:
-    return limit.get("above", -inf) < value <= limit.get("at_most", inf) and value >= limit.get("at_least", -inf)
 
 
 def check_lengths(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:

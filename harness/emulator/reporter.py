@@ -120,6 +120,7 @@ class StepReporter:
         self._names[request.handle] = request.engine_id
 
     def step_ended(self, end: StepEnd, woken_ns: int) -> None:
+        """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
         for request in end.requests:
             token = request.draw_token()
             if (stream := self.streams.get(request.handle)) is not None:
@@ -150,12 +151,14 @@ class StepReporter:
             )
 
     def schedule_moved(self, by_ns: int) -> None:
+        """The host stalled; every later step starts ``by_ns`` later than the model alone would have it."""
         self._log.line(logs.STALL, f"[EMULATOR] host stalled: schedule moved by {by_ns / NS_PER_MS:.3f} ms")
         if self._trace is not None:
             now_ns = self._clock.now_ns()
             self._trace.append({"kind": "STALL", "start_ns": now_ns, "duration_ns": 0, "moved_ns": by_ns})
 
     def engine_crashed(self, traceback: str) -> None:
+        """The engine cannot continue: the configured crash (no traceback), or a defect."""
         self._log.line(logs.FATAL, f"EngineCore encountered a fatal error.\n{traceback}".rstrip())
         self._log.close()
         StepFiles(self._trace, self._step_log).close()

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.emulator import logs
-from harness.emulator.api import Api, log_added, log_received
+from harness.emulator.api import Api
 from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import EmulatorCore, EngineRequest, keyed_answer
 from harness.emulator.driver import RealTimeDriver
@@ -91,7 +91,10 @@ class EmulatorServer:
     def submit(self, stream: ClientStream) -> None:
         """Hand all engine requests of one HTTP request to the engine; refused while shutting down."""
         if self.config.log_requests and not self._stop_signals:
-            log_received(self.log, stream.answer.requests)
+            for request in {request.external_id: request for request in stream.answer.requests}.values():
+                params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
+                received = f"Received request {request.external_id}: params: {params}, lora_request: None."
+                self.log.line(logs.RECEIVED, received)
         for request in stream.answer.requests:
             if self._stop_signals:
                 self.log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
@@ -99,7 +102,7 @@ class EmulatorServer:
                 stream.push(request, None)
                 continue
             if self.config.log_requests:
-                log_added(self.log, request)
+                self.log.line(logs.ADDED, f"Added request {request.engine_id}.")
             self.reporter.register(request, stream)
             self.driver.submit(request)
 

@@ -9,8 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
@@ -87,42 +86,6 @@ MODELS = "/v1/models"
 POLL_NS = 200 * NS_PER_MS
 
 
-class ServerHandle(Protocol):
-    """A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
-
-    pid: int
-
-    def __enter__(self) -> ServerHandle: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    @property
-    def has_exited(self) -> bool: ...
-
-    def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int: ...
-
-    def stop(self, grace_s: float = 10.0) -> ExitReport: ...
-
-    def kill(self) -> ExitReport: ...
-
-
-def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:
-    """A new process for ``launch``, or a handle on the server that runs already."""
-    if not launch.is_ours:
-        # A run always has these files; without access to the log they stay empty.
-        log_path.touch()
-        stamps_path.touch()
-        return AttachedServer(launch)
-    return ServerProcess.start(
-        launch.argv,
-        env=launch.env,
-        log=ServerLog(log_path, stamps_path, clock),
-        scratch_variable=launch.scratch_variable,
-    )
-
-
 class AttachedServer:
     """A server that somebody else started: only observed. ``stop`` and ``kill`` leave it running."""
 
@@ -137,10 +100,8 @@ class AttachedServer:
     def __enter__(self) -> AttachedServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del kind, error, trace
+    def __exit__(self, *_exception: object) -> None:
+        """Nothing is left to do."""
 
     @property
     def has_exited(self) -> bool:
@@ -178,6 +139,25 @@ class AttachedServer:
             first = file.readline()
             file.seek(max(self._offset, len(first)))
             kept.write_bytes(first + file.read())
+
+
+ServerHandle = ServerProcess | AttachedServer
+"""A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
+
+
+def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:
+    """A new process for ``launch``, or a handle on the server that runs already."""
+    if not launch.is_ours:
+        # A run always has these files; without access to the log they stay empty.
+        log_path.touch()
+        stamps_path.touch()
+        return AttachedServer(launch)
+    return ServerProcess.start(
+        launch.argv,
+        env=launch.env,
+        log=ServerLog(log_path, stamps_path, clock),
+        scratch_variable=launch.scratch_variable,
+    )
 
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:

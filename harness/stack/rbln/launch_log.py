@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,8 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
         _read_report(report, facts)
     for line in scrapes:
         if CACHE_INFO in line:
-            read_metrics(_body_of(line), facts)
+            with suppress(ValueError, KeyError, TypeError, IndexError, RecursionError):
+                read_metrics(str(json.loads(line)["body"]), facts)
         if facts.cache:
             break
     return facts
@@ -229,27 +231,26 @@ class _Report(BaseModel):
 def read_metrics(body: str, facts: LaunchFacts) -> None:
     """Take the labels of vLLM's cache_config_info, and of an emulator's config_info, from the body of /metrics."""
     only = "\n".join(line for line in body.splitlines() if CACHE_INFO in line or EMULATOR_INFO in line) + "\n"
-    try:
+    # An answer that is not metrics counts as a scrape without values.
+    with suppress(ValueError, KeyError, TypeError, IndexError, RecursionError):
         samples = [sample for family in text_string_to_metric_families(only) for sample in family.samples]
         labels = {sample.name: sample.labels for sample in reversed(samples)}
         settings = {key: json.loads(value) for key, value in labels.get(EMULATOR_INFO, {}).items()}
-    # An answer that is not metrics counts as a scrape without values.
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return
-    facts.cache, facts.emulator = dict(labels.get(CACHE_INFO, {})), settings
-
-
-def _body_of(line: str) -> str:
-    """The body in a line of scrapes; empty when missing."""
-    try:
-        return str(json.loads(line)["body"])
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return ""
+        facts.cache, facts.emulator = dict(labels.get(CACHE_INFO, {})), settings
 
 
 def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding]:
     """Findings about the end of the engine, statistics and the observer. Settings are judged with the run."""
-    findings = _died(facts)
+    findings: list[Finding] = []
+    if facts.is_engine_dead:
+        findings.append(
+            Finding(
+                code="engine-died",
+                severity="invalid",
+                evidence=facts.engine_error or "the engine core ended during the run without a message",
+                hint="Read server.log around the first EngineDeadError",
+            )
+        )
     if facts.unread:
         findings.append(
             Finding(
@@ -270,19 +271,6 @@ def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding
             )
         )
     return findings
-
-
-def _died(facts: LaunchFacts) -> list[Finding]:
-    if not facts.is_engine_dead:
-        return []
-    return [
-        Finding(
-            code="engine-died",
-            severity="invalid",
-            evidence=facts.engine_error or "the engine core ended during the run without a message",
-            hint="Read server.log around the first EngineDeadError",
-        )
-    ]
 
 
 def rules_findings(rules: str, version: str) -> list[Finding]:
