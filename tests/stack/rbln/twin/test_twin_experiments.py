@@ -66,16 +66,16 @@ def test_the_bucket_intervention(place: Place) -> None:
 
 
 def test_the_sequential_experiment(place: Place) -> None:
-    workload = 'source = "sequential"\nnum_background = 6'
-    seventh = {"workload": {"num_background": 7}}
-    conditions = {"plain-7": {**PLAIN, **seventh}, "m6": OBSERVED, "m7": seventh}
+    # That the answer turns from 6 to 7 is the subject of test_twin_conformance.
+    workload = 'source = "sequential"\nnum_background = 7'
+    conditions = {"plain": PLAIN, "observed": OBSERVED}
     runs = place.run("survival", place.write("survival", workload, conditions))
 
     _check(place, "survival", runs)
     cached = {one: run.table("requests")["cached_tokens"].to_pylist()[-1] for one, run in runs.items()}
-    assert (cached["m6"], cached["m7"]) == (1920, 0)
+    assert cached == {"plain": 0, "observed": 0}
     # One session at a time: not only the tokens and the work are the same, every step is.
-    outcome = compare_pair(runs["plain-7"], runs["m7"])
+    outcome = compare_pair(runs["plain"], runs["observed"])
     assert outcome.is_same
     assert "steps (n in order) identical" in outcome.lines[1]
 

@@ -23,8 +23,20 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 WORKLOAD = 'source = "sequential"\nnum_background = 2'
 
 
+@pytest.fixture(scope="module")
+def environment(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For all tests that leave it as it is."""
+    return linked_environment(twin, tmp_path_factory.mktemp("environment"))
+
+
 @pytest.fixture
-def place(twin: TwinEnvironment, tmp_path: Path) -> Place:
+def place(twin: TwinEnvironment, environment: Path, tmp_path: Path) -> Place:
+    return Place(twin, environment, tmp_path)
+
+
+@pytest.fixture
+def changed(twin: TwinEnvironment, tmp_path: Path) -> Place:
+    """A place whose environment the test may change."""
     return Place(twin, linked_environment(twin, tmp_path / "stack"), tmp_path)
 
 
@@ -41,36 +53,38 @@ def refusal(place: Place, code: int, **server: object) -> str:
     return done.stderr.strip()
 
 
-def test_a_version_that_nobody_has_read(place: Place) -> None:
-    version = place.twin.version
-    installed = place.site / f"vllm_rbln-{version}.dist-info"
-    newer = place.site / "vllm_rbln-0.13.0.dist-info"
+def test_a_version_that_nobody_has_read(changed: Place) -> None:
+    version = changed.twin.version
+    installed = changed.site / f"vllm_rbln-{version}.dist-info"
+    newer = changed.site / "vllm_rbln-0.13.0.dist-info"
     newer.mkdir()
     text = (installed / "METADATA").read_text().replace(f"Version: {version}", "Version: 0.13.0", 1)
     (newer / "METADATA").write_text(text)
     installed.unlink()
-    target = place.site / TARGET
+    target = changed.site / TARGET
     target.write_text(target.read_text() + "# of 0.13.0\n")
     assert re.fullmatch(
         rf"harness: {re.escape(str(target))}: is unknown, not pristine: vllm-rbln 0\.13\.0, SHA-256 [0-9a-f]{{16}}\. "
         r'Patches exist for vllm-rbln 0\.11\.0, .*0\.12\.0; install one of these, or run with patch = "none"',
-        refusal(place, 2),
+        refusal(changed, 2),
     )
 
 
-def test_a_target_that_somebody_changed(place: Place) -> None:
-    target = place.site / TARGET
+def test_a_target_that_somebody_changed(changed: Place) -> None:
+    target = changed.site / TARGET
     target.write_text(target.read_text() + "# changed\n")
-    assert refusal(place, 2).endswith(
-        f"The file was changed; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={place.twin.version}"
+    assert refusal(changed, 2).endswith(
+        f"The file was changed; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={changed.twin.version}"
     )
 
 
-def test_a_package_that_somebody_patched(place: Place) -> None:
-    (place.site / TARGET).write_text((place.site / TARGET).read_text() + '# logger.debug("[BUCKET] request_nums=%d\n')
+def test_a_package_that_somebody_patched(changed: Place) -> None:
+    (changed.site / TARGET).write_text(
+        (changed.site / TARGET).read_text() + '# logger.debug("[BUCKET] request_nums=%d\n'
+    )
     for declared in ("overlay", "none"):
-        assert "is patched, not pristine" in (message := refusal(place, 2, patch=declared))
-        reinstall = f"pip install --force-reinstall --no-deps vllm-rbln=={place.twin.version}"
+        assert "is patched, not pristine" in (message := refusal(changed, 2, patch=declared))
+        reinstall = f"pip install --force-reinstall --no-deps vllm-rbln=={changed.twin.version}"
         assert message.endswith(f"It was patched by hand; reinstall: {reinstall}")
 
 
