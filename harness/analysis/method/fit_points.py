@@ -37,6 +37,8 @@ BLOCK_STEPS = 4
 # or a finish may belong to it.
 EDGE_STEPS = 2
 MIN_STEPS_OF_A_LENGTH = 3
+# Of a vLLM's stretch: with fewer blocks a stall of the host would be in its median.
+MIN_BLOCKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +184,12 @@ def log_stretches(run: SealedRun) -> Iterator[Stretch]:
 
 
 def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
-    """Pure decode steps of one size. A request that comes or ends makes a mixed step or another n."""
+    """Long stretches of pure decode steps. A request that comes or ends makes a mixed step or another n."""
     clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log)
     rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "at_ns")
     for (kind, n, b, mode), group in groupby(enumerate(rows), key=lambda row: row[1][:-1]):
         chosen = [(place, row[-1]) for place, row in group][EDGE_STEPS : -EDGE_STEPS or None]
-        if kind != "decode" or b is None or len(chosen) < 2:
+        if kind != "decode" or b is None or len(chosen) <= MIN_BLOCKS * BLOCK_STEPS:
             continue
         steps = np.arange(len(chosen))
         yield Stretch(
