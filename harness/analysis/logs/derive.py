@@ -6,10 +6,10 @@ The raw files are the record; these tables can be deleted and rebuilt at will. N
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -96,9 +96,10 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     manifest: for the clock and the configured buckets. Missing raw files give empty tables. Raises RecordsError when
     a raw file cannot be read.
     """
-    events = parse_log(_chunks(folder / layout.SERVER_LOG), counts := ParseCounts())
-    stamps = _read_optional(folder / layout.LOG_STAMPS)
-    derived = derived_from(events, counts, _lines(folder / layout.SCRAPES), manifest, stamps)
+    events = parse_log(_pieces(folder / layout.SERVER_LOG), counts := ParseCounts())
+    stamps = b"".join(_pieces(folder / layout.LOG_STAMPS))
+    scrapes = _pieces(folder / layout.SCRAPES, lambda file: file.readline())
+    derived = derived_from(events, counts, scrapes, manifest, stamps)
     take_step_log(derived, folder, ScaledClock(manifest.clock.scale))
     return derived
 
@@ -399,33 +400,13 @@ def _names(codes: NDArray[np.int8], names: tuple[str, ...]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(codes, pa.array(names)).dictionary_decode()
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _pieces(path: Path, read: Callable[[BinaryIO], bytes] = lambda file: file.read(READ_BYTES)) -> Iterator[bytes]:
+    """What a raw file holds, piece by piece; nothing where there is no file."""
     if not path.exists():
         return
     try:
         with open(path, "rb") as file:
-            while block := file.read(READ_BYTES):
-                yield block
+            while piece := read(file):
+                yield piece
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():
-        return
-    try:
-        with open(path, "rb") as file:
-            yield from file
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _read_optional(path: Path) -> bytes:
-    try:
-        return path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> RecordsError:
-    return RecordsError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the disk")
+        raise RecordsError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the disk") from error

@@ -67,7 +67,13 @@ class Value(NamedTuple):
     units: float = 1.0
 
 
-def _percentile_ms(run: SealedRun, of: str, q: float) -> Value | None:
+def log_means(values: Sequence[Value]) -> FloatArray:
+    """Values whose mean is the log of the ratio of the sums."""
+    return log_mean_values([one.amount for one in values], [one.units for one in values])
+
+
+def percentile_ms(run: SealedRun, of: str, q: float) -> Value | None:
+    """A percentile of a latency over the requests of a run."""
     values = getattr(latencies(run), of)
     values = values[~np.isnan(values)]
     return Value(quantile(values, q) / NS_PER_MS) if len(values) else None
@@ -90,9 +96,9 @@ COSTS: Mapping[str, Callable[[SealedRun], Value | None]] = {
 }
 SIMULATED_COST = "cost_s_per_token"
 FELT: Mapping[str, Callable[[SealedRun], Value | None]] = {
-    "ttft_p50_ms": lambda run: _percentile_ms(run, "ttft_ns", 0.5),
-    "itl_p50_ms": lambda run: _percentile_ms(run, "itl_ns", 0.5),
-    "e2e_p50_ms": lambda run: _percentile_ms(run, "e2e_ns", 0.5),
+    "ttft_p50_ms": lambda run: percentile_ms(run, "ttft_ns", 0.5),
+    "itl_p50_ms": lambda run: percentile_ms(run, "itl_ns", 0.5),
+    "e2e_p50_ms": lambda run: percentile_ms(run, "e2e_ns", 0.5),
     "tokens_per_s": _tokens_per_s,
 }
 
@@ -221,9 +227,7 @@ def _peer_row(side: Side, peer: PeerSide, measure: str, *, is_baseline: bool) ->
     (name, values, backends, source), (base, base_values, base_backends, base_source) = (
         places if is_baseline else places[::-1]
     )
-    logs = [
-        log_mean_values([one.amount for one in group], [one.units for one in group]) for group in (values, base_values)
-    ]
+    logs = [log_means(group) for group in (values, base_values)]
     return {
         "condition": name,
         "baseline": base,
@@ -257,7 +261,7 @@ def _row(side: Side, base: Side, measure: str, of: Callable[[SealedRun], Value |
     known = [[value for value in group if value is not None and value.amount > 0] for group in values]
     if not known[0] or not known[1] or (is_paired and list(map(len, known)) != list(map(len, values))):
         return None
-    logs = [log_mean_values([one.amount for one in group], [one.units for one in group]) for group in known]
+    logs = [log_means(group) for group in known]
     figures = [[run_figures(run) for run in group] for group in runs]
     estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if is_paired else _welch(*logs)
     return {

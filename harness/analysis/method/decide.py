@@ -169,19 +169,6 @@ def same_side(predicted: float, observed: float, band: tuple[float, float]) -> b
     return both_inside or (predicted - 1) * (observed - 1) > 0
 
 
-class TauSensitivity(NamedTuple):
-    """Agreement under one default: tau = max(tau0, r/B)."""
-
-    tau0: float
-    tau: float
-    is_agreed: bool
-
-
-def tau_sensitivity(costs: Costs, grid: Sequence[float]) -> list[TauSensitivity]:
-    """How channel agreement depends on the default of the tolerance (docs/method.md, "Decisions")."""
-    return [TauSensitivity(tau0, (one := costs.agreement(tau0)).tau, one.is_agreed) for tau0 in grid]
-
-
 class Block(NamedTuple):
     """Padding of one input plan with waits and without."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.method.across import Value
+from harness.analysis.method.across import COSTS, Value, log_means, percentile_ms
 from harness.analysis.method.devices import estimate_of
 from harness.analysis.method.figures import place_of, run_figures
 from harness.analysis.method.margins import one_sided_p
@@ -27,10 +27,8 @@ from harness.analysis.method.stats import (
     Estimate,
     FloatArray,
     holm,
-    log_mean_values,
-    quantile,
 )
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
@@ -71,15 +69,8 @@ class GateFigure:
         return 1 if self.quantile is None else round(MIN_BEYOND / (1 - self.quantile))
 
 
-def _cost(run: SealedRun) -> Value | None:
-    figures = run_figures(run)
-    return Value(figures.b_ns / NS_PER_S, figures.generated_tokens) if figures.generated_tokens else None
-
-
-def _ttft(run: SealedRun, q: float) -> Value | None:
-    values = latencies(run).ttft_ns
-    values = values[~np.isnan(values)]
-    return Value(quantile(values, q) / NS_PER_MS) if len(values) else None
+def _ttft(q: float) -> Callable[[SealedRun], Value | None]:
+    return lambda run: percentile_ms(run, "ttft_ns", q)
 
 
 def _tpot(run: SealedRun) -> Value | None:
@@ -102,9 +93,9 @@ def _padding(run: SealedRun) -> Value | None:
 FIGURES: Mapping[str, GateFigure] = {
     figure.name: figure
     for figure in (
-        GateFigure("cost", "time in flight (B) per generated token, s", 1.01, _cost, is_sum=True),
-        GateFigure("ttft_p50", "median time to first token, ms", 1.05, lambda run: _ttft(run, 0.5), quantile=0.5),
-        GateFigure("ttft_p99", "p99 of the time to first token, ms", 1.10, lambda run: _ttft(run, 0.99), quantile=0.99),
+        GateFigure("cost", "time in flight (B) per generated token, s", 1.01, COSTS["B_s_per_token"], is_sum=True),
+        GateFigure("ttft_p50", "median time to first token, ms", 1.05, _ttft(0.5), quantile=0.5),
+        GateFigure("ttft_p99", "p99 of the time to first token, ms", 1.10, _ttft(0.99), quantile=0.99),
         GateFigure("tpot", "mean time per output token, ms", 1.01, _tpot),
         GateFigure("reuse", "prompt tokens computed per request (less reuse: more)", 1.01, _reuse, is_sum=True),
         GateFigure("padding", "decode slots per occupied slot (more padding: more)", 1.01, _padding, is_sum=True),
@@ -312,10 +303,7 @@ def _log_ratios(figure: GateFigure, known: Sequence[tuple[Value, Value]]) -> Flo
     """A log ratio of each pair; of sums their mean is that of the sums, as in ``harness compare``."""
     new, base = ([pair[side] for pair in known] for side in (0, 1))
     if figure.is_sum:
-        own, other = (
-            log_mean_values([one.amount for one in side], [one.units for one in side]) for side in (new, base)
-        )
-        return own - other
+        return log_means(new) - log_means(base)
     return np.log([one.amount for one in new]) - np.log([one.amount for one in base])
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.method.across import log_means
 from harness.analysis.method.devices import estimate_of
 from harness.analysis.method.gate import FIGURES, GateRun
-from harness.analysis.method.stats import MIN_REPLICATES, Interval, log_mean_values
+from harness.analysis.method.stats import MIN_REPLICATES, Interval
 from harness.errors import SpecError
 from harness.records import origin_of
 from harness.records.manifest import table_at
@@ -142,10 +143,7 @@ def _point(one: Placed, runs: Sequence[GateRun], figure: str) -> HistoryPoint | 
     values = [value for run in runs if (value := run.values.get(figure)) is not None and value.amount > 0]
     if len(values) < len(runs) or not values:
         return None
-    if FIGURES[figure].is_sum:
-        logs = log_mean_values([value.amount for value in values], [value.units for value in values])
-    else:
-        logs = np.log([value.amount for value in values])
+    logs = log_means(values) if FIGURES[figure].is_sum else np.log([value.amount for value in values])
     estimate = estimate_of(logs.tolist(), list(runs))
     interval = None if estimate is None else estimate.interval()
     return HistoryPoint(one.place, one.date, one.release, len(runs), math.exp(float(logs.mean())), interval)

@@ -7,6 +7,7 @@ Definitions: docs/method.md, "Waiting".
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 
 from harness.analysis.method import stats
 from harness.analysis.method.decide import Decision, Number, Outcome
-from harness.analysis.method.reconstruct import join_request_id, with_tokens
+from harness.analysis.method.reconstruct import join_request_id, received_ns, with_tokens
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, by_condition
+from harness.records.schema import rows_where, values_of
 from harness.spec.rules import InterferenceRule
 
 IntArray = NDArray[np.int64]
@@ -98,12 +100,11 @@ class Injection(NamedTuple):
 
 def chunk_instants(chunks: pa.Table) -> dict[tuple[int, int], IntArray]:
     """Reception instants by (session, request), ns, in order: the kernel's stamp where there is one."""
-    kernel, received = chunks.column("kernel_ns"), chunks.column("received_ns").to_numpy()
-    has_kernel = kernel.is_valid().to_numpy()
-    at_ns = np.where(has_kernel, kernel.fill_null(0).to_numpy(), received)
-    session, request = chunks.column("session").to_numpy(), chunks.column("request").to_numpy()
-    keys = {(int(s), int(r)) for s, r in zip(session, request, strict=True)}
-    return {key: np.sort(at_ns[(session == key[0]) & (request == key[1])]) for key in sorted(keys)}
+    columns = (chunks.column(name).to_pylist() for name in ("session", "request"))
+    by_request: dict[tuple[int, int], list[int]] = {}
+    for key, at_ns in zip(zip(*columns, strict=True), received_ns(chunks).tolist(), strict=True):
+        by_request.setdefault(key, []).append(at_ns)
+    return {key: np.sort(np.array(at_ns)) for key, at_ns in sorted(by_request.items())}
 
 
 def injection_of(run: SealedRun, rule: InterferenceRule) -> Injection:
@@ -153,12 +154,10 @@ def prefill_elapsed_ms(metrics: pa.Table, sent_ns: int, done_ns: int) -> float |
 
 
 def _by_instant(metrics: pa.Table, name: str) -> Mapping[int, float]:
-    found: dict[int, float] = {}
-    columns = [metrics.column(column).to_pylist() for column in ("at_ns", "name", "value")]
-    for at_ns, metric, value in zip(*columns, strict=True):
-        if metric == name:
-            found[at_ns] = found.get(at_ns, 0.0) + value
-    return found
+    sums: defaultdict[int, float] = defaultdict(float)
+    for at_ns, value in values_of(rows_where(metrics, "name", name), "at_ns", "value"):
+        sums[at_ns] += value
+    return sums
 
 
 def injections(runs: Sequence[SealedRun], rule: InterferenceRule) -> dict[str, list[Injection]]:
@@ -231,25 +230,19 @@ def measured_waiting_session_ns(run: SealedRun) -> int | None:
     instants = chunk_instants(with_tokens(run.table("chunks")))
     token_ns = {key: (int(own[0]), int(own[-1])) for key, own in instants.items()}
     by_id = {row["response_id"]: row for row in requests if row["response_id"]}
-    if not token_ns or events.num_rows == 0 or not _is_streaming(run):
+    if not token_ns or events.num_rows == 0 or not run.client.stream:
         return None
     spans = np.array(list(token_ns.values()))
     total_ns = 0
-    columns = [events.column(name).to_pylist() for name in ("kind", "request_id", "log_ns")]
     seen: set[str] = set()
-    for kind, log_id, start_ns in zip(*columns, strict=True):
-        if kind != "alloc" or log_id in seen:
+    for log_id, start_ns in values_of(rows_where(events, "kind", "alloc"), "request_id", "log_ns"):
+        if log_id in seen:
             continue
         seen.add(log_id)
-        response_id = join_request_id(log_id, by_id)
-        row = by_id.get(response_id or "")
+        row = by_id.get(join_request_id(log_id, by_id) or "")
         if row is None or start_ns is None or (row["session"], row["request"]) not in token_ns:
             return None
         end_ns = token_ns[row["session"], row["request"]][0]
         overlap = np.minimum(spans[:, 1], end_ns) - np.maximum(spans[:, 0], start_ns)
         total_ns += int(overlap[overlap > 0].sum())
     return total_ns
-
-
-def _is_streaming(run: SealedRun) -> bool:
-    return run.client.stream

@@ -43,7 +43,7 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
 
     requests: REQUESTS schema. plan: what was to be sent; without it only the manifest's count of requests is known.
     """
-    keys, counts = np.unique(_keys(requests), return_counts=True)
+    keys, counts = np.unique(request_keys(requests), return_counts=True)
     if len(repeated := keys[counts > 1]):
         yield invalid("request-repeated", f"{len(repeated)} requests have several rows, first {_names(repeated)}")
     yield from _check_plan(manifest, requests, keys, plan)
@@ -54,12 +54,12 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
         yield invalid(
             "request-failed",
             f"{len(failed)} of {requests.num_rows} requests were not answered as planned ({which}), "
-            f"first {_names(_keys(requests)[failed])}{_words_of_first(requests, failed, status)}",
+            f"first {_names(request_keys(requests)[failed])}{_words_of_first(requests, failed, status)}",
             "See columns status, http_status and error of the requests table",
         )
     answered = requests.filter(pa.array(status == "ok"))
     generated = answered.column("completion_tokens").fill_null(-1).to_numpy()
-    if len(wrong := _keys(answered)[generated != answered.column("planned_generate_tokens").to_numpy()]):
+    if len(wrong := request_keys(answered)[generated != answered.column("planned_generate_tokens").to_numpy()]):
         yield invalid(
             "wrong-length",
             f"{len(wrong)} answers have another number of tokens than planned, first {_names(wrong)}",
@@ -76,7 +76,7 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
             code="prompt-drift",
             severity="warning" if form in _DRIFT_HINTS else "invalid",
             evidence=f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum "
-            f"({sent[drifted].sum()} planned), first {_names(_keys(answered)[drifted])}",
+            f"({sent[drifted].sum()} planned), first {_names(request_keys(answered)[drifted])}",
             hint=_DRIFT_HINTS.get(form, ""),
         )
 
@@ -118,7 +118,7 @@ def _check_plan(manifest: Manifest, requests: pa.Table, keys: IntArray, plan: Pl
         yield invalid("request-missing", f"{len(missing)} planned requests have no row, first {_names(missing)}")
     if len(unplanned := np.setdiff1d(keys, planned[:, 0])):
         yield invalid("request-unplanned", f"{len(unplanned)} rows were never planned, first {_names(unplanned)}")
-    of_rows = _keys(requests)
+    of_rows = request_keys(requests)
     place = np.minimum(np.searchsorted(planned[:, 0], of_rows), len(planned) - 1)
     lengths = [requests.column(name).to_numpy() for name in ("planned_prompt_tokens", "planned_generate_tokens")]
     is_changed = (planned[place, 1] != lengths[0]) | (planned[place, 2] != lengths[1])
@@ -128,7 +128,7 @@ def _check_plan(manifest: Manifest, requests: pa.Table, keys: IntArray, plan: Pl
         )
 
 
-def _keys(requests: pa.Table) -> IntArray:
+def request_keys(requests: pa.Table) -> IntArray:
     """A number for each (session, request), in their order."""
     session, request = (requests.column(name).to_numpy().astype(np.int64) for name in ("session", "request"))
     return session << KEY_BITS | request
@@ -147,7 +147,7 @@ def _planned(plan: Plan) -> IntArray:
 
 
 def _names(keys: IntArray) -> str:
-    """The first few requests, in words. keys: see ``_keys``."""
+    """The first few requests, in words. keys: see ``request_keys``."""
     pairs = [divmod(key, 1 << KEY_BITS) for key in keys[:MAX_NAMED].tolist()]
     return ", ".join(f"session {session} request {request}" for session, request in pairs)
 

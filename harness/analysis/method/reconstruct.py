@@ -41,7 +41,7 @@ class StepCost(Protocol):
 
 
 @runtime_checkable
-class ChunkedStepCost(Protocol):
+class ChunkedStepCost(StepCost, Protocol):
     """What channel A needs beside it for steps of a vLLM.
 
     chunk_step_fs: of steps that compute parts of prompts; None: not stated. eager_ns: extra time of a decode step
@@ -50,10 +50,6 @@ class ChunkedStepCost(Protocol):
 
     chunk_step_fs: int | None
     eager_ns: int
-
-    def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int: ...
-
-    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
 
     def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int: ...
 
@@ -115,8 +111,7 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
         decode_ns=decode_ns,
         prefill_ns=sum(cost_model.prefill_ns(prompt - cached, cached) for prompt, cached in prompts),
         num_unpriced_requests=sum(
-            prompt is None and sent is not None
-            for (prompt, _cached), sent in zip(_prompts(requests), requests.column("sent_ns").to_pylist(), strict=True)
+            prompt is None and sent is not None for prompt, sent in values_of(requests, "prompt_tokens", "sent_ns")
         ),
         num_extrapolated_steps=extrapolated_steps,
         num_extrapolated_prefills=sum(bool(is_extrapolated(prompt - cached)) for prompt, cached in prompts),
@@ -166,13 +161,20 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
 
 def channel_b(requests: pa.Table) -> int:
     """Channel B of one run, ns: length of the union of the in-flight intervals [sent, done] of all requests."""
-    sent, done = requests.column("sent_ns").to_pylist(), requests.column("done_ns").to_pylist()
-    return union_ns((a, b) for a, b in zip(sent, done, strict=True) if a is not None and b is not None)
+    return union_ns(span for span in values_of(requests, "sent_ns", "done_ns") if None not in span)
 
 
 def with_tokens(chunks: pa.Table) -> pa.Table:
     """The chunks that brought tokens."""
     return chunks.filter(pa.array(chunks["num_tokens"].to_numpy() > 0))
+
+
+def received_ns(chunks: pa.Table) -> IntArray:
+    """When each chunk came: the kernel's stamp where there is one, as the client's own lag is not the server's."""
+    kernel = chunks.column("kernel_ns")
+    return np.where(
+        kernel.is_valid().to_numpy(), kernel.fill_null(0).to_numpy(), chunks.column("received_ns").to_numpy()
+    )
 
 
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
@@ -231,12 +233,12 @@ def waiting_session_ns(kv_events: pa.Table, requests: pa.Table, cost_model: Step
     """
     prompts = _by_response_id(requests)
     total_ns = 0
-    for prefill in _prefills(kv_events):
-        request = join_request_id(prefill.request_id, prompts)
+    for log_id, others_running in _prefills(kv_events):
+        request = join_request_id(log_id, prompts)
         if request is None:
             return None
         prompt, cached = prompts[request]
-        total_ns += cost_model.prefill_ns(prompt - cached, cached) * prefill.others_running
+        total_ns += cost_model.prefill_ns(prompt - cached, cached) * others_running
     return total_ns if kv_events.num_rows else None
 
 
@@ -269,8 +271,8 @@ def decoding_spans(steps: pa.Table, kv_events: pa.Table, requests: pa.Table) -> 
 
     Empty where the log does not account for every request of every step: then nobody knows who was in one.
     """
-    names = requests.select(["response_id", "session", "request"]).to_pylist()
-    of_id = {row["response_id"]: (row["session"], row["request"]) for row in names if row["response_id"]}
+    columns = values_of(requests, "response_id", "session", "request")
+    of_id = {name: (session, request) for name, session, request in columns if name}
     count = np.zeros(steps.num_rows, dtype=np.int64)
     spans: list[tuple[tuple[int, int], range]] = []
     for stay in _stays(kv_events, steps.num_rows):
@@ -297,12 +299,6 @@ def join_request_id(log_id: str, response_ids: Mapping[str, Any]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-class _Prefill(NamedTuple):
-    request_id: str
-    step: int
-    others_running: int
-
-
 class _Stay(NamedTuple):
     """A request in the running set: it decodes in steps [first_step, last_step)."""
 
@@ -318,14 +314,15 @@ def _kv_walk(kv_events: pa.Table) -> Iterator[tuple[str, str, int]]:
             yield kind, request_id, step
 
 
-def _prefills(kv_events: pa.Table) -> Iterator[_Prefill]:
+def _prefills(kv_events: pa.Table) -> Iterator[tuple[str, int]]:
+    """(request id, other running requests) of each prefill."""
     running: set[str] = set()
-    for kind, request_id, step in _kv_walk(kv_events):
+    for kind, request_id, _step in _kv_walk(kv_events):
         if kind == "free_request":
             running.discard(request_id)
         elif request_id not in running:
             # A further ALLOC of a running request is a decode step that needed one more slot.
-            yield _Prefill(request_id, step, len(running))
+            yield request_id, len(running)
             running.add(request_id)
 
 
@@ -382,14 +379,9 @@ def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[
 
 
 def _prompts(requests: pa.Table) -> list[tuple[int | None, int]]:
-    prompts, cached = requests.column("prompt_tokens").to_pylist(), requests.column("cached_tokens").to_pylist()
-    return list(zip(prompts, cached, strict=True))
+    return list(values_of(requests, "prompt_tokens", "cached_tokens"))
 
 
 def _by_response_id(requests: pa.Table) -> dict[str, tuple[int, int]]:
-    ids = requests.column("response_id").to_pylist()
-    return {
-        response_id: (prompt, cached)
-        for response_id, (prompt, cached) in zip(ids, _prompts(requests), strict=True)
-        if response_id and prompt is not None
-    }
+    columns = values_of(requests, "response_id", "prompt_tokens", "cached_tokens")
+    return {name: (prompt, cached) for name, prompt, cached in columns if name and prompt is not None}

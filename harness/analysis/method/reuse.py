@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import attrgetter
-from typing import NamedTuple, Protocol
+from operator import attrgetter, sub
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.stats import sum_or_none
+from harness.analysis.method.reconstruct import StepCost, join_request_id
+from harness.analysis.method.stats import sum_or_none, when_known
 from harness.plan import Plan
 from harness.records import SealedRun
 from harness.records.schema import rows_where, values_of
@@ -25,12 +25,6 @@ from harness.records.schema import rows_where, values_of
 BLOCK_TOKENS = 128
 PAGED_BLOCK_TOKENS = 16  # vLLM's default on GPUs
 Place = tuple[int, int]  # (session, request)
-
-
-class PrefillCost(Protocol):
-    """The part of a cost model that prices prefills."""
-
-    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
 
 
 class ReuseRule(NamedTuple):
@@ -139,8 +133,7 @@ def _generated(requests: pa.Table) -> dict[Place, int]:
 
 def computed_prefill_tokens(requests: pa.Table) -> int | None:
     """Prompt tokens that the server computed: sum of prompt - cached over answered requests; None where unknown."""
-    rows = _answered(requests)
-    return sum_or_none(None if cached is None else prompt - cached for _session, _request, prompt, cached in rows)
+    return sum_or_none(when_known(sub, prompt, cached) for _session, _request, prompt, cached in _answered(requests))
 
 
 def cached_tokens(requests: pa.Table) -> int | None:
@@ -153,7 +146,7 @@ def prompt_tokens(requests: pa.Table) -> int:
     return sum(prompt for _session, _request, prompt, _cached in _answered(requests))
 
 
-def extra_prefill_ns(cost_model: PrefillCost, prompt_tokens: int, lost_tokens: int) -> int:
+def extra_prefill_ns(cost_model: StepCost, prompt_tokens: int, lost_tokens: int) -> int:
     """T(L) - T(L - C): what computing again ``lost_tokens`` of a prompt of L tokens costs."""
     return cost_model.prefill_ns(prompt_tokens, 0) - cost_model.prefill_ns(prompt_tokens - lost_tokens, lost_tokens)
 
@@ -187,8 +180,8 @@ def continuations(plan: Plan | None) -> tuple[dict[Place, Place], dict[Place, in
 
 
 def _answered(requests: pa.Table) -> list[tuple[int, int, int, int | None]]:
-    columns = [requests.column(name).to_pylist() for name in ("session", "request", "prompt_tokens", "cached_tokens")]
-    return sorted((row for row in zip(*columns, strict=True) if row[2] is not None), key=lambda row: row[:2])
+    rows = values_of(requests, "session", "request", "prompt_tokens", "cached_tokens")
+    return sorted((row for row in rows if row[2] is not None), key=lambda row: row[:2])
 
 
 # Causes of a shortfall, in the order in which reports show them; evictions are by who asked for the slot.
@@ -215,15 +208,8 @@ class Ceilings:
 
     def __add__(self, other: Ceilings) -> Ceilings:
         lost = {cause: self.lost.get(cause, 0) + other.lost.get(cause, 0) for cause in {**self.lost, **other.lost}}
-        return Ceilings(
-            self.prompt + other.prompt,
-            self.endless + other.endless,
-            self.by_turn + other.by_turn,
-            self.blocks + other.blocks,
-            self.reused + other.reused,
-            self.beyond + other.beyond,
-            lost,
-        )
+        names = ("prompt", "endless", "by_turn", "blocks", "reused", "beyond")
+        return Ceilings(**{name: getattr(self, name) + getattr(other, name) for name in names}, lost=lost)
 
 
 def total_ceilings(of: Iterable[Ceilings]) -> Ceilings:

@@ -18,13 +18,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.method.devices import positive_mean_interval, quantile_interval
-from harness.analysis.method.figures import place_of
-from harness.analysis.method.reconstruct import join_request_id, with_tokens
-from harness.analysis.method.stats import FloatArray, Interval, binomial_cdf, quantiles
+from harness.analysis.method.figures import cells, place_of
+from harness.analysis.method.plan_answers import request_keys
+from harness.analysis.method.reconstruct import join_request_id, received_ns, with_tokens
+from harness.analysis.method.stats import FloatArray, Interval, binomial_cdf, quantiles, ratio
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.plan import UserTimelines, users_of
 from harness.records import SealedRun, once_per_run
-from harness.records.schema import rows_where
+from harness.records.schema import rows_where, values_of
 from harness.spec import SloSpec, WindowSpec
 from harness.spec.sections import FOREVER_NS
 
@@ -219,29 +220,19 @@ def latencies(run: SealedRun) -> Latencies:
 def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
     """(row of its request, instant, tokens) of every chunk with tokens, by request, in order of arrival.
 
-    The instant is the kernel's stamp where there is one: the client's own lag is not the server's latency.
+    The instant: see ``received_ns``.
     """
     chunks = with_tokens(run.table("chunks"))
-    wanted = _keys(requests)
+    wanted = request_keys(requests)
     order = np.argsort(wanted)
-    keys = _keys(chunks)
+    keys = request_keys(chunks)
     place = np.minimum(np.searchsorted(wanted[order], keys), max(0, len(order) - 1))
     row = order[place] if len(order) else np.zeros(len(keys), dtype=np.int64)
     is_wanted = wanted[row] == keys if len(order) else np.zeros(len(keys), dtype=np.bool_)
-    kernel = chunks.column("kernel_ns")
-    at_ns = np.where(
-        kernel.is_valid().to_numpy(), kernel.fill_null(0).to_numpy(), chunks.column("received_ns").to_numpy()
-    )
-    row, at_ns = row[is_wanted], at_ns[is_wanted]
+    row, at_ns = row[is_wanted], received_ns(chunks)[is_wanted]
     num_tokens = chunks.column("num_tokens").to_numpy().astype(np.int64)[is_wanted]
     sorting = np.lexsort((at_ns, row))
     return row[sorting], at_ns[sorting], num_tokens[sorting]
-
-
-def _keys(table: pa.Table) -> IntArray:
-    """Session and turn as one number."""
-    session, request = (table.column(name).to_numpy().astype(np.int64) for name in ("session", "request"))
-    return (session << 32) + request
 
 
 def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
@@ -249,7 +240,7 @@ def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray)
     allocs = rows_where(run.table("kv_events"), "kind", "alloc")
     row_of = {response_id: row for row, response_id in enumerate(response_ids) if response_id}
     queue_ns = np.full(len(response_ids), np.nan)
-    for log_id, at_ns in zip(allocs.column("request_id").to_pylist(), allocs.column("log_ns").to_pylist(), strict=True):
+    for log_id, at_ns in values_of(allocs, "request_id", "log_ns"):
         response_id = join_request_id(log_id, row_of)
         if response_id is not None and at_ns is not None and math.isnan(queue_ns[row_of[response_id]]):
             # The log's stamp is of the receipt of a line and may precede the client's own by its rounding.
@@ -364,36 +355,18 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
                 "condition": condition.condition,
                 "group": distribution.group,
                 "metric": distribution.metric,
+                "unit": "ms",
+                "num_values": distribution.num_values,
             }
-            row |= {"unit": "ms", "num_values": distribution.num_values}
             for percentile in distribution.percentiles:
                 name = f"p{percentile.q * 100:.0f}"
-                interval, bound = percentile.interval, percentile.certified
-                row |= {
-                    name: percentile.value / NS_PER_MS,
-                    f"{name}_low": None if interval is None else interval.low / NS_PER_MS,
-                    f"{name}_high": None if interval is None else interval.high / NS_PER_MS,
-                    f"{name}_certified": None if bound is None else bound / NS_PER_MS,
-                }
+                paths = {"": "value", "_low": "interval.low", "_high": "interval.high", "_certified": "certified"}
+                values_ns = cells(percentile, {name + end: path for end, path in paths.items()})
+                row |= {key: ratio(value_ns, NS_PER_MS) for key, value_ns in values_ns.items()}
             rows.append(row)
-        rates = {
-            "tokens_per_s": condition.tokens_per_s,
-            "requests_per_s": condition.requests_per_s,
-            "goodput_per_s": condition.goodput_per_s,
-        }
-        for name, rate in rates.items():
-            if rate is not None:
-                low, high = (None, None) if rate.interval is None else (rate.interval.low, rate.interval.high)
-                rows.append(
-                    {
-                        "condition": condition.condition,
-                        "group": "all",
-                        "metric": name,
-                        "unit": "1/s",
-                        "num_values": condition.num_runs,
-                        "mean": rate.mean,
-                        "mean_low": low,
-                        "mean_high": high,
-                    }
-                )
+        for name in ("tokens_per_s", "requests_per_s", "goodput_per_s"):
+            if (rate := getattr(condition, name)) is not None:
+                row = {"condition": condition.condition, "group": "all", "metric": name, "unit": "1/s"}
+                ends = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high"}
+                rows.append({**row, "num_values": condition.num_runs, **cells(rate, ends)})
     return rows
