@@ -40,7 +40,6 @@ from harness.spec import LimitsSpec, ServerSpec
 if TYPE_CHECKING:
     from harness.analysis.logs.derive import Derived
     from harness.plan import Plan
-    from harness.stack.vllm.step_log import StepLog
 
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
@@ -64,7 +63,9 @@ def check_run(
         *_check_server(manifest),
         *check_settings(manifest),
         *check_answers(manifest, requests, plan),
-        *_check_observation(manifest, requests, derived),
+        *_check_declared_lines(manifest, requests, derived),
+        *_check_scrapes(manifest, derived),
+        *_check_log(derived),
         *check_step_log(manifest, derived.step_log, derived.step_log_problem),
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
@@ -96,17 +97,13 @@ def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
     """
     groups: dict[tuple[str, int, str], list[SealedRun]] = {}
     for run in runs:
-        groups.setdefault((run.experiment, run.replicate, _workload_changes(run)), []).append(run)
+        workload = json.dumps(run.manifest.requested_condition.get("workload", {}), sort_keys=True)
+        groups.setdefault((run.experiment, run.replicate, workload), []).append(run)
     findings: list[Finding] = []
     for (_experiment, replicate, _workload), group in sorted(groups.items()):
         findings.extend(_check_same_plan(replicate, group))
         findings.extend(_check_same_work(replicate, [run for run in group if run.is_valid]))
     return findings
-
-
-def _workload_changes(run: SealedRun) -> str:
-    """What the run's condition changes in the experiment's workload, as text that compares."""
-    return json.dumps(run.manifest.requested_condition.get("workload", {}), sort_keys=True)
 
 
 def _check_server(manifest: Manifest) -> Iterator[Finding]:
@@ -115,20 +112,17 @@ def _check_server(manifest: Manifest) -> Iterator[Finding]:
         yield invalid("server-died", evidence, "Read the end of server.log")
 
 
-def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
-    yield from _check_declared_lines(manifest, requests, derived)
-    yield from _check_scrapes(manifest, derived)
-    yield from _check_log(derived)
-
-
 def _check_declared_lines(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     declared = manifest.observation
     has_decoded = bool((requests.column("completion_tokens").fill_null(0).to_numpy() > 1).any())
     has_answered = requests.column("prompt_tokens").null_count < requests.num_rows
-    if has_decoded and declared.steps == "bucket-log" and not derived.num_bucket_lines:
-        yield invalid("observer-silent", "the [BUCKET] lines that were declared are not in the log", _PATCH_HINT)
-    if has_decoded and declared.steps == "iteration-log" and not derived.num_iteration_lines:
-        yield invalid("observer-silent", "the iteration lines that were declared are not in the log", _PATCH_HINT)
+    lines = {
+        "bucket-log": ("[BUCKET]", derived.num_bucket_lines),
+        "iteration-log": ("iteration", derived.num_iteration_lines),
+    }
+    name, num_lines = lines.get(declared.steps, ("", 1))
+    if has_decoded and not num_lines:
+        yield invalid("observer-silent", f"the {name} lines that were declared are not in the log", _PATCH_HINT)
     if declared.steps != "bucket-log" and derived.num_bucket_lines:
         yield invalid(
             "patch-undeclared", f"the log has {derived.num_bucket_lines} [BUCKET] lines of a patch nobody declared"
@@ -140,11 +134,10 @@ def _check_declared_lines(manifest: Manifest, requests: pa.Table, derived: Deriv
 def _check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
     if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
         is_needed = LimitsSpec.model_validate(manifest.requested.get("limits", {})).needs_metrics
-        yield Finding(
-            code="metrics-missing",
-            severity="invalid" if is_needed else "warning",
-            evidence=f"none of {derived.num_scrapes} scrapes has a readable body with samples",
-            hint="Set limits.needs_metrics = false to measure without" if is_needed else "",
+        yield (invalid if is_needed else warning)(
+            "metrics-missing",
+            f"none of {derived.num_scrapes} scrapes has a readable body with samples",
+            "Set limits.needs_metrics = false to measure without" if is_needed else "",
         )
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
@@ -179,37 +172,23 @@ def _check_log(derived: Derived) -> Iterator[Finding]:
 
 
 def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
-    if derived.steps_source == "none":
-        return
-    if derived.step_log is not None:
-        yield from _check_generated_tokens(requests, derived.step_log)
-        return
+    """Whether the steps produced the tokens of the answers. Mixed steps of a vLLM produce some of them."""
     generated = requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64)
-    # A preempted request is prefilled again, and that prefill, not a decode step, yields its next token.
-    expected = int(np.maximum(generated - 1, 0).sum()) - derived.num_preemptions
-    logged = int(derived.tables["steps"].column("n").to_numpy().astype(np.int64).sum())
-    most = expected + most_decode_tokens(requests)
-    if not expected <= logged <= most:
-        yield invalid(
-            "decode-tokens",
-            f"the step log has {logged} decode tokens, the answers have {expected} (sum of G - 1)"
-            + (f" to {most} (with those that were left)" if most > expected else ""),
-            "Lines of the log were lost, or something else used the server",
-        )
-
-
-def _check_generated_tokens(requests: pa.Table, log: StepLog) -> Iterator[Finding]:
-    """Whether the steps of a vLLM produced the tokens of the answers. Mixed steps produce some of them."""
-    expected = int(requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64).sum())
-    logged = sum(tokens or 0 for tokens in log.steps["generated_tokens"].to_pylist())
-    most = expected + most_decode_tokens(requests)
-    is_shown = log.steps["generated_tokens"].null_count < log.steps.num_rows
-    if is_shown and not expected <= logged <= most:
-        yield invalid(
-            "decode-tokens",
-            f"the step log has {logged} generated tokens, the answers have {expected}",
-            "Lines of the step log were lost, or something else used the server",
-        )
+    left = most_decode_tokens(requests)
+    if derived.step_log is not None:
+        logged_tokens = derived.step_log.steps["generated_tokens"]
+        is_shown = logged_tokens.null_count < len(logged_tokens)
+        expected, logged = int(generated.sum()), sum(tokens or 0 for tokens in logged_tokens.to_pylist())
+        evidence = f"the step log has {logged} generated tokens, the answers have {expected}"
+    else:
+        is_shown = derived.steps_source != "none"
+        # A preempted request is prefilled again, and that prefill, not a decode step, yields its next token.
+        expected = int(np.maximum(generated - 1, 0).sum()) - derived.num_preemptions
+        logged = int(derived.tables["steps"].column("n").to_numpy().astype(np.int64).sum())
+        evidence = f"the step log has {logged} decode tokens, the answers have {expected} (sum of G - 1)"
+        evidence += f" to {expected + left} (with those that were left)" if left else ""
+    if is_shown and not expected <= logged <= expected + left:
+        yield invalid("decode-tokens", evidence, "Lines of the log were lost, or something else used the server")
 
 
 def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
@@ -237,8 +216,7 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
     if len(set(witnesses.values())) > 1:
         named = ", ".join(f"{name} {tokens}" for name, tokens in witnesses.items())
         # The counter and the log count the second admission of a preempted request, the responses do not.
-        severity = "warning" if derived.num_preemptions else "invalid"
-        yield Finding(code="reuse-disagrees", severity=severity, evidence=f"cached tokens differ: {named}")
+        yield (warning if derived.num_preemptions else invalid)("reuse-disagrees", f"cached tokens differ: {named}")
 
 
 def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
@@ -256,23 +234,19 @@ def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
 def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_preemptions: bool) -> Iterator[Finding]:
     columns = values_of(requests, "response_id", "cached_tokens", "status")
     told = {name: tokens or 0 for name, tokens, status in columns if name and status != ABORTED}
-    logged: dict[str, int] = {}
-    strangers: list[str] = []
-    for log_id, tokens in hits.items():
-        response_id = join_request_id(log_id, told)
-        if response_id is None:
-            strangers.append(log_id)
-        else:
-            logged[response_id] = logged.get(response_id, 0) + tokens
-    if strangers:
+    logged: Counter[str | None] = Counter()
+    joined = {log_id: join_request_id(log_id, told) for log_id in hits}
+    for log_id, response_id in joined.items():
+        logged[response_id] += hits[log_id]
+    if strangers := [log_id for log_id, response_id in joined.items() if response_id is None]:
         yield invalid("request-foreign", f"{len(strangers)} reuse lines join no request, first {strangers[0]}")
-    wrong = [response_id for response_id, tokens in told.items() if logged.get(response_id, 0) != tokens]
+    wrong = [response_id for response_id, tokens in told.items() if logged[response_id] != tokens]
     if wrong and not has_preemptions:
         first = wrong[0]
         yield invalid(
             "reuse-disagrees",
             f"{len(wrong)} responses report other reuse than the log, first {first}: response {told[first]}, "
-            f"log {logged.get(first, 0)}",
+            f"log {logged[first]}",
         )
 
 
@@ -280,19 +254,18 @@ def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     """Every answer has an id of its own: the lines of the reuse log are told apart by nothing else."""
     named = Counter(one for (one,) in values_of(requests, "response_id") if one)
     if repeated := [name for name, count in named.items() if count > 1]:
-        yield Finding(
-            code="id-repeated",
-            severity="invalid" if derived.num_kv_lines else "warning",
-            evidence=f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
-            hint="Reuse by request cannot be checked where the server names its answers alike",
+        yield (invalid if derived.num_kv_lines else warning)(
+            "id-repeated",
+            f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
+            "Reuse by request cannot be checked where the server names its answers alike",
         )
 
 
-def _hits(derived: Derived) -> dict[str, int]:
-    hits: dict[str, int] = {}
+def _hits(derived: Derived) -> Counter[str]:
+    hits: Counter[str] = Counter()
     events = rows_where(derived.tables["kv_events"], "kind", "cache_hit")
     for log_id, tokens in values_of(events, "request_id", "reused_tokens"):
-        hits[log_id] = hits.get(log_id, 0) + tokens
+        hits[log_id] += tokens
     return hits
 
 
@@ -316,19 +289,19 @@ def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -
     limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
     yield from check_aborts(requests, plan, manifest.clock.scale, limits.rearrival_lag_p99_ms)
     late = lateness(requests, manifest.clock.scale)
-    p99_ms = late.rearrival_quantile_ms(0.99)
+    remedy = "Run on an idler machine or with more client.processes, or raise limits.{} and say so"
+    p99_ms, spread_ms = late.rearrival_p99_ms, late.start_spread_ms
     if p99_ms is not None and p99_ms > limits.rearrival_lag_p99_ms:
         yield invalid(
             "rearrival-late",
             f"re-arrivals left up to {p99_ms:.3f} ms late (p99, wall), the limit is {limits.rearrival_lag_p99_ms:g} ms",
-            "Run on an idler machine or with more client.processes, or raise limits.rearrival_lag_p99_ms and say so",
+            remedy.format("rearrival_lag_p99_ms"),
         )
-    spread_ms = late.start_spread_ms
     if spread_ms is not None and spread_ms > limits.start_spread_ms:
         yield invalid(
             "start-spread",
             f"sessions started within {spread_ms:.3f} ms (wall), the limit is {limits.start_spread_ms:g} ms",
-            "Run on an idler machine or with more client.processes, or raise limits.start_spread_ms and say so",
+            remedy.format("start_spread_ms"),
         )
     if late.num_early:
         yield invalid("sent-early", f"{late.num_early} requests left before they were due")
@@ -349,12 +322,11 @@ def _check_residual(
     a = modelled(derived.tables["steps"], known, cost_model, kv_events, derived.step_log)
     if a is None:
         return
-    a_ns = a.total_ns
-    share = residual_ns(b_ns, a_ns) / b_ns
+    share = residual_ns(b_ns, a.total_ns) / b_ns
     if share > limit:
         yield invalid(
             "channels-apart",
-            f"channel A explains {a_ns / NS_PER_S:.3f} s of {b_ns / NS_PER_S:.3f} s that channel B saw: r/B = "
+            f"channel A explains {a.total_ns / NS_PER_S:.3f} s of {b_ns / NS_PER_S:.3f} s that channel B saw: r/B = "
             f"{share:.3f}, the limit is {limit:g}",
             "Calibrate the cost model on this server, or look for what else kept it busy",
         )
@@ -399,8 +371,8 @@ def _check_same_work(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Find
 
 
 def _decode_work(requests: pa.Table) -> dict[tuple[int, int], int]:
-    columns = [requests.column(name).to_pylist() for name in ("session", "request", "completion_tokens")]
-    return {(session, request): tokens or 0 for session, request, tokens in zip(*columns, strict=True)}
+    columns = values_of(requests, "session", "request", "completion_tokens")
+    return {(session, request): tokens or 0 for session, request, tokens in columns}
 
 
 _PATCH_HINT = "Check that the observer is installed in the server's environment and its log level is on"
@@ -429,15 +401,15 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
         yield invalid("setting-differs", evidence, "Change [server], the artifact or the server so that they agree")
     if unshown := varied - shown:
         named = ", ".join(f"{key} = {requested_settings(server)[key]}" for key in sorted(unshown))
-        yield (
-            warning(SETTING_DECLARED, f"declared, not verified: {named}")
-            if server.declared
-            else invalid(
+        if server.declared:
+            yield warning(SETTING_DECLARED, f"declared, not verified: {named}")
+        else:
+            evidence = f"conditions differ in what nothing shows: {named}"
+            yield invalid(
                 "setting-unshown",
-                f"conditions differ in what nothing shows: {named}",
+                evidence,
                 "Give each condition a server.url of its own, or set server.declared = true",
             )
-        )
     if unknown := held - varied - shown:
         yield warning(
             "setting-unknown",

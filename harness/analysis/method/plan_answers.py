@@ -72,12 +72,11 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
     if drifted.any():
         form = plan.prompt_form if plan is not None else "token-ids"
         drift = int((prompt.fill_null(0).to_numpy()[drifted] - sent[drifted]).sum())
-        yield Finding(
-            code="prompt-drift",
-            severity="warning" if form in _DRIFT_HINTS else "invalid",
-            evidence=f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum "
+        yield (warning if form in _DRIFT_HINTS else invalid)(
+            "prompt-drift",
+            f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum "
             f"({sent[drifted].sum()} planned), first {_names(request_keys(answered)[drifted])}",
-            hint=_DRIFT_HINTS.get(form, ""),
+            _DRIFT_HINTS.get(form, ""),
         )
 
 
@@ -186,8 +185,7 @@ def with_logged_prefills(requests: pa.Table, kv_events: pa.Table) -> pa.Table:
     rows = requests.to_pylist()
     prefix = response_id_prefix(requests)
     left = {response_id_of(row, prefix): row for row in rows if row["status"] == ABORTED}
-    names = zip(*(kv_events.column(name).to_pylist() for name in ("kind", "request_id", "reused_tokens")), strict=True)
-    for kind, log_id, reused in names:
+    for kind, log_id, reused in values_of(kv_events, "kind", "request_id", "reused_tokens"):
         if kind not in ("alloc", "cache_hit") or (name := join_request_id(log_id, left)) is None:
             continue
         row = left[name]
@@ -215,8 +213,7 @@ def check_aborts(requests: pa.Table, plan: Plan | None, scale: float, limit_ms: 
     }
     if strangers := [key for key in left if key not in planned or not planned[key].is_abortable]:
         yield _invalid("abort-unplanned", f"{len(strangers)} answers were left that the plan stays for", strangers[0])
-    columns = zip(*(requests.column(name).to_pylist() for name in ("session", "request", "status")), strict=True)
-    ended = {(session, request) for session, request, status in columns if status == "ok"}
+    ended = set(values_of(rows_where(requests, "status", "ok"), "session", "request"))
     if missed := [key for key in sorted(ended) if key in planned and planned[key].abort_after_tokens]:
         yield _invalid("abort-missed", f"{len(missed)} answers ended that the client was to leave", missed[0])
     late_ms = {
