@@ -81,3 +81,12 @@ def write_text(path: Path, text: str) -> None:
     with SpecError.on_os_error("cannot be written", where=path, hint="Name a file in a folder that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Flush the bytes of a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

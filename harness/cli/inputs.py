@@ -36,7 +36,7 @@ def plan_build(
     """
     from harness.experiment import resolve
     from harness.plan import save_plan
-    from harness.runner.preflight import checked
+    from harness.runner.experiment import checked
     from harness.spec import load_experiment
 
     written: set[str] = set()
@@ -159,7 +159,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.analysis.method.predictions import drawn_interval
     from harness.experiment import resolve
     from harness.prereg.predict import predict_experiment
-    from harness.runner.preflight import checked
+    from harness.runner.experiment import checked
     from harness.sim.predict.draws import perturbation_of
 
     spec, _, _ = experiment_with(path)

@@ -415,9 +415,8 @@ def _show_order(
     console: Console, spec: ExperimentSpec, runs: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
 ) -> None:
     """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
-    from harness.runner.experiment import what_to_do
+    from harness.runner.experiment import check_hosts, what_to_do
     from harness.runner.monitor import predicted_replay_s
-    from harness.runner.preflight import check_hosts
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     check_hosts(todo)

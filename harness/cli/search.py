@@ -80,8 +80,8 @@ def predict(
 
     Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
     """
-    from harness.sim.ablations import LABEL, ablation
     from harness.sim.predict.intervals import predict as run_prediction
+    from harness.sim.simulate import LABEL, ablation
 
     console = terminal()
     spec = _space(space, changes)

@@ -164,8 +164,7 @@ def _run(experiment: str, run: str, runs: Path) -> SealedRun:
 
 
 def _show(trace: str) -> None:
-    from harness.traces.recording import open_trace
-    from harness.traces.summary import describe_trace
+    from harness.traces.recording import describe_trace, open_trace
 
     path = Path(trace) if Path(trace).is_file() else find_shipped("traces", trace, what="trace")
     with open_trace(path) as reader:

@@ -19,13 +19,12 @@ from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.processes import parallel_map
-from harness.sim.ablations import ABLATIONS, LABEL, run_ablated, with_arrivals_of
 from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import Outcome, PlanArrays
 from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import load_space
-from harness.sim.simulate import run_batch, run_totals
+from harness.sim.simulate import ABLATIONS, LABEL, run_ablated, run_batch, run_totals, with_arrivals_of
 from harness.spec import ServerShape, Treatment, WorkloadSpec, load_toml
 from harness.table import markdown_rows
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import PlanError, RecordsError
-from harness.outputs import check_output
+from harness.outputs import check_output, sync
 from harness.plan.model import (
     FORMAT,
     HEADER,
@@ -52,7 +52,7 @@ def write_atomic(path: Path, lines: Iterator[bytes], *, what: str) -> Path:
                 stream.flush()
                 os.fsync(stream.fileno())
             partial.replace(path)
-            _flush_folder(path.parent)
+            sync(path.parent)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -62,14 +62,6 @@ def write_atomic(path: Path, lines: Iterator[bytes], *, what: str) -> Path:
             hint="Make room or choose a folder that can be written",
         ) from error
     return path
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_plan(path: Path) -> Plan:

@@ -103,9 +103,7 @@ def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, reposit
 
 def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
     """Every reason to withhold a decision on these runs, each a clause; none when the proof holds."""
-    record = runs[0].manifest.preregistration
-    assert record is not None, "only confirmatory runs come here"
-    yield from _doubts_of_commit(proof, frozen, record, runs[0])
+    yield from _doubts_of_commit(proof, frozen, runs[0])
     try:
         links = read_chain(proof.chain, proof.commit)
     except RecordsError as error:
@@ -159,10 +157,10 @@ def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:
     return entries
 
 
-def _doubts_of_commit(
-    proof: Proof, frozen: Preregistration, record: PreregistrationRecord, run: SealedRun
-) -> Iterator[str]:
+def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> Iterator[str]:
     """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
+    record = run.manifest.preregistration
+    assert record is not None, "only confirmatory runs come here"
     wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
     for kind, content in proof.way:
         if object_hash(kind, content, proof.commit) != wanted:

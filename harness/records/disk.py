@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from harness.clock import utc_now
 from harness.errors import RecordsError
+from harness.outputs import sync
 from harness.records.manifest import FileEntry
 from harness.records.schema import RowStream
 
@@ -143,15 +144,6 @@ def known_entry(path: Path) -> FileEntry:
             return entry
         _ENTRIES[key] = entry
     return _ENTRIES[key]
-
-
-def sync(path: Path) -> None:
-    """Flush the bytes of a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:

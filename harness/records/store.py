@@ -16,8 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from harness.errors import RecordsError, SpecError
+from harness.outputs import sync
 from harness.records import layout
-from harness.records.disk import disk_errors, sync, sync_tree
+from harness.records.disk import disk_errors, sync_tree
 from harness.records.manifest import load_manifest
 from harness.records.run import RunKey, SealedRun, damaged
 from harness.records.writer import set_aside

@@ -19,8 +19,9 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from harness.errors import RecordsError, SpecError
+from harness.outputs import sync
 from harness.records import layout, schema
-from harness.records.disk import disk_errors, file_entry, sync, sync_tree, write_parquet
+from harness.records.disk import disk_errors, file_entry, sync_tree, write_parquet
 from harness.records.manifest import DerivedEntry, EarlierTry, Manifest, load_manifest
 from harness.records.run import SealedRun
 

@@ -1,6 +1,8 @@
-"""The runs of an experiment in their order; a resumed one makes the planned runs that are not sealed.
+"""The runs of an experiment in their order; a resumed experiment makes the planned runs that are not sealed.
 
-Every condition of a replicate has the same drawn plan. There is no progress file: sealed runs are done.
+What cannot be measured is refused before the first run: unknown analyses, missing models, ports and server settings,
+in one error for all conditions. Every condition of a replicate has the same drawn plan. There is no progress file:
+sealed runs are done.
 """
 
 from __future__ import annotations
@@ -9,19 +11,90 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import RecordsError, RunInvalidError, SpecError
+from harness.analysis.catalogue import analysis_named
+from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.errors import RecordsError, RunInvalidError, ServerError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
 from harness.outputs import check_runs_folder
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.redact import redacted_text
+from harness.runner.backends import backend_named
 from harness.runner.lane import Made, failed_alike, perform_in_order
 from harness.runner.monitor import RunProgress, StoppingMonitor, declared_rule
-from harness.runner.preflight import check_hosts, checked
 from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.runner.run import RunContext
 from harness.spec import ExperimentSpec
+
+URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
+DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
+
+
+def checked(planned: PlannedRuns) -> PlannedRuns:
+    """The same runs; SpecError for an unknown analysis, or a compiled model that is missing or different."""
+    analysis_named(planned.spec.analysis, planned.spec.name)
+    for name, runs in planned.by_condition.items():
+        try:
+            backend_named(planned.spec.backend).check_server(runs[0].server)
+        except SpecError as error:
+            raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
+    return planned
+
+
+def check_hosts(runs: Iterable[PlannedRun]) -> None:
+    """Refuse, before anything starts, runs that need something this host does not have now."""
+    of_conditions = list({run.condition.name: run for run in runs}.values())
+    for run in of_conditions:
+        backend_named(run.spec.backend).check_host(run.server)
+    refuse_what_is_missing(of_conditions)
+
+
+def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
+    """One error for everything that running servers lack, and for settings that nothing would show."""
+    lacks: list[str] = []
+    for run in {(run.server.url, run.server.api_key_env): run for run in runs}.values():
+        lacks += [f"{redacted_text(run.server.url)}: {one}" for one in backend_named(run.spec.backend).lacks(run)]
+    try:
+        refuse_unshown_settings(runs)
+    except SpecError as error:
+        if not lacks:
+            raise
+        lacks.append(f"{error.what}. {error.hint}")
+    if not lacks:
+        return
+    raise ServerError(
+        "; ".join(lacks),
+        where=f"backend {runs[0].spec.backend}",
+        hint="Nothing was performed. `harness doctor --url URL` asks a server again",
+    )
+
+
+def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
+    """SpecError unless every setting that a condition varies is, or will be, shown in each condition."""
+    problems: list[str] = []
+    can_declare = False
+    of_conditions = {run.condition.name: run for run in runs}
+    for name, run in of_conditions.items():
+        backend, server = backend_named(run.spec.backend), run.server
+        varied = run.spec.varied_settings - HARNESS_KEYS
+        if not varied and backend.kind.is_restarted:
+            continue
+        in_force = backend.in_force(server)
+        held = varied if backend.kind.is_restarted else varied | changed_keys(server)
+        problems += [f"condition {name}: {text}" for text in differences(server, in_force, held)]
+        if (unshown := varied - backend.shown_keys - keys_shown(in_force)) and not server.declared:
+            can_declare = True
+            wanted = requested_settings(server)
+            named = ", ".join(f"{key} = {wanted[key]}" for key in sorted(unshown))
+            problems.append(f"condition {name}: nothing shows {named}")
+    if problems:
+        kind = kind_named(next(iter(of_conditions.values())).spec.backend)
+        other = URL_EACH if not kind.is_restarted else "Leave those keys out, or choose another backend"
+        hint = f"{other}. {DECLARE}" if can_declare else other
+        raise SpecError("; ".join(problems), where=f"backend {kind.name}", hint=hint)
+
 
 # Missing runs that are named; the rest is counted.
 MAX_NAMED = 6

@@ -57,8 +57,10 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
     rows = [_tokens(run) for run in (plain, observed)]
     different = sorted(key for key in rows[0].keys() | rows[1].keys() if rows[0].get(key) != rows[1].get(key))
     num_empty = sum(digest == "" for digest in rows[0].values())
-    steps = [_decode_steps(run) for run in (plain, observed)]
-    sums = [sum(n for n, _ in one) for one in steps]
+    steps = [
+        [(row["n"], row["b"]) for row in run.table("steps").select(["n", "b"]).to_pylist()] for run in (plain, observed)
+    ]
+    sums = [sum(n for n, _ in of_run) for of_run in steps]
     # Arrivals are in real time: requests may be grouped into other steps, but the work must be equal.
     same_order = steps[0] == steps[1]
     lines = [
@@ -83,10 +85,6 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
 def _tokens(run: SealedRun) -> dict[Place, str]:
     table = run.table("requests").select(["session", "request", "token_digest"]).to_pylist()
     return {(row["session"], row["request"]): row["token_digest"] or "" for row in table}
-
-
-def _decode_steps(run: SealedRun) -> list[tuple[int, int]]:
-    return [(row["n"], row["b"]) for row in run.table("steps").select(["n", "b"]).to_pylist()]
 
 
 def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:

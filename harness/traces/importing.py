@@ -5,12 +5,12 @@ Files of two formats in one call are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.traces import columns, mooncake, otel, rounds
-from harness.traces.base import Progress, Record, TraceFormat, json_lines, record_of, whole_json
+from harness.traces.base import Progress, TraceFormat, json_lines, record_of, whole_json
 from harness.traces.recording import ReadNotes, Recording, TraceHead, check_recording, write_trace
 
 LINES_LOOKED_AT = 50
@@ -71,18 +71,14 @@ def read_recordings(
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
     if not recordings:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
+        is_empty = all(path.stat().st_size == 0 for path in files)
+        nothing = "it is empty" if is_empty else "no record in it has the keys of this format"
         raise SpecError(
-            f"no request could be read as {chosen} ({reasons or _nothing(files)})",
+            f"no request could be read as {chosen} ({reasons or nothing})",
             where=str(files[0]),
             hint=f"Say which format it is: --format {'|'.join(TRACE_FORMATS)}",
         )
     return chosen, recordings, notes
-
-
-def _nothing(files: Sequence[Path]) -> str:
-    """Why a reader gave no recording although no line was broken."""
-    is_empty = all(path.stat().st_size == 0 for path in files)
-    return "it is empty" if is_empty else "no record in it has the keys of this format"
 
 
 def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:
@@ -117,13 +113,9 @@ def detect(path: Path) -> str:
     notes = ReadNotes()
     for place, (_, record) in enumerate(json_lines(path, notes)):
         for name, form in TRACE_FORMATS.items():
-            if _is_of(record, form):
+            if any(keys <= record.keys() for keys in form.keys):
                 return name
         if place >= LINES_LOOKED_AT:
             break
     known = ", ".join(TRACE_FORMATS)
     raise SpecError("is in no known format", where=str(path), hint=f"Say which with --format: {known}")
-
-
-def _is_of(record: Record, form: TraceFormat) -> bool:
-    return any(keys <= record.keys() for keys in form.keys)

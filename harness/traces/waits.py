@@ -125,7 +125,8 @@ def _queries(connection: duckdb.DuckDBPyConnection, source: Path, wanted: tuple[
                 where=str(source),
                 hint="Name the tables to count (a view beside its table would be counted twice)",
             )
-    return [f"SELECT {readable[place][1]} AS tools FROM {'.'.join(map(_quoted, place))}" for place in chosen]
+    quoted = {place: ".".join('"' + name.replace('"', '""') + '"' for name in place) for place in chosen}
+    return [f"SELECT {readable[place][1]} AS tools FROM {quoted[place]}" for place in chosen]
 
 
 def _selected(types: Mapping[str, str]) -> tuple[int, str] | None:
@@ -137,10 +138,6 @@ def _selected(types: Mapping[str, str]) -> tuple[int, str] | None:
         return 1, "tools::VARCHAR"
     known = [f"'{name}': TRY_CAST({name} AS DOUBLE)" for name in _LATENCIES if name in types]
     return (2, f"[{{'tool_name': tool_name::VARCHAR, {', '.join(known)}}}]") if known and "tool_name" in types else None
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _no_table(source: Path, what: str, names: list[str]) -> SpecError:

@@ -126,7 +126,12 @@ class TwinBackend(ServerBackend):
             "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
         }
         npus = npus_of(server, config.num_devices, options.device)
-        settings = self._settings(server, files["device_trace"])
+        settings = {
+            "timing": self.timing,
+            "costs": step_costs(load_cost_model(server.cost_model), server.decode_buckets),
+            "trace_path": str(files["device_trace"]),
+            "faults": list(self.faults),
+        }
         write_config(files["config"], settings)
         command = (sys.executable, str(STAND_IN_SMI), "-j")
         return serve_plan(
@@ -146,15 +151,6 @@ class TwinBackend(ServerBackend):
                 requested={"settings": settings, "npus": list(npus)},
             ),
         )
-
-    def _settings(self, server: ServerSpec, trace_path: Path) -> dict[str, Any]:
-        costs = step_costs(load_cost_model(server.cost_model), server.decode_buckets)
-        return {
-            "timing": self.timing,
-            "costs": costs,
-            "trace_path": str(trace_path),
-            "faults": list(self.faults),
-        }
 
 
 def artifact_spec(server: ServerSpec) -> CompileSpec:

@@ -59,13 +59,7 @@ def _lateness(num_clients: int, limits: LimitsSpec, measure: Measure) -> Audited
     """The worst lateness of so many clients at once, in the better of two tries: the host may be busy for a moment."""
     tries: list[Audited] = []
     while len(tries) < TRIES and not any(attempt.share_of(limits) <= 1 for attempt in tries):
-        clients = measure(num_clients)
-        tries.append(
-            Audited(
-                max(client.rearrival_lag_p99_ms for client in clients),
-                max(client.start_spread_ms for client in clients),
-            )
-        )
+        tries.append(Audited(*map(max, zip(*measure(num_clients), strict=True))))
     return min(tries, key=lambda attempt: attempt.share_of(limits))
 
 

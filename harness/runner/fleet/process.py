@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import psutil
 
@@ -60,8 +60,7 @@ class Gate(Enum):
     REPLAY = "the server is up"
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
+class Audited(NamedTuple):
     """Wall ms: how late re-arrivals left (p99), and how far apart the first sends were."""
 
     rearrival_lag_p99_ms: float

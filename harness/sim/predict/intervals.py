@@ -18,13 +18,12 @@ from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.errors import SpecError
-from harness.sim.ablations import Ablation, run_ablated, with_arrivals_of
 from harness.sim.inputs import Input, input_arrays, joined
 from harness.sim.kernel import arrays as layout
 from harness.sim.predict.draws import Draws, artifact_key, jitter, noise_seeds, noise_table, perturbation_of, perturbed
 from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import DrawsSpec, InputSpec, SpaceSpec
-from harness.sim.simulate import check_slots, is_rearrival
+from harness.sim.simulate import Ablation, check_slots, is_rearrival, run_ablated, with_arrivals_of
 from harness.spec import ServerShape, Spec, Treatment, WindowSpec
 
 FloatArray = npt.NDArray[np.float64]

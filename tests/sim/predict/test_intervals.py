@@ -12,10 +12,10 @@ from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.sim import plan_arrays
-from harness.sim.ablations import ABLATIONS
 from harness.sim.predict.draws import Perturbation, jitter, perturbation_of, perturbed
 from harness.sim.predict.intervals import bootstrap_median, predict, sampled_ratios
 from harness.sim.search.space import DrawsSpec, SpaceSpec, parse_space
+from harness.sim.simulate import ABLATIONS
 from harness.spec import ServerShape, WorkloadSpec
 
 CERTAIN = {

@@ -10,8 +10,8 @@ from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, run_totals
-from harness.sim.ablations import ABLATIONS, Ablation, ablation, run_ablated, with_arrivals_of
 from harness.sim.kernel import arrays as layout
+from harness.sim.simulate import ABLATIONS, Ablation, ablation, run_ablated, with_arrivals_of
 from harness.spec import WorkloadSpec
 
 COST = load_cost_model("paper")

@@ -25,7 +25,7 @@ from harness.runner import StopFlag, run_experiment
 from harness.runner.backends import backend_named
 from harness.runner.backends.base import ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
-from harness.runner.preflight import refuse_unshown_settings
+from harness.runner.experiment import refuse_unshown_settings
 from harness.runner.progress import silent
 from harness.runner.run import LaunchOptions, RunContext
 from harness.server.life import LaunchPlan
