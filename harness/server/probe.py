@@ -12,7 +12,7 @@ from harness.client.run import replay_here
 from harness.client.target import Endpoint, Target
 from harness.clock import NS_PER_S, ScaledClock
 from harness.plan import draw_plan
-from harness.plan.model import Plan, RequestPlan
+from harness.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.server.ask import HTTP_OK, Reply
 from harness.server.life import MODELS, get_at
 from harness.spec import ClientSpec, PromptForm, WorkloadSpec
@@ -30,6 +30,7 @@ class Needs:
     client: ClientSpec = field(default_factory=ClientSpec)
     prompt_form: PromptForm = "token-ids"
     metrics: bool = True
+    token_id_range: TokenIdRange = WorkloadSpec().token_id_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, A
     """The row of a short request, and how many of its tokens have an instant."""
     options = needs.client.model_copy(update={"processes": 1})
     target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S)
-    result = replay_here(_plan(needs.prompt_form), target, on_event=None, is_stopped=lambda: False)
+    result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     return row, sum(result.chunks.to_table()["num_tokens"].to_pylist())
 
@@ -137,6 +138,8 @@ def _explained(error: str, row: dict[str, Any]) -> str:
             "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer, or set "
             'workload.prompt_form = "text"'
         )
+    if "out of vocabulary" in error:
+        return f"{error}: the model knows fewer tokens. Set workload.token_id_range to ids that it has"
     if "no usage" in error:
         return "the server states no usage: tokens cannot be counted. It must honour stream_options.include_usage"
     if row["status"] == "wrong_length":
@@ -145,9 +148,12 @@ def _explained(error: str, row: dict[str, Any]) -> str:
     return f'a request of {PROMPT_TOKENS} tokens failed{status}; its message: "{error}"'
 
 
-def _plan(prompt_form: PromptForm) -> Plan:
+def _plan(needs: Needs) -> Plan:
     """One session of one short request."""
-    plan = draw_plan(WorkloadSpec(num_sessions=1, waits="none", prompt_form=prompt_form), 1, 0)
+    workload = WorkloadSpec(
+        num_sessions=1, waits="none", prompt_form=needs.prompt_form, token_id_range=needs.token_id_range
+    )
+    plan = draw_plan(workload, 1, 0)
     (session,) = plan.sessions
     request = RequestPlan(keep_tokens=0, new_tokens=PROMPT_TOKENS, generate_tokens=ANSWER_TOKENS)
     return replace(plan, sessions=(replace(session, requests=(request,)),))

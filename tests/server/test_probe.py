@@ -57,6 +57,16 @@ def test_everything_that_a_plain_server_lacks_is_in_one_error_with_remedies(tmp_
     assert list(RunStore(tmp_path).sealed("asked")) == []
 
 
+def test_a_model_with_fewer_tokens_is_asked_with_the_ids_of_the_plan(tmp_path: Path) -> None:
+    small = PlainServer(fails="Token id 1900 is out of vocabulary:")
+    with (
+        plain_server(small) as server,
+        pytest.raises(ServerError, match=r"Set workload\.token_id_range to ids that it"),
+    ):
+        run(tmp_path, server, workload={"token_id_range": [300, 2000]})
+    assert all(300 <= token < 2000 for token in server.asked[0]["prompt"])
+
+
 def test_the_cures_that_the_error_names_cure(tmp_path: Path) -> None:
     with plain_server(PlainServer()) as server:
         outcome = run(tmp_path, server, workload={"prompt_form": "text"}, limits={"needs_metrics": False})

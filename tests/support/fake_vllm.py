@@ -33,14 +33,14 @@ for name in numbers.split():
     parser.add_argument(f"--{name}", type=int)
 parser.add_argument("--cudagraph-capture-sizes", type=int, nargs="+")
 parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
-for name in ("cudagraph-metrics", "enable-logging-iteration-details", "enable-prompt-tokens-details"):
+for name in ("cudagraph-metrics", "enable-logging-iteration-details", "enable-prompt-tokens-details", "enforce-eager"):
     parser.add_argument(f"--{name}", action="store_true")
 for name in ("api-server-count", "generation-config", "shutdown-timeout", "seed"):
     parser.add_argument(f"--{name}")
 options = parser.parse_args()
 sizes = options.cudagraph_capture_sizes
 config = Space(
-    model_config=Space(model=options.model, max_model_len=options.max_model_len, enforce_eager=False),
+    model_config=Space(model=options.model, max_model_len=options.max_model_len, enforce_eager=options.enforce_eager),
     scheduler_config=Space(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens or 8192,
@@ -52,7 +52,10 @@ config = Space(
         block_size=options.block_size or 128,
         enable_prefix_caching=options.enable_prefix_caching,
     ),
-    compilation_config=Space(cudagraph_mode="FULL_AND_PIECEWISE", cudagraph_capture_sizes=sizes[::-1]),
+    compilation_config=Space(
+        cudagraph_mode="NONE" if options.enforce_eager else "FULL_AND_PIECEWISE",
+        cudagraph_capture_sizes=[] if options.enforce_eager else sizes[::-1],
+    ),
     parallel_config=Space(tensor_parallel_size=1, data_parallel_size=1, _api_process_count=1),
     device_config=Space(device_type="cuda"),
     speculative_config=None,
@@ -70,7 +73,7 @@ class Reporter(StepReporter):
         step = end.start.step
         is_prefill = step.kind == "PREFILL"
         tokens = step.computed_tokens if is_prefill else step.num_seqs
-        fitting = [size for size in sizes if size >= tokens]
+        fitting = [size for size in config.compilation_config.cudagraph_capture_sizes[::-1] if size >= tokens]
         padded, mode = (fitting[0], "FULL") if fitting else (tokens, "NONE")
         iteration = IterationStats()
         iteration.num_generation_tokens = len(end.requests)

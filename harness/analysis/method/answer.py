@@ -102,8 +102,10 @@ class Answer:
 
     @property
     def basis(self) -> str:
-        """What it stands on: "8 valid runs, measured, channel B alone (no step log, or reuse unknown)"."""
-        missing = ", channel B alone (no step log, or reuse unknown)" if self.is_a_missing else ""
+        """What it stands on, and what it lacks: "8 valid runs, measured, channel B alone (...)"."""
+        missing = (
+            ", channel B alone (no step log, unknown reuse, or no costs of this server)" if self.is_a_missing else ""
+        )
         return f"{self.num_runs} valid runs, {self.source.value}{missing}"
 
     @property

@@ -129,7 +129,9 @@ def _basis(ratios: LogRatios, rule: EquivalenceRule | SuperiorityRule) -> str:
     names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
     if ratios.channel == rule.channel:
         return f"{blocks}, {names[ratios.channel]}"
-    return f"{blocks}, {names['b']}, as {names['a']} is not there (no step log, or reuse unknown)"
+    return (
+        f"{blocks}, {names['b']}, as {names['a']} is not there (no step log, unknown reuse, or no costs of this server)"
+    )
 
 
 def _numbers(

@@ -71,7 +71,9 @@ class AttachedBackend(ServerBackend):
 
     def lacks(self, run: PlannedRun) -> tuple[str, ...]:
         spec = run.spec
-        needs = Needs(spec.client, run.plan.prompt_form, metrics=spec.limits.needs_metrics)
+        needs = Needs(
+            spec.client, run.plan.prompt_form, metrics=spec.limits.needs_metrics, token_id_range=run.plan.token_id_range
+        )
         return probe(endpoint_of(run.server), needs).problems
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:

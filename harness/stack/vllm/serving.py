@@ -121,16 +121,19 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
 
 def readiness(backend: str) -> Check:
     """The doctor's line: whether a vLLM is on PATH, and what its steps can show."""
+    seen = "step log of every engine step where the model runner reports its padding"
     try:
         versions = find_vllm().versions
         found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "vllm of unknown version"
         ok = True
+        if "cpu" in versions.get("vllm", ""):
+            seen = "step log of every engine step; a CPU captures no graphs, so that b = n"
     except ServerError as error:
         found, ok = error.what, None
     return Check(
         name=f"backend {backend}",
         ok=ok,
-        found=f"{found}; step log of every engine step where the model runner reports its padding",
+        found=f"{found}; {seen}",
         need="vLLM 0.30 or newer for your device, and server.model",
         how="Install vLLM for your device, and name its virtual environment: server.environment (docs/vllm-steps.md)",
     )

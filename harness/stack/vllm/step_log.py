@@ -288,10 +288,12 @@ def _kind(step: Mapping[str, Any], *, has_drafts: bool, shows_output: bool) -> K
     if step["generation_requests"] is not None and step["context_requests"] is not None:
         return _kind_by_details(step)
     tokens, generated = step["unpadded_tokens"], step["generated_tokens"]
+    # The engine core's message after the last request has ended has no counts: nothing ran.
+    is_over = shows_output and tokens is None and generated is None and step["running"] == 0
+    if tokens == 0 or is_over:
+        return "idle"
     if tokens is None or has_drafts or not shows_output:
         return "unknown"
-    if tokens == 0:
-        return "idle"
     if not generated:
         # No request produced a token: chunks of prompts only.
         return "prefill"

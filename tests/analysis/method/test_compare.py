@@ -131,7 +131,10 @@ def test_without_a_step_log_channel_b_answers_alone() -> None:
     assert found.main.interval is not None
     (answer,) = answers({"c": found}, "attached")
     assert (answer.channel, answer.verdict) == ("b", AnswerVerdict.CHEAPER)
-    assert answer.basis == "8 valid runs, measured, channel B alone (no step log, or reuse unknown)"
+    assert (
+        answer.basis
+        == "8 valid runs, measured, channel B alone (no step log, unknown reuse, or no costs of this server)"
+    )
 
 
 def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_beside_a() -> None:

@@ -108,6 +108,23 @@ def test_batches_that_no_captured_size_covers_are_named_with_the_sizes_that_woul
 
 
 @pytest.mark.live
+def test_a_server_without_graphs_pads_nothing_and_has_no_sizes_to_vary(tmp_path: Path) -> None:
+    spec = experiment(fake_vllm(tmp_path / "env"), {}, extra_args=["--enforce-eager"])
+    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    assert run.is_valid, run.invalid_reasons
+    assert "decode_buckets" not in run.manifest.effective["server"]
+    assert all(n == b for n, b in run_figures(run).steps_by_n_b)
+    codes = {one.code for one in run.manifest.findings}
+    assert not codes & {"steps-eager", "setting-unknown"}
+    sizes = ({"decode_buckets": [1, 2, 4]}, {"decode_buckets": [1, 2, 4, 6]})
+    varied = experiment(tmp_path / "env", *sizes, extra_args=["--enforce-eager"]).model_copy(update={"name": "varied"})
+    for run in run_experiment(varied, runs_root=tmp_path / "runs", keep_going=True).runs:
+        assert "A server without graphs (a CPU, or --enforce-eager) captures no sizes" in finding(
+            run, "setting-unshown"
+        )
+
+
+@pytest.mark.live
 def test_a_server_without_its_step_log_makes_the_run_invalid(tmp_path: Path) -> None:
     spec = experiment(fake_vllm(tmp_path / "env"), {})
     loggers = tmp_path / "env/site/vllm/v1/metrics/loggers.py"

@@ -266,6 +266,8 @@ def test_without_its_variable_the_logger_writes_nothing(tmp_path: Path) -> None:
         ({"unpadded_tokens": 100, "generated_tokens": 0}, "prefill"),
         ({"unpadded_tokens": 0, "generated_tokens": 0}, "idle"),
         ({"generated_tokens": 3}, "unknown"),
+        ({"running": 0}, "idle"),
+        ({"running": 1}, "unknown"),
     ],
 )
 def test_the_kind_of_a_step_follows_from_its_counts(row: dict[str, Any], kind: str) -> None:
