@@ -13,9 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from harness.client.host import (
     SHORT_SLICE_NS,
@@ -32,7 +30,6 @@ from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.errors import SpecError
 
 if TYPE_CHECKING:
-    from harness.client.loop import EpollReplay
     from harness.plan import Plan
 
 __all__ = ["ReplayEvent", "ReplayResult", "Share", "StopSignal", "Target", "replay", "replay_here"]
@@ -117,9 +114,19 @@ def replay_here(
             from harness.client.loop import EpollReplay
 
             loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=deliver)
-            start_ns = loop.run(turns, _soon if share is None else share.choose_start)
+            choose_start = (lambda: monotonic_ns() + START_LEAD_NS) if share is None else share.choose_start
+            start_ns = loop.run(turns, choose_start)
             offsets = loop.offsets
-            facts = {"spin_us": target.options.spin_us, **_facts(loop, start_ns)}
+            facts = {
+                "spin_us": target.options.spin_us,
+                "spun_wall_ns": loop.spun_ns,
+                "num_wakeups": loop.num_wakeups,
+                # From the common start until every row had its final status.
+                "replay_wall_ns": loop.ended_ns - start_ns,
+                "num_reconnects": loop.num_reconnects,
+                "clock_offset_samples_ns": offsets.some(MAX_OFFSET_SAMPLES),
+                "clock_steps": offsets.steps(),
+            }
         else:
             from harness.client.portable import PortableReplay
 
@@ -127,12 +134,13 @@ def replay_here(
             offsets, facts = None, {}
         requests = script.rows_table()
         usage = cpu.read()
+    sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
     facts = {
         "client": target.options.name,
         "stream": script.stream,
         **facts,
         "num_spilled_chunks": script.chunks.num_spilled,
-        "num_early_sends": _num_early(requests),
+        "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),
         "run_nonce": script.nonce,
         "client_pauses_ns": script.pauses_ns,
         **usage,
@@ -140,27 +148,6 @@ def replay_here(
     }
     chunks = script.chunks.stream(script.rows, script.clock, offsets)
     return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_ns), facts)
-
-
-def _soon() -> int:
-    return monotonic_ns() + START_LEAD_NS
-
-
-def _facts(loop: EpollReplay, start_ns: int) -> dict[str, Any]:
-    return {
-        "spun_wall_ns": loop.spun_ns,
-        "num_wakeups": loop.num_wakeups,
-        # From the common start until every row had its final status.
-        "replay_wall_ns": loop.ended_ns - start_ns,
-        "num_reconnects": loop.num_reconnects,
-        "clock_offset_samples_ns": loop.offsets.some(MAX_OFFSET_SAMPLES),
-        "clock_steps": loop.offsets.steps(),
-    }
-
-
-def _num_early(requests: pa.Table) -> int:
-    sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
-    return sum(1 for sent_ns, due_ns in sent_and_due if sent_ns is not None and sent_ns < due_ns)
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def default_folder(version: str) -> Path:
 def installed_twins() -> tuple[TwinEnvironment, ...]:
     """The complete twins of this checkout, oldest vllm-rbln first, the last folder of each version."""
     stamped = [
-        (path.parent, _stamp_of(path.parent)) for path in sorted(twin_root().glob(f"{FOLDER_PREFIX}*/{STAMP_FILE}"))
+        (path.parent, read_stamp(path.parent)) for path in sorted(twin_root().glob(f"{FOLDER_PREFIX}*/{STAMP_FILE}"))
     ]
     twins = {twin.version: twin for twin in (TwinEnvironment(*pair) for pair in stamped) if twin.stamp.get("complete")}
     return tuple(twins[version] for version in sorted(twins, key=release_order))
@@ -154,13 +154,14 @@ def find_twin(which: Path | str | None = None) -> TwinEnvironment:
             )
         return installed_twin
     folder = Path(which).absolute()
-    stamp = _stamp_of(folder)
+    stamp = read_stamp(folder)
     if not stamp.get("complete"):
         raise ServerError("no installed twin", where=str(folder), hint="Run harness server twin install")
     return TwinEnvironment(folder, stamp)
 
 
-def _stamp_of(folder: Path) -> dict[str, Any]:
+def read_stamp(folder: Path) -> dict[str, Any]:
+    """The installer's record in a folder; empty where there is none."""
     try:
         return json.loads((folder / STAMP_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

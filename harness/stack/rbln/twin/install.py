@@ -29,6 +29,7 @@ from harness.stack.rbln.twin.environment import (
     find_twin,
     installed_twins,
     known_stacks,
+    read_stamp,
     release_order,
     stack_named,
     twin_variables,
@@ -88,7 +89,7 @@ def install_twin(
     """
     stack = stack_named(version)
     where = (default_folder(stack.version) if folder is None else folder).absolute()
-    stamp = _read_stamp(where)
+    stamp = read_stamp(where)
     if stamp.get("complete") and stamp.get("locks_sha256") == stack.locks_sha256:
         on_progress(f"{where}: already installed")
         return TwinEnvironment(where, stamp)
@@ -124,9 +125,13 @@ def install_twin(
     on_progress("checking that the installed files are the released ones, and that they load")
     twin = TwinEnvironment(where, stamp)
     num_files = check_released_files(twin)
-    _check_loads(twin)
+    # Byte code is written here, or every server start would compile the modules again.
+    variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
+    command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
+    _run(command, "the installed packages do not load", env=variables)
     versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
-    _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=_size_mib(where))
+    size_mib = sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
+    _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=size_mib)
     on_progress(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
     return find_twin(where)
 
@@ -265,13 +270,6 @@ def check_disk(where: Path, needed_mib: int) -> None:
         )
 
 
-def _check_loads(twin: TwinEnvironment) -> None:
-    # Byte code is written here, or every server start would compile the modules again.
-    variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
-    command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
-    _run(command, "the installed packages do not load", env=variables)
-
-
 def _pip(where: Path, *arguments: str) -> None:
     python = str(where / "bin" / "python")
     _run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], "pip failed", timeout_s=3600)
@@ -299,17 +297,6 @@ def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None
 def _version(where: Path, name: str) -> str:
     script = f"import importlib.metadata as m; print(m.version({name!r}))"
     return _run([str(where / "bin" / "python"), "-c", script], f"{name} is not installed").strip()
-
-
-def _size_mib(where: Path) -> int:
-    return sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
-
-
-def _read_stamp(where: Path) -> dict[str, Any]:
-    try:
-        return json.loads((where / STAMP_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
