@@ -8,7 +8,7 @@ Source: optimum-rbln 0.11.1 (configuration_decoderonly.py), vllm-rbln 0.11.1 (fr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -57,13 +57,22 @@ LARGEST_BATCH = 1 << 20
 
 def read_artifact(folder: Path) -> ArtifactConfig:
     """The configuration of the artifact in ``folder``; a SpecError says what is missing and what to do."""
-    path = folder / CONFIG_FILE
     if not folder.is_dir():
         raise SpecError(
             "no such artifact", where=str(folder), hint="Compile the model: harness server compile SPEC.toml"
         )
+    hint = "An artifact is a folder saved by optimum-rbln; compile the model: harness server compile SPEC.toml"
+    with SpecError.on_os_error(f"holds no readable {CONFIG_FILE}", where=folder, hint=hint):
+        text = (folder / CONFIG_FILE).read_bytes()
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return artifact_config(text, files, str(folder))
+
+
+def artifact_config(text: str | bytes, files: Collection[str], where: str) -> ArtifactConfig:
+    """The configuration ``text`` of an artifact that holds ``files``; SpecError when it or a graph is not there."""
+    place = f"{where}/{CONFIG_FILE}"
     try:
-        table = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        table = cast("dict[str, Any]", json.loads(text))
         compiled = cast("list[dict[str, Any]]", table.get("_compile_cfgs") or [])
         config = ArtifactConfig(
             batch_size=int(table["batch_size"]),
@@ -78,25 +87,19 @@ def read_artifact(folder: Path) -> ArtifactConfig:
             optimum_rbln=str(table.get("optimum_rbln_version", "")),
             model=str(table.get("cls_name", "")),
         )
-    except OSError as error:
-        raise SpecError(
-            f"holds no readable {CONFIG_FILE} ({error.strerror})",
-            where=str(folder),
-            hint="An artifact is a folder saved by optimum-rbln; compile the model: harness server compile SPEC.toml",
-        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(
-            f"is not the configuration of a decoder-only model ({error!r})", where=str(path), hint="Compile it again"
+            f"is not the configuration of a decoder-only model ({error!r})", where=place, hint="Compile it again"
         ) from error
     if not all(0 < size <= LARGEST_BATCH for size in config.decoder_batch_sizes):
         raise SpecError(
             f"names decode batches of {config.decoder_batch_sizes[0]} to {config.decoder_batch_sizes[-1]}",
-            where=str(path),
+            where=place,
             hint="Compile it again",
         )
-    missing = [name for name in graph_files(config) if not (folder / name).is_file()]
+    missing = [name for name in graph_files(config) if name not in files]
     if missing:
-        raise SpecError(f"lacks {', '.join(missing)}", where=str(folder), hint="It was copied in part; copy it again")
+        raise SpecError(f"lacks {', '.join(missing)}", where=where, hint="It was copied in part; copy it again")
     return config
 
 

@@ -14,9 +14,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -30,15 +29,15 @@ from harness.server.vllm_serve import SOCKET_FOLDER_VARIABLE
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,
+    artifact_config,
     check_artifact,
     identity_of,
-    read_artifact,
     requested_stack,
     settings_applied,
 )
 from harness.stack.rbln.devices import DeviceReport, parse_devices, require_idle
 from harness.stack.rbln.observer import INSIDE
-from harness.stack.rbln.patches.shipped import Patch, patch_status, require_pristine, shipped_patches
+from harness.stack.rbln.patches.shipped import DEFAULT_PATCH, Patch, require_pristine, shipped_patches, status_of
 from harness.stack.rbln.serving import (
     HOST_SCRIPT,
     ServedArtifact,
@@ -157,14 +156,7 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
         raise SpecError(
             "no such artifact", where=f"{host.name}:{artifact}", hint="Compile it there: harness server compile"
         )
-    with tempfile.TemporaryDirectory() as scratch:
-        # Read and refused as a folder of this host would be; empty files stand for the graphs.
-        for name in described["sizes"]:
-            path = Path(scratch) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        (Path(scratch) / "rbln_config.json").write_text(described["config"], encoding="utf-8")
-        config = read_artifact(Path(scratch))
+    config = artifact_config(described["config"], described["sizes"], f"{host.name}:{artifact}")
     return RemoteStack(
         versions=facts["versions"],
         site_packages=facts["site_packages"],
@@ -187,24 +179,17 @@ def check_remote(stack: RemoteStack, server: ServerSpec, host: RemoteHost) -> tu
 
 def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any], Patch | None, bytes | None]:
     """The manifest's record, the patch and the patched content, for the file installed there and a patch mode."""
-    with tempfile.TemporaryDirectory() as scratch:
-        # The status of a copy is that of the original: only content counts.
-        site = Path(scratch)
-        patch = shipped_patches()[0]
-        version = stack.versions.get("vllm-rbln", "")
-        (site / f"{patch.package}-{version}.dist-info").mkdir()
-        if stack.target is not None:
-            (site / patch.target).parent.mkdir(parents=True)
-            (site / patch.target).write_bytes(stack.target)
-        # Errors name the file there, not the copy.
-        status = replace(patch_status(site), target=Path(f"{host}:{stack.site_packages}") / patch.target)
-        if mode == "none":
-            if status.state == "patched":
-                require_pristine(status)
-            return {"mode": "none", "version": version, "found_sha256": status.found_sha256}, None, None
-        chosen = require_pristine(status)
-        record = {"mode": mode, "name": chosen.name, "target": chosen.target, "version": version, **chosen.hashes}
-        return record, chosen, chosen.apply(stack.target or b"", status.target)
+    candidates = [patch for patch in shipped_patches() if patch.name == DEFAULT_PATCH]
+    version = stack.versions.get("vllm-rbln", "")
+    target = Path(f"{host}:{stack.site_packages}") / candidates[0].target
+    status = status_of(stack.target, target, version, candidates)
+    if mode == "none":
+        if status.state == "patched":
+            require_pristine(status)
+        return {"mode": "none", "version": version, "found_sha256": status.found_sha256}, None, None
+    chosen = require_pristine(status)
+    record = {"mode": mode, "name": chosen.name, "target": chosen.target, "version": version, **chosen.hashes}
+    return record, chosen, chosen.apply(stack.target or b"", target)
 
 
 def packed(folder: Path, below: str) -> dict[str, str]:

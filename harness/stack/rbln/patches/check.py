@@ -182,20 +182,15 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
     first = spec.condition[0]
     table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
     server = {key: value for key, value in first.server.items() if key not in {"patch", "observer"}}
-    pair = (
+    pair = [
         ConditionSpec(
-            name=PLAIN,
+            name=name,
             treatment=first.treatment,
             workload=first.workload,
-            server={**server, "patch": "none", "observer": False},
-        ),
-        ConditionSpec(
-            name=OBSERVED,
-            treatment=first.treatment,
-            workload=first.workload,
-            server={**server, "patch": "overlay", "observer": True},
-        ),
-    )
+            server={**server, "patch": patch, "observer": name == OBSERVED},
+        )
+        for name, patch in ((PLAIN, "none"), (OBSERVED, "overlay"))
+    ]
     return ExperimentSpec.model_validate(
         {
             **table,

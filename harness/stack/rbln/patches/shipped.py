@@ -185,9 +185,16 @@ def patch_status(
         raise SpecError(f"there is no patch {name!r}", where="patch", hint="See `harness server patch status`")
     target = site_packages / candidates[0].target
     version = installed_version(site_packages, candidates[0].package)
-    if not target.is_file():
+    return status_of(read(target) if target.is_file() else None, target, version, candidates)
+
+
+def status_of(content: bytes | None, target: Path, version: str, candidates: Sequence[Patch]) -> PatchStatus:
+    """The status of a file with this content (None: it is missing) in a package of this version.
+
+    candidates: the patches with one name. target: named in errors.
+    """
+    if content is None:
         return PatchStatus("absent", target, version, "", None, f"Install {candidates[0].package} there")
-    content = read(target)
     digest = sha256(content)
     fitting = [patch for patch in candidates if patch.sha256_before == digest]
     if fitting:
