@@ -134,6 +134,29 @@ def written(low: float, high: float) -> str:
     return f'{{low = {low}, high = {high}, level = 0.95, method = "percentile bootstrap", seed = 1}}'
 
 
+def test_prompts_of_a_calibrated_vllm_deviate_by_the_time_of_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f"""
+name = "mine"
+source = "calibration"
+[decode.f_ms]
+1 = 10.0
+[prefill]
+per_call_ms = 0.1
+per_call_us_per_token = 20.0
+[chunked_prefill]
+per_step_ms = 0.1
+per_token_us = 20.0
+[calibration.prefill.intervals]
+per_call_ms = {written(0.01, 0.3)}
+per_call_us_per_token = {written(19.608, 20.392)}
+""",
+        encoding="utf-8",
+    )
+    assert perturbation_of(DrawsSpec(), str(path)).prefill_sd == pytest.approx(0.01, rel=1e-3)
+
+
 def test_a_calibrated_cost_file_brings_its_own_deviations(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
