@@ -15,6 +15,7 @@ from harness.errors import SpecError
 from harness.records import RunStore
 from harness.report.calibration_page import decode_residuals, extrapolated
 from harness.runner import run_experiment
+from harness.runner.backends import sim
 from harness.runner.calibrate import (
     CalibrationSpec,
     calibration_experiment,
@@ -26,6 +27,7 @@ from harness.runner.calibrate import (
 from harness.sim import simulate
 from harness.sim.predict.draws import perturbation_of
 from harness.spec import PerturbationSpec, ServerSpec
+from harness.stack.vllm.step_log import COLUMNS
 from tests.support.emulated_vllm import emulated_vllm
 
 
@@ -277,3 +279,20 @@ def test_a_vllm_that_was_calibrated_has_modelled_device_time(tmp_path: Path) -> 
     fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
     # The emulated server has the times of the cost model "emulated-gpu", however busy the machine is.
     assert figures_at(run, fitted).a_ns == pytest.approx(run_figures(run).a_ns, rel=0.002)
+
+
+def test_a_server_that_reports_no_padding_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*arguments: Any) -> list[Any]:
+        return [
+            None if name == "padded_tokens" else value for name, value in zip(COLUMNS, row(*arguments), strict=True)
+        ]
+
+    row = sim.step_log_row
+    monkeypatch.setattr(sim, "step_log_row", silent)
+    sweep = replace(gpu_sweep({"rules": "vllm-paged", "cost_model": "emulated-gpu"}), num_seqs=(1,))
+    runs = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
+    with pytest.raises(SpecError) as refused:
+        fit_runs(runs, seed=1)
+    assert "this model runner does not report them" in refused.value.hint

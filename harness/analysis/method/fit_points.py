@@ -115,14 +115,15 @@ def step_points(
 
     Raises SpecError when there is none.
     """
-    of_run = log_stretches if source == "log" else chunk_stretches
-    stretches = (stretch for run in runs if run.is_valid for stretch in of_run(run))
+    of_run, valid = log_stretches if source == "log" else chunk_stretches, [run for run in runs if run.is_valid]
+    stretches = (stretch for run in valid for stretch in of_run(run))
     points = tuple(point for stretch in stretches if (point := _point(stretch, block_steps)) is not None)
     if not points:
+        unseen = {note for run in valid if (log := step_log_of(run)) is not None for note in log.unseen}
         raise SpecError(
             f"no {block_steps} decode steps in a row with the same requests (source {source!r})",
             where="calibration",
-            hint="Run constant-n workloads: `harness server calibrate`",
+            hint="; ".join(sorted(unseen)) or "Run constant-n workloads: `harness server calibrate`",
         )
     return points
 
