@@ -150,18 +150,17 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
     limit = spec.server.max_num_seqs
     if wrong := [n for n in spec.swept_num_seqs if not 1 <= n <= limit]:
         raise SpecError(f"n = {wrong} cannot run at once", where="num_seqs", hint=f"The limit is {limit}")
-    groups = {f"n{n}-c{context}": (n, context) for context in spec.context_tokens for n in spec.swept_num_seqs}
-    decode = [
-        {"name": name, "workload": {"num_sessions": n, "prompt_tokens": _fixed(context)}}
-        for name, (n, context) in groups.items()
-    ]
-    joined = _decode_groups(spec, groups)
-    if spec.server.is_paged:
-        conditions = [{"name": "all", "workload": {"group": [*joined.groups, *_beside_decodes(spec, joined.end_s)]}}]
-    elif spec.layout == "joined":
-        conditions = [{"name": "all", "workload": {"group": [*joined.groups, *_prefill_groups(spec, joined.end_s)]}}]
+    points = {f"n{n}-c{context}": (n, context) for context in spec.context_tokens for n in spec.swept_num_seqs}
+    if spec.layout == "joined" or spec.server.is_paged:
+        decode, end_s = _decode_groups(spec, points)
+        prefill = _beside_decodes(spec, end_s) if spec.server.is_paged else _prefill_groups(spec, end_s)
+        conditions = [{"name": "all", "workload": {"group": [*decode, *prefill]}}]
     else:
-        conditions = [*decode, {"name": "prefill", "workload": {"group": _prefill_groups(spec, 0.0)}}]
+        conditions: list[dict[str, Any]] = [
+            {"name": name, "workload": {"num_sessions": n, "prompt_tokens": _fixed(context)}}
+            for name, (n, context) in points.items()
+        ]
+        conditions.append({"name": "prefill", "workload": {"group": _prefill_groups(spec, 0.0)}})
     return parse_experiment(
         {
             "name": spec.name,
@@ -185,18 +184,12 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    groups: list[dict[str, Any]]
-    end_s: float
-
-
-def _decode_groups(spec: CalibrationSpec, named: Mapping[str, tuple[int, int]]) -> _Groups:
-    """Groups one after another, each after the predicted end of the one before and a margin."""
+def _decode_groups(spec: CalibrationSpec, points: Mapping[str, tuple[int, int]]) -> tuple[list[dict[str, Any]], float]:
+    """Groups one after another, each after the predicted end of the one before and a margin; the last one's end, s."""
     model = load_cost_model(spec.server.cost_model)
     groups: list[dict[str, Any]] = []
     start_s = 0.0
-    for name, (n, context) in named.items():
+    for name, (n, context) in points.items():
         generate = spec.generate_tokens
         if spec.server.is_paged:
             # The first request decodes while parts of the last prompt are computed.
@@ -212,7 +205,7 @@ def _decode_groups(spec: CalibrationSpec, named: Mapping[str, tuple[int, int]]) 
         )
         step_ns = model.decode_step_ns(spec.bucket_of(n), n, n * (context + generate))
         start_s += _paused_s(n * model.prefill_ns(context) + generate * step_ns)
-    return _Groups(groups, start_s)
+    return groups, start_s
 
 
 def _beside_decodes(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any]]:
@@ -310,7 +303,7 @@ def fit_runs(
     notes = (
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
         "" if is_measured else f"No {'GPU' if server.is_paged else 'NPU'} was measured: the backend was {backend}.",
-        _left_out(len(runs) - len(valid)),
+        f"{len(runs) - len(valid)} invalid runs were left out." if len(runs) > len(valid) else "",
         *(_not_fitted(decode, prefill, eager, server) if server.is_paged else ()),
     )
     return Calibration(
@@ -370,10 +363,6 @@ def _not_fitted(decode: DecodeFit, prefill: PrefillFit, eager: EagerFit | None, 
         yield "Not fitted: the extra time of steps without a graph, no stretch of them or none that takes longer."
     if "per_call_ms" not in prefill.intervals:
         yield "per_step_ms is 0: a constant time of a step with parts of prompts came out negative."
-
-
-def _left_out(num_invalid: int) -> str:
-    return f"{num_invalid} invalid runs were left out." if num_invalid else ""
 
 
 def manifest_sha256(run: SealedRun) -> str:
