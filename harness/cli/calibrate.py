@@ -112,6 +112,8 @@ def _server(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec
     table = {} if experiment is None else load_toml(experiment)
     try:
         server = ServerSpec.model_validate(override_table(table.get("server", {}), changes))
+        if server.is_paged and "cost_model" not in server.model_fields_set:
+            server = server.model_copy(update={"cost_model": PACE_OF_VLLM})
     except ValidationError as error:
         hint = "See `harness explain experiment` for every key"
         raise SpecError(describe_validation_error(error), where="server", hint=hint) from error

@@ -65,7 +65,7 @@ def init(
     print(f"wrote {path}. Next:")
     commands = {
         start.needs: "comes first",
-        f"harness simulate {path}": "predicts it, in seconds",
+        f"harness simulate {path}" if start.has_costs else "": "predicts it, in seconds",
         f"harness run {path} --dry-run": "checks what it needs and starts nothing",
         f"harness run {path} --runs runs/{name}": "runs it and writes the report",
     }

@@ -151,7 +151,7 @@ class PagedScheduler:
             raise SpecError(
                 "has no [chunked_prefill], which these rules need",
                 where=f"cost model {cost_model.name}",
-                hint="Add it with per_step_ms and per_token_us",
+                hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic",
             )
         self.config = config
         self.cost_model = cost_model

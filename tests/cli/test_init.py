@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
+from harness.errors import SpecError
 from harness.kinds import KINDS
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
@@ -68,9 +69,16 @@ def test_a_first_experiment_on_an_npu_takes_the_model_that_is_compiled(
 
 
 @pytest.mark.parametrize("backend", KINDS)
-def test_a_first_experiment_of_every_backend_can_be_predicted_and_says_what_comes_next(backend: str) -> None:
-    said = harness("init", "mine", "--backend", backend)
-    assert "harness run mine.toml --runs runs/mine" in said
+def test_a_first_experiment_of_every_backend_says_what_comes_next_and_can_be_predicted(backend: str) -> None:
+    printed = harness("init", "mine", "--backend", backend)
+    assert "harness run mine.toml --runs runs/mine" in printed
+    assert ("harness simulate mine.toml" in printed) == (backend != "vllm")
+    if backend == "vllm":
+        # Its step times are known once it is calibrated.
+        error = CliRunner().invoke(app, ["simulate", "mine.toml"]).exception
+        assert isinstance(error, SpecError)
+        assert "`harness server calibrate`" in error.hint
+        return
     assert "no-waits" in (simulated := harness("simulate", "mine.toml")) or "twelve-slots" in simulated
 
 

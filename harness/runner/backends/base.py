@@ -50,6 +50,7 @@ class FirstExperiment:
     about: the comment beside ``backend``. limits, server: more lines of these tables. other: the condition that is
     compared with the baseline. room_tokens: longest request that fits the server. sets_slot_tokens: slots of another
     length take no new model. prompt_form: "" for the default. needs: a command that comes before all others, or "".
+    has_costs: a shipped cost model predicts it.
     """
 
     about: str
@@ -64,6 +65,7 @@ class FirstExperiment:
     prompt_form: str = ""
     is_https: bool = False
     needs: str = ""
+    has_costs: bool = True
 
 
 MODELLED = FirstExperiment(

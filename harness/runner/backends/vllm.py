@@ -45,6 +45,7 @@ class VllmBackend(ServerBackend):
                 ('environment = ""', "virtual environment of vLLM; empty: the vllm on PATH"),
                 *SLOW_START,
             ),
+            has_costs=False,
         )
 
     def readiness(self) -> Check:
