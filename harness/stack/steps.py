@@ -57,7 +57,7 @@ def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
     raise RecordsError(
         "is no file of steps that is known",
         where=where,
-        hint="Known are vLLM's step log (docs/vllm-steps.md), all_batches_stats_*.jsonl of tpu-inference, "
+        hint="Known are vLLM's step log (docs/step-files.md), all_batches_stats_*.jsonl of tpu-inference, "
         "server_events_*.json of Gaudi, and a debug log of vllm-rbln's native path",
     )
 

@@ -14,6 +14,7 @@ GUIDES = (
     *(
         "own-server",
         "vllm-steps",
+        "step-files",
         "ca25",
         "gpu",
         "server-hosts",

