@@ -34,7 +34,9 @@ class Agenda:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._followers = plan, Followers(plan)
         self._open = set[tuple[int, int]]()
-        self._due = [Act(one.start_offset_ns, SENDS, one.index, 0) for one in plan.sessions if one.after is None]
+        self._due = [
+            Act(session.start_offset_ns, SENDS, session.index, 0) for session in plan.sessions if session.after is None
+        ]
         heapq.heapify(self._due)
 
     @property
@@ -74,7 +76,9 @@ class Agenda:
         """Those of (session, request, tokens so far) whose client leaves with that many, in order."""
         plan = self._plan
         return sorted(
-            (session, one) for session, one, num in received if num == plan.request(session, one).abort_after_tokens
+            (session, request)
+            for session, request, tokens in received
+            if tokens == plan.request(session, request).abort_after_tokens
         )
 
 

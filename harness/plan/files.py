@@ -147,6 +147,8 @@ def _session_from(record: dict[str, Any]) -> SessionPlan:
 
 
 def _request_from(columns: list[int], kind: WaitKind, abort_ns: int, abort_tokens: int) -> RequestPlan:
-    if len(columns) != len(REQUEST_COLUMNS) or not all(type(one) is int for one in (*columns, abort_ns, abort_tokens)):
+    if len(columns) != len(REQUEST_COLUMNS) or not all(
+        type(number) is int for number in (*columns, abort_ns, abort_tokens)
+    ):
         raise ValueError(f"{columns} is not [{', '.join(REQUEST_COLUMNS)}]")
     return RequestPlan(*columns, wait_kind=kind, abort_after_ns=abort_ns, abort_after_tokens=abort_tokens)

@@ -259,7 +259,7 @@ def check_plan(plan: Plan) -> None:
     if not plan.sessions:
         _refuse("plan", "it has no session", "Give num_sessions of at least 1")
     if plan.prompt_form != "token-ids" and any(
-        one.abort_after_tokens for session in plan.sessions for one in session.requests
+        request.abort_after_tokens for session in plan.sessions for request in session.requests
     ):
         _refuse(
             "plan",

@@ -228,7 +228,7 @@ def freeze(
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
-        files=tuple(named(repository, one) for one in sorted(set(_inputs(repository, planned)))),
+        files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
         artifacts=_artifacts(planned),
         parent_commit=repository.head() or "",
         is_tree_dirty=bool(dirty),
@@ -258,7 +258,7 @@ def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
     """Perturbations of each condition's draws: an assumption that is not written down can be changed later."""
     first = {name: runs[0] for name, runs in planned.by_condition.items() if runs[0].spec.prediction.draws > 1}
     found = {name: perturbation_of(run.spec.prediction, run.cost_file) for name, run in first.items()}
-    return {name: FrozenPerturbation(sizes=one.sizes, assumed=one.assumed) for name, one in found.items()}
+    return {name: FrozenPerturbation(sizes=drawn.sizes, assumed=drawn.assumed) for name, drawn in found.items()}
 
 
 def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path, path: Path) -> None:

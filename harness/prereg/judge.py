@@ -198,7 +198,7 @@ def _doubts_of_chain(entries: Sequence[Entry], frozen: Preregistration) -> Itera
             starts[key] = starts.get(key, 0) + 1
             if entry.plan != frozen.plan_hashes[key]:
                 yield f"{name} was started with another plan"
-            if any(one.is_valid for one in before) or len(before) > retries:
+            if any(seal.is_valid for seal in before) or len(before) > retries:
                 yield f"{name} was started again on {entry.host} after it was sealed"
         elif entry.event == "sealed":
             before.append(entry)
@@ -262,7 +262,10 @@ class Judgement:
 
     def _repr_markdown_(self) -> str:
         """Each decision with its reason, for a notebook."""
-        return "\n".join(f"- **{one.outcome.value}** {one.rule}: {one.subject}. {one.reason}" for one in self.decisions)
+        return "\n".join(
+            f"- **{decision.outcome.value}** {decision.rule}: {decision.subject}. {decision.reason}"
+            for decision in self.decisions
+        )
 
     def require_passed(self) -> Judgement:
         """This judgement; RuleFailedError when a rule is FAIL. WITHHELD and NOT SUBJECT are no failures."""

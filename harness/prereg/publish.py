@@ -70,8 +70,8 @@ def publish(
     assert record is not None, "what was frozen is recorded"
     proof = find_proof(runs, record, repository)
     judgement = judge(runs, proof=proof)
-    with tempfile.TemporaryDirectory(prefix="harness-publish-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
+        folder = Path(temporary)
         for run in _with_earlier_tries(runs):
             run.verify()
             shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
@@ -81,14 +81,14 @@ def publish(
         (folder / PROOF).write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
         (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
         (folder / CRATE).write_text(_crate(folder, runs[0].manifest.title), encoding="utf-8")
-        sums = "".join(f"{file_sha256(folder / one)}  {one}\n" for one in _files(folder))
+        sums = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in _files(folder))
         (folder / SUMS).write_text(sums, encoding="utf-8")
         if signing_key is not None:
             sign_file(folder / SUMS, signing_key)
         unfinished = archive.with_name(f".{archive.name}.tmp")
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
-            for one in _files(folder):
-                out.write(folder / one, one)
+            for name in _files(folder):
+                out.write(folder / name, name)
         unfinished.replace(archive)
     return judgement
 
@@ -153,7 +153,7 @@ def _beside(runs: Sequence[SealedRun], repository: Path | None, path: str) -> li
         frozen = Repository(repository or runs[0].path).root / path
     except SpecError:
         return []
-    return [one for suffix in (SUFFIX, *STAMPS) if (one := frozen.with_name(frozen.name + suffix)).is_file()]
+    return [file for suffix in (SUFFIX, *STAMPS) if (file := frozen.with_name(frozen.name + suffix)).is_file()]
 
 
 def _files(folder: Path) -> list[str]:
@@ -163,13 +163,13 @@ def _files(folder: Path) -> list[str]:
 def _verdict(judgement: Judgement) -> str:
     decisions = [
         {
-            "rule": one.rule,
-            "subject": one.subject,
-            "outcome": one.outcome.value,
-            "label": one.label,
-            "reason": one.reason,
+            "rule": decision.rule,
+            "subject": decision.subject,
+            "outcome": decision.outcome.value,
+            "label": decision.label,
+            "reason": decision.reason,
         }
-        for one in judgement.decisions
+        for decision in judgement.decisions
     ]
     return json.dumps({"decisions": decisions, "aborts": judgement.aborts}, indent=1) + "\n"
 

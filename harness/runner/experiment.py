@@ -55,7 +55,7 @@ def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
     """One error for everything that running servers lack, and for settings that nothing would show."""
     lacks: list[str] = []
     for run in {(run.server.url, run.server.api_key_env): run for run in runs}.values():
-        lacks += [f"{redacted_text(run.server.url)}: {one}" for one in backend_named(run.spec.backend).lacks(run)]
+        lacks += [f"{redacted_text(run.server.url)}: {lack}" for lack in backend_named(run.spec.backend).lacks(run)]
     try:
         refuse_unshown_settings(runs)
     except SpecError as error:

@@ -108,7 +108,7 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
     if both:
         changes = [100 * (periods[1][place] / periods[0][place] - 1) for place in both]
         change = _interval(changes, "answers", "median")
-        before, after = (float(np.median([one[place] for place in both])) for one in periods)
+        before, after = (float(np.median([of_run[place] for place in both])) for of_run in periods)
         lines.append(
             f"token period: {before:.3f} ms plain, {after:.3f} ms observed; change {change.estimate:+.2f}% "
             f"[{change.low:+.2f}%, {change.high:+.2f}%] (95% bootstrap interval, {len(both)} answers each with itself)"

@@ -86,7 +86,9 @@ class _Run:
         self._names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
         self._handles = {name: handle for handle, name in enumerate(self._names)}
         self._num_tokens = Counter[tuple[int, int]]()
-        self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
+        self._leaves_by_tokens = any(
+            request.abort_after_tokens for session in plan.sessions for request in session.requests
+        )
         self.outcome = PagedOutcome({name: _Row() for name in self._names}, [0] * (config.max_num_seqs + 1))
 
     def play(self) -> PagedOutcome:
@@ -195,9 +197,11 @@ def run_paged(
     # A block belongs to no request.
     evictions = [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in last.evicted.elements()]
     return layout.Outcome(
-        requests=records_from(layout.RequestResult, [astuple(row) for one in played for row in one.rows.values()]),
-        histogram=np.array([one.histogram for one in played], dtype=np.int64),
-        totals=records_from(layout.PlanTotals, [one.totals for one in played]),
+        requests=records_from(
+            layout.RequestResult, [astuple(row) for outcome in played for row in outcome.rows.values()]
+        ),
+        histogram=np.array([outcome.histogram for outcome in played], dtype=np.int64),
+        totals=records_from(layout.PlanTotals, [outcome.totals for outcome in played]),
         steps=records_from(layout.StepRecord, last.steps),
         evictions=records_from(layout.EvictionRecord, evictions),
     )

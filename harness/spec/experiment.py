@@ -220,7 +220,10 @@ def _with_resolved_conditions(table: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(conditions, list | tuple):
         return table
     server, workload = _changes(table, "server"), _changes(table, "workload")
-    return {**table, "condition": [_resolved(one, server, workload) for one in cast("Sequence[Any]", conditions)]}
+    return {
+        **table,
+        "condition": [_resolved(condition, server, workload) for condition in cast("Sequence[Any]", conditions)],
+    }
 
 
 def _resolved(condition: Any, server: Mapping[str, Any], workload: Mapping[str, Any]) -> Any:

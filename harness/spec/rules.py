@@ -147,7 +147,9 @@ class _Rule(Spec):
     def factors_named(self) -> tuple[str, ...]:
         """Factors that the rule needs."""
         selections = (self.conditions, self.exploratory)
-        return tuple(dict.fromkeys(name for one in selections if isinstance(one, dict) for name in one))
+        return tuple(
+            dict.fromkeys(name for selection in selections if isinstance(selection, dict) for name in selection)
+        )
 
 
 class CostRule(_Rule):

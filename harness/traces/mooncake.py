@@ -291,11 +291,11 @@ class _WekaSession:
                 if place >= 0 and text_of(entry, "status") != "async_launched":
                     after, ended_ns = (*after, place), max(ended_ns, end_ns)
                 continue
-            one = self._request(entry, last, after, ended_ns, kind)
-            if one is None:
+            read = self._request(entry, last, after, ended_ns, kind)
+            if read is None:
                 self._notes.drop("a request without its lengths or time, or above a million tokens", self._at)
                 continue
-            request, end_ns = one
+            request, end_ns = read
             self._requests.append(request)
             last = len(self._requests) - 1
             after, ended_ns = (last,), end_ns
@@ -304,12 +304,12 @@ class _WekaSession:
 
     def _child(self, entry: Record, after: tuple[int, ...], parent_end_ns: int, depth: int) -> tuple[int, int]:
         began_ns = seconds_ns(entry.get("t")) or parent_end_ns
-        requests = [record_of(one) for one in list_of(entry.get("requests"))]
-        first_ns = min((at for one in requests if (at := seconds_ns(one.get("t"))) is not None), default=0)
+        requests = [record_of(request) for request in list_of(entry.get("requests"))]
+        first_ns = min((at for request in requests if (at := seconds_ns(request.get("t"))) is not None), default=0)
         if first_ns < began_ns:
             requests = [
-                {**one, "t": one["t"] + began_ns / 1e9} if isinstance(one.get("t"), (int, float)) else one
-                for one in requests
+                {**each, "t": each["t"] + began_ns / 1e9} if isinstance(each.get("t"), (int, float)) else each
+                for each in requests
             ]
         return self._chain(list(requests), after, parent_end_ns, depth + 1)
 
@@ -351,7 +351,7 @@ def _weka(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = N
         files, notes, progress, session, "a session without its requests or block size"
     ):
         if requests:
-            yield Recording(hidden_name(name), 0, tuple(one._replace(blocks=()) for one in requests))
+            yield Recording(hidden_name(name), 0, tuple(request._replace(blocks=()) for request in requests))
 
 
 WEKA = TraceFormat(

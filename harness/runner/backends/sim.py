@@ -267,12 +267,12 @@ class _VirtualRun(VirtualDriver):
         self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
         # Paged memory reuses blocks of answers too.
         self._keys_of = BlockKeys(plan, config.block_tokens).stream if is_paged else BlockKeys(plan).prompt
-        longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
+        longest = max(request.prompt_tokens for session in plan.sessions for request in session.requests)
         # Only the length of a prompt matters here: its blocks are named by the plan.
         self._blank = np.zeros(longest, dtype=np.int32)
         self._context = ContextHash.of(self._blank[:1], 0)
         self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
-        has_late_start = any(one.start_offset_ns and one.after is None for one in plan.sessions)
+        has_late_start = any(session.start_offset_ns and session.after is None for session in plan.sessions)
         if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_SCRAPES * self._interval_ns:
             self.next_look_ns = self._interval_ns
 

@@ -99,7 +99,7 @@ class TwinBackend(ServerBackend):
         """Whether the twin is installed beside the harness, in an environment of its own."""
         try:
             twin = find_twin()
-            others = ", ".join(one.version for one in installed_twins() if one.version != twin.version)
+            others = ", ".join(other.version for other in installed_twins() if other.version != twin.version)
             usable = usable_with(twin.site_packages)
             beside = f"; beside it {others}" if others else ""
             found = f"vllm-rbln {twin.version} in {twin.folder}, {usable}{beside}"
