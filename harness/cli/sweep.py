@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,11 +22,6 @@ from harness.cli.addresses import (
 )
 from harness.cli.run import RunsOption, perform
 from harness.errors import SpecError
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-SWEPT = ("server", "workload")
 
 
 def sweep(
@@ -59,23 +54,21 @@ def sweep(
     perform(spec, path, runs, resume=resume, again=again)
 
 
-def _swept_specs() -> dict[str, type[BaseModel]]:
-    from harness.spec import ServerSpec, WorkloadSpec
-
-    return dict(zip(SWEPT, (ServerSpec, WorkloadSpec), strict=True))
-
-
 def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
     """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
 
     Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
     """
+    from harness.spec import ServerSpec, WorkloadSpec
+
+    tables = {"server": ServerSpec, "workload": WorkloadSpec}
     key, _, text = over.partition("=")
     where, _, name = key.strip().partition(".")
-    values = [override_table({}, [f"value={part}"])["value"] for part in text.split(",") if part.strip()]
-    if not name and (homes := [home for home, spec in _swept_specs().items() if where in spec.model_fields]):
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    values = [override_table({}, [f"value={part}"])["value"] for part in parts]
+    if not name and (homes := [home for home, spec in tables.items() if where in spec.model_fields]):
         raise SpecError(f"{where!r} is a key of [{homes[0]}]", where="--over", hint=f"Write --over {homes[0]}.{over}")
-    if where not in SWEPT or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
+    if where not in tables or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
         hint = "Write e.g. --over workload.num_sessions=2,4,8"
         raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
     conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
@@ -84,18 +77,15 @@ def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
     made = [
         override_table(
             {**base, "name": f"{short}-{value}".lower(), "baseline": "", "factors": {name: value}},
-            [f"{where}.{name}={part.strip()}"],
+            [f"{where}.{name}={part}"],
         )
-        for value, part in zip(values, [part for part in text.split(",") if part.strip()], strict=True)
+        for value, part in zip(values, parts, strict=True)
     ]
-    more = {
+    return {
+        **table,
         "name": f"{table.get('name', 'experiment')}-sweep-{short}"[:64],
         "baseline": made[0]["name"],
         "condition": made,
-    }
-    return {
-        **table,
-        **more,
         "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
         "question": f"How do cost and latency change with {key.strip()}?",
         "analysis": "",

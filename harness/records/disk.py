@@ -70,16 +70,14 @@ def write_parquet(rows: pa.Table | RowStream, path: Path, *, is_durable: bool = 
 
 
 def _write_groups(rows: pa.Table | RowStream, sink: BinaryIO | pa.BufferOutputStream, group_rows: int) -> None:
-    groups = _groups_of_stream(rows, group_rows) if isinstance(rows, RowStream) else _groups_of(rows, group_rows)
+    if isinstance(rows, RowStream):
+        groups = _groups_of_stream(rows, group_rows)
+    else:
+        # A slice even of a table without rows.
+        groups = (rows.slice(first, group_rows) for first in range(0, max(1, rows.num_rows), group_rows))
     with pq.ParquetWriter(sink, rows.schema, compression=_CODEC) as writer:
         for group in groups:
             writer.write_table(group, row_group_size=group_rows)
-
-
-def _groups_of(table: pa.Table, group_rows: int) -> Iterator[pa.Table]:
-    """Slices of a table; one without rows when the table has none."""
-    for first in range(0, max(1, table.num_rows), group_rows):
-        yield table.slice(first, group_rows)
 
 
 def _groups_of_stream(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:

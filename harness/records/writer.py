@@ -63,8 +63,13 @@ class RunWriter:
     """
 
     def __init__(self, root: Path, experiment: str, condition: str, replicate: int, planned_requests: int) -> None:
-        for name in (experiment, condition):
-            _checked_name(name)
+        from harness.spec import check_name
+
+        try:
+            check_name(experiment)
+            check_name(condition)
+        except ValueError as error:
+            raise SpecError(str(error)) from error
         if replicate < 0:
             raise SpecError(f"replicate must not be negative, got {replicate}")
         self.key = (experiment, condition, replicate)
@@ -249,15 +254,6 @@ def earlier_tries(folder: Path) -> tuple[EarlierTry, ...]:
         EarlierTry(folder=name, seal=manifest.seal, invalid_reasons=manifest.invalid_reasons)
         for name, manifest in manifests
     )
-
-
-def _checked_name(name: str) -> None:
-    try:
-        from harness.spec import check_name
-
-        check_name(name)
-    except ValueError as error:
-        raise SpecError(str(error)) from error
 
 
 def set_aside(partial: Path) -> Path:

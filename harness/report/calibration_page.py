@@ -6,8 +6,9 @@ One Markdown page and one PNG beside the runs, named like the cost-model file. N
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,9 +19,6 @@ from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError
 from harness.runner.calibrate import Calibration
 from harness.table import markdown_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 UNITS = {
     "alpha_ms": "alpha, ms",
@@ -124,7 +122,9 @@ def _page(
     for note in (f"{calibration.artifact}; {calibration.source}.", *calibration.notes, *calibration.decode.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
-    yield markdown_rows(("coefficient", "fitted", "interval"), map(_coefficient_row, coefficients(calibration).items()))
+    yield markdown_rows(
+        ("coefficient", "fitted", "interval"), starmap(_coefficient_row, coefficients(calibration).items())
+    )
     yield "\n## Errors\n"
     yield markdown_rows(
         ("", "residual rms", "largest", "held-out rms", "held-out largest"),
@@ -150,8 +150,7 @@ def _page(
         )
 
 
-def _coefficient_row(named: tuple[str, Interval]) -> tuple[str, str, str]:
-    name, interval = named
+def _coefficient_row(name: str, interval: Interval) -> tuple[str, str, str]:
     how = f"{interval.level:.0%} {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
     ends = f"[{interval.low:.5f}, {interval.high:.5f}] {how}"
     return name, f"{interval.estimate:.5f}", ends
@@ -171,29 +170,21 @@ def _plot(decode: Sequence[Residual], prefill: Sequence[Residual], model: CostMo
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, sharex="col", height_ratios=(2, 1))
     figure.suptitle(f"Cost model {model.name}", x=0.01, ha="left", fontsize=10)
-    for column, (residuals, label) in enumerate(((decode, "requests in the step, n"), (prefill, "computed tokens, q"))):
-        _measured(axes[0, column], residuals)
-        _residuals(axes[1, column], residuals)
-        axes[1, column].set_xlabel(label, fontsize=9)
     axes[0, 0].set_title("decode step; one point per n and context", loc="left", fontsize=9)
     axes[0, 1].set_title("prefill; median per length", loc="left", fontsize=9)
+    for column, (residuals, label) in enumerate(((decode, "requests in the step, n"), (prefill, "computed tokens, q"))):
+        above, below = axes[:, column]
+        x = [point.x for point in residuals]
+        fitted, measured = [point.fitted_ms for point in residuals], [point.measured_ms for point in residuals]
+        above.plot(x, fitted, "_", color="#b5541c", markersize=16, label="fitted")
+        above.plot(x, measured, ".", color="#1f4e79", markersize=6, label="measured")
+        above.legend(frameon=False, fontsize=8)
+        below.axhline(0.0, color="#555555", linewidth=0.8)
+        shares = [100 * point.residual_ms / point.fitted_ms for point in residuals]
+        below.plot(x, shares, ".", color="#1f4e79", markersize=6)
+        below.set_xlabel(label, fontsize=9)
+        for panel, unit in ((above, "ms"), (below, "residual, %")):
+            panel.set_ylabel(unit, fontsize=9)
+            panel.tick_params(labelsize=8)
+            panel.grid(alpha=0.3)
     figure.savefig(path, dpi=DOTS_PER_INCH)
-
-
-def _measured(axes: Axes, residuals: Sequence[Residual]) -> None:
-    x = [one.x for one in residuals]
-    axes.plot(x, [one.fitted_ms for one in residuals], "_", color="#b5541c", markersize=16, label="fitted")
-    axes.plot(x, [one.measured_ms for one in residuals], ".", color="#1f4e79", markersize=6, label="measured")
-    axes.set_ylabel("ms", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.legend(frameon=False, fontsize=8)
-    axes.grid(alpha=0.3)
-
-
-def _residuals(axes: Axes, residuals: Sequence[Residual]) -> None:
-    axes.axhline(0.0, color="#555555", linewidth=0.8)
-    shares = [100 * one.residual_ms / one.fitted_ms for one in residuals]
-    axes.plot([one.x for one in residuals], shares, ".", color="#1f4e79", markersize=6)
-    axes.set_ylabel("residual, %", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.3)

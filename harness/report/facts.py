@@ -31,9 +31,8 @@ MAX_FACT_LENGTH = 160
 def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
     """Groups of (name, value) of the whole experiment; a value that is not the same in every run says so."""
     manifests = [run.manifest for run in runs]
-    experiments = [_part(manifest, "experiment") for manifest in manifests]
     groups: list[tuple[str, list[Mapping[str, Any]]]] = [
-        ("Experiment", [_scalars(experiment) for experiment in experiments]),
+        ("Experiment", [_scalars(_part(manifest, "experiment")) for manifest in manifests]),
         ("Workload", [_workload(manifest) for manifest in manifests]),
         ("Plans", [_plans(runs)]),
         ("Server, before a condition changes it", [_part(manifest, "server", inner=True) for manifest in manifests]),

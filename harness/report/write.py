@@ -62,7 +62,6 @@ def write_report(  # noqa: PLR0913  # an option each
     Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
     """
     from harness.report.page import render_page
-    from harness.report.write import gather
 
     path = check_report_page(Path(path))
     page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path, summary=summary))
@@ -128,7 +127,7 @@ def gather(  # noqa: PLR0913  # an option each
         num_planned=num_planned(first),
         status=declared_status(runs) if ran_until_decided(first) else None,
         drift=drift(runs),
-        folders={} if page is None else {run.key: _link(run.path, page) for run in runs},
+        folders={} if page is None else {run.key: quote(os.path.relpath(run.path, page.parent)) for run in runs},
     )
 
 
@@ -177,7 +176,11 @@ def _timelines(
     summary: ExperimentSummary, sealed: Mapping[RunKey, SealedRun], labels: Sequence[str] | None
 ) -> tuple[TimelineView, ...]:
     if labels is None:
-        shown = [_shown_run(condition) for condition in summary.conditions]
+        # The first valid run of a condition, or its first one when none is valid.
+        shown = [
+            min(condition.valid_runs or condition.runs, key=lambda run: run.replicate).key
+            for condition in summary.conditions
+        ]
         others = [run.key for run in summary.runs if run.key not in shown]
         keys = shown[:MAX_TIMELINES] + _fitting(shown[MAX_TIMELINES:] + others, sealed)
     else:
@@ -202,32 +205,17 @@ def _fitting(keys: Sequence[RunKey], sealed: Mapping[RunKey, SealedRun]) -> list
     return found
 
 
-def _link(folder: Path, page: Path) -> str:
-    """A run's folder as a page at ``page`` links to it."""
-    return quote(os.path.relpath(folder, page.parent))
-
-
-def _shown_run(condition: ConditionFigures) -> RunKey:
-    """The first valid run of a condition, or its first one when none is valid."""
-    return min(condition.valid_runs or condition.runs, key=lambda run: run.replicate).key
-
-
 def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] = ()) -> tuple[FindingView, ...]:
-    """All findings, worst first: one entry per kind, with every case of it and the runs it was found in."""
+    """All findings, worst first: an entry for each kind, with every case of it and its runs."""
     places: dict[Finding, list[str]] = {finding: [] for finding in of_experiment}
     for run in runs:
         for finding in run.manifest.findings:
             places.setdefault(finding, []).append(run.label)
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for finding, where in places.items():
+        named = "every run" if len(where) == len(runs) > 1 else ", ".join(where)
         cases = kinds.setdefault((finding.severity, finding.code, finding.hint), [])
-        cases.append(_case(finding.evidence, where, len(runs)))
+        cases.append(f"{named}: {finding.evidence}" if named else finding.evidence)
     order = {"invalid": 0, "warning": 1, "info": 2}
     ranked = sorted(kinds.items(), key=lambda item: order[item[0][0]])
     return tuple(FindingView(code, severity, tuple(cases), hint) for (severity, code, hint), cases in ranked)
-
-
-def _case(evidence: str, where: Sequence[str], num_runs: int) -> str:
-    if not where:
-        return evidence
-    return f"{'every run' if len(where) == num_runs and num_runs > 1 else ', '.join(where)}: {evidence}"
