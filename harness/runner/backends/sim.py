@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from harness.analysis.logs.derive import derived_from, take_step_log
 from harness.analysis.logs.parse import ParseCounts
+from harness.client.rows import RequestRows
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
 from harness.emulator import logs
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
@@ -30,7 +32,7 @@ from harness.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
 from harness.engine.paged import scheduler_of
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind, kind_named
-from harness.plan import BlockKeys, Plan, RequestPlan
+from harness.plan import BlockKeys, Plan
 from harness.plan.agenda import Act
 from harness.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
@@ -40,8 +42,7 @@ from harness.server import provenance
 from harness.server.doctor import Check
 from harness.sim import simulate
 from harness.spec import ServerSpec
-from harness.stack.rbln import log_grammar as ev
-from harness.stack.rbln.log_grammar import LogEvent
+from harness.stack.rbln.log_grammar import EqualSteps, LogEvent, read_message
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0
@@ -101,16 +102,12 @@ class _Log:
     def __init__(self, file: RawFile, epoch_s: int) -> None:
         self._file, self._epoch_s = file, epoch_s
         self._lines: list[str] = []
-        self.events: list[LogEvent | ev.EqualSteps] = []
+        self.events: list[LogEvent | EqualSteps] = []
 
     @property
     def counts(self) -> ParseCounts:
         """Counts as after parsing: every line is complete and known."""
         return ParseCounts(lines=len(self._lines), events=len(self._lines))
-
-    def _line(self, site: Site, message: str, at_ns: int) -> tuple[int, int, int]:
-        """Write a line; returns the first fields of its event: end_offset (unused), created_ns, pid."""
-        return 0, self._same_lines(site, message, (at_ns,))[0], LOG_PID
 
     def _same_lines(self, site: Site, message: str, at_ns: Iterable[int]) -> list[int]:
         """Write a line at each of these instants; returns their stamps in realtime ns."""
@@ -123,99 +120,84 @@ class _Log:
         """A line for each of equal steps."""
         message = f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}"
         stamps_ns = self._same_lines(logs.BUCKET, message, starts_ns)
-        self.events.append(ev.EqualSteps(stamps_ns, step.num_seqs, step.bucket))
+        self.events.append(EqualSteps(stamps_ns, step.num_seqs, step.bucket))
 
     def kv_event(self, event: KvEvent, engine_id: str, at_ns: int) -> None:
-        place = self._line(*kv_event_line(event, engine_id), at_ns)
-        slots, num_blocks = event.slots, event.num_blocks
-        if event.kind == "ALLOC":
-            self.events.append(ev.AllocEvent(*place, engine_id, slots, num_blocks))
-        elif event.kind == "EVICTION":
-            self.events.append(ev.EvictionEvent(*place, slots[0], num_blocks, event.free_slots, event.inactive_slots))
-        elif event.kind == "CACHE_HIT":
-            self.events.append(ev.CacheHitEvent(*place, engine_id, slots, num_blocks))
-        elif event.kind == "CACHE_PARTIAL":
-            reused, looked_up = event.reused_tokens, event.hit_tokens
-            self.events.append(ev.CachePartialEvent(*place, engine_id, reused, looked_up, looked_up - reused))
-        elif event.kind == "MAPPING_REMOVE":
-            self.events.append(ev.MappingRemoveEvent(*place, slots[0], num_blocks))
-        elif event.kind == "FREE_REQUEST":
-            self.events.append(ev.FreeRequestEvent(*place, engine_id, event.is_preemption, slots))
-        # A search of the mapping and a preemption are in no table.
+        site, message = kv_event_line(event, engine_id)
+        (created_ns,) = self._same_lines(site, message, (at_ns,))
+        content = read_message(message.encode())
+        assert content is not None, "the emulator writes lines of the grammar"
+        event_class, fields = content
+        self.events.append(event_class(0, created_ns, LOG_PID, *fields))
 
     def close(self) -> None:
         self._file.write("".join(self._lines).encode())
 
 
-@dataclass
 class _Rows:
-    """The rows of a perfect client: one a planned request, one chunk a token. Instants in virtual ns."""
+    """The rows of a perfect client: one row for each planned request, one chunk for each token. Instants in virtual ns.
 
-    plan: Plan
-    is_streaming: bool
-    trigger_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    due_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    first_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    done_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    cached_tokens: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    token_ns: dict[tuple[int, int], array[int]] = field(default_factory=dict[tuple[int, int], "array[int]"])
-    aborted: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    A key is (session, request).
+    """
+
+    def __init__(self, plan: Plan, is_streaming: bool) -> None:
+        self._plan, self._is_streaming = plan, is_streaming
+        self._requests = RequestRows(plan)
+        self._first_row = [0, *accumulate(len(session.requests) for session in plan.sessions)]
+        self._token_ns: dict[int, array[int]] = {}
+
+    def _row(self, key: tuple[int, int]) -> int:
+        return self._first_row[key[0]] + key[1]
+
+    def sent(self, key: tuple[int, int], trigger_ns: int, due_ns: int) -> None:
+        rows, row = self._requests, self._row(key)
+        rows.trigger_ns[row] = trigger_ns
+        rows.due_ns[row] = rows.sent_ns[row] = due_ns
+        rows.request_id[row] = request_name(*key)
 
     def tokens(self, key: tuple[int, int], ends_ns: Sequence[int]) -> None:
-        self.first_ns.setdefault(key, ends_ns[0])
-        self.token_ns.setdefault(key, array("q")).extend(ends_ns)
+        self._token_ns.setdefault(self._row(key), array("q")).extend(ends_ns)
 
     def num_tokens(self, key: tuple[int, int]) -> int:
-        return len(self.token_ns.get(key, ()))
+        return len(self._token_ns.get(self._row(key), ()))
+
+    def completed(self, key: tuple[int, int], at_ns: int, cached_tokens: int) -> None:
+        rows, row, planned = self._requests, self._row(key), self._plan.request(*key)
+        self._answered(row, self._token_ns[row][0] if self._is_streaming else at_ns, "length")
+        rows.done_ns[row], rows.status[row] = at_ns, "ok"
+        rows.prompt_tokens[row], rows.completion_tokens[row] = planned.prompt_tokens, planned.generate_tokens
+        rows.cached_tokens[row] = cached_tokens
+
+    def left(self, key: tuple[int, int], at_ns: int) -> None:
+        """Usage comes with an answer's end, so a request that was left has none."""
+        row = self._row(key)
+        if row in self._token_ns:
+            self._answered(row, self._token_ns[row][0], "")
+        self._requests.done_ns[row], self._requests.status[row] = at_ns, schema.ABORTED
+
+    def _answered(self, row: int, head_ns: int, finish_reason: str) -> None:
+        rows = self._requests
+        rows.first_byte_ns[row], rows.http_status[row] = head_ns, 200
+        rows.note_texts(row, f"cmpl-{rows.request_id[row]}", finish_reason)
 
     def requests_table(self) -> pa.Table:
-        rows = [
-            self._row((session.index, index), planned)
-            for session in self.plan.sessions
-            for index, planned in enumerate(session.requests)
-        ]
-        return pa.Table.from_pylist(rows, schema=schema.REQUESTS)
-
-    def _row(self, key: tuple[int, int], planned: RequestPlan) -> dict[str, str | int | None]:
-        is_aborted = key in self.aborted
-        head_ns = self.first_ns.get(key) if self.is_streaming or is_aborted else self.done_ns[key]
-        return {
-            "session": key[0],
-            "request": key[1],
-            "trigger_ns": self.trigger_ns[key],
-            "due_ns": self.due_ns[key],
-            "sent_ns": self.due_ns[key],
-            "response_head_ns": head_ns,
-            "done_ns": self.done_ns[key],
-            "status": schema.ABORTED if is_aborted else "ok",
-            "http_status": None if head_ns is None else 200,
-            "error": "",
-            "planned_prompt_tokens": planned.prompt_tokens,
-            "planned_generate_tokens": planned.generate_tokens,
-            "planned_wait_ns": planned.wait_after_ns,
-            # Usage comes with an answer's end.
-            "prompt_tokens": None if is_aborted else planned.prompt_tokens,
-            "completion_tokens": None if is_aborted else planned.generate_tokens,
-            "cached_tokens": None if is_aborted else self.cached_tokens[key],
-            "request_id": request_name(*key),
-            "response_id": "" if head_ns is None else f"cmpl-{request_name(*key)}",
-            "finish_reason": "" if is_aborted else "length",
-            "token_digest": "",
-        }
+        return self._requests.to_table(self._plan, ScaledClock(1.0))
 
     def chunks_table(self) -> pa.Table:
-        keys = sorted(self.token_ns if self.is_streaming else self.token_ns.keys() - self.aborted)
-        if not keys:
+        status, done_ns = self._requests.status, self._requests.done_ns
+        rows = sorted(row for row in self._token_ns if self._is_streaming or status[row] != schema.ABORTED)
+        if not rows:
             return schema.empty("chunks")
         # Without streaming an answer is one piece, at its end.
-        pieces = [self.token_ns[key] if self.is_streaming else array("q", [self.done_ns[key]]) for key in keys]
+        pieces = [self._token_ns[row] if self._is_streaming else array("q", [done_ns[row]]) for row in rows]
         counts = [len(piece) for piece in pieces]
-        tokens = [1 if self.is_streaming else len(self.token_ns[key]) for key in keys]
+        tokens = [1 if self._is_streaming else len(self._token_ns[row]) for row in rows]
         received = np.concatenate([np.frombuffer(piece, dtype=np.int64) for piece in pieces])
+        row = np.repeat(rows, counts)
         return pa.table(
             [
-                pa.array(np.repeat(np.array([key[0] for key in keys], dtype=np.int32), counts)),
-                pa.array(np.repeat(np.array([key[1] for key in keys], dtype=np.int32), counts)),
+                pa.array(np.frombuffer(self._requests.session, dtype=np.int32)[row]),
+                pa.array(np.frombuffer(self._requests.request, dtype=np.int32)[row]),
                 pa.array(np.concatenate([np.arange(count, dtype=np.int32) for count in counts])),
                 pa.array(received),
                 pa.nulls(len(received), pa.int64()),
@@ -289,7 +271,7 @@ class _VirtualRun(VirtualDriver):
 
     def request_of(self, act: Act) -> EngineRequest:
         key = (act.session, act.request)
-        self.rows.trigger_ns[key], self.rows.due_ns[key] = act.trigger_ns, act.at_ns
+        self.rows.sent(key, act.trigger_ns, act.at_ns)
         planned, name = self.plan.request(*key), request_name(*key)
         return EngineRequest(
             handle=self.core.new_handle(),
@@ -307,8 +289,7 @@ class _VirtualRun(VirtualDriver):
         return self.rows.num_tokens(key)
 
     def left(self, key: tuple[int, int], at_ns: int) -> None:
-        self.rows.done_ns[key] = at_ns
-        self.rows.aborted.add(key)
+        self.rows.left(key, at_ns)
 
     def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
         events = (*start.kv_events_before, *start.step.kv_events)
@@ -323,9 +304,7 @@ class _VirtualRun(VirtualDriver):
         for request in end.requests:
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)
-            key = self.names[request.handle]
-            self.rows.cached_tokens[key] = request.cached_tokens
-            self.rows.tokens(key, end.ends_ns)
+            self.rows.tokens(self.names[request.handle], end.ends_ns)
         self._log_events(end.kv_events, end_ns)
         self._metrics.observe(end)
         if end.start.step.tokens:
@@ -333,7 +312,7 @@ class _VirtualRun(VirtualDriver):
         if self._is_laconic:
             self._log_events((KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished), end_ns)
         for request in end.finished:
-            self.rows.done_ns[self.names[request.handle]] = end_ns
+            self.rows.completed(self.names[request.handle], end_ns, request.cached_tokens)
 
     def _write_step(self, record: dict[str, Any] | list[Any]) -> None:
         assert self._step_log is not None, "only paged rules write a step log"
