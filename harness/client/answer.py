@@ -248,6 +248,11 @@ class Answer:
         del self.token_ids[num_tokens:], self.id_texts[num_tokens:]
 
     @property
+    def body(self) -> bytes:
+        """What has arrived of an answer that is no stream, until ``close``."""
+        return bytes(self._rest)
+
+    @property
     def num_tokens(self) -> int | None:
         """Tokens generated: counted from ids where there are any, else what usage says, else unknown."""
         return len(self.token_ids) if self.token_ids else self.completion_tokens

@@ -52,6 +52,7 @@ class Exchange:
     __slots__ = (
         "_has_framing",
         "_head_bytes",
+        "_is_compressed",
         "_is_head_complete",
         "_last",
         "_new_body",
@@ -80,7 +81,7 @@ class Exchange:
         self.is_over = self.is_kept_alive = self.is_queued = False
         # Summed over heads: an interim answer has a head too.
         self._head_bytes = 0
-        self._has_framing = self._is_head_complete = False
+        self._has_framing = self._is_head_complete = self._is_compressed = False
         self._new_body: list[bytes] = []
         self._waiting: deque[Piece] = deque()
         self._last: Piece | None = None
@@ -93,12 +94,18 @@ class Exchange:
             self.problem = "not HTTP: more bytes than the answer's end allows"
         self._has_framing = False
 
-    def on_header(self, name: bytes, _value: bytes) -> None:
-        if name.lower() in FRAMING_HEADERS:
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in FRAMING_HEADERS:
             self._has_framing = True
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            self._is_compressed = True
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         self._is_head_complete = True
+        if self._is_compressed and self._parser.get_status_code() == 200:
+            self.problem = "compressed, which was not asked for"
 
     def on_body(self, body: bytes) -> None:
         self._new_body.append(body)

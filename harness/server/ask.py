@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
-import httptools
 import pydantic_core
 
-from harness.client.answer import MIN_FINAL_STATUS
+from harness.client.answer import NO_KERNEL_STAMP, Answer
+from harness.client.exchange import Exchange
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_S, Clock, monotonic_ns
 from harness.errors import RecordsError
@@ -26,8 +26,7 @@ from harness.errors import RecordsError
 NO_ANSWER = 0
 HTTP_OK = 200
 # A vLLM server's metrics are 50 kB; a list of models is less.
-MAX_BODY_BYTES = 8 << 20
-MAX_HEAD_BYTES = 64 << 10
+MAX_BYTES = 8 << 20
 READ_BYTES = 1 << 16
 # Short: that a server is too busy to answer in time is recorded, and the next scrape is due.
 SCRAPE_TIMEOUT_S = 2.0
@@ -49,47 +48,6 @@ class Reply(NamedTuple):
             return _from_json(self.body, allow_inf_nan=False)
         except ValueError:
             return None
-
-
-class _Answer:
-    """The answer as far as it has been read; the HTTP parser calls its ``on_`` methods."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.num_head_bytes = 0
-        self.has_head = self.has_framing = self.is_over = self.is_compressed = False
-        self.parser = httptools.HttpResponseParser(self)
-
-    def close(self) -> None:
-        """Drop the parser, which refers to this object: no garbage is collected in a replay."""
-        del self.parser
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self.has_framing = self.has_framing or name in (b"content-length", b"transfer-encoding")
-        if name == b"content-encoding" and value.strip().lower() != b"identity":
-            self.is_compressed = True
-
-    def on_headers_complete(self) -> None:
-        self.has_head = self.parser.get_status_code() >= MIN_FINAL_STATUS
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-
-    def on_message_complete(self) -> None:
-        self.is_over = self.has_head
-
-    def take(self, data: bytes) -> str:
-        """Parse the next bytes; returns what is wrong with them, "" when nothing is."""
-        if not self.has_head:
-            self.num_head_bytes += len(data)
-        try:
-            self.parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return f"not HTTP: {error}" if not self.is_over else ""
-        if len(self.body) > MAX_BODY_BYTES or (not self.has_head and self.num_head_bytes > MAX_HEAD_BYTES):
-            return f"TooLong: more than {MAX_BODY_BYTES >> 20} MiB, or a head without an end"
-        return "compressed, which was not asked for" if self.is_compressed else ""
 
 
 def ask(host: str, port: int, path: str, *, deadline_s: float) -> Reply:
@@ -122,15 +80,16 @@ def ask_endpoint(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
 
 
 def _read(sock: socket.socket, deadline_ns: int) -> Reply:
-    answer = _Answer()
+    exchange = Exchange(0, Answer(stream=False), b"")
     try:
-        return _read_into(answer, sock, deadline_ns)
+        return _read_into(exchange, sock, deadline_ns)
     finally:
-        answer.close()
+        exchange.release()
 
 
-def _read_into(answer: _Answer, sock: socket.socket, deadline_ns: int) -> Reply:
-    while not answer.is_over:
+def _read_into(exchange: Exchange, sock: socket.socket, deadline_ns: int) -> Reply:
+    num_bytes = 0
+    while not exchange.is_over:
         left_ns = deadline_ns - monotonic_ns()
         if left_ns <= 0:
             raise TimeoutError("no whole answer within the limit")
@@ -138,14 +97,17 @@ def _read_into(answer: _Answer, sock: socket.socket, deadline_ns: int) -> Reply:
         data = sock.recv(READ_BYTES)
         if not data:
             break
-        problem = answer.take(data)
-        if problem:
-            return Reply(NO_ANSWER, b"", problem)
-    if not answer.has_head:
+        exchange.take(monotonic_ns(), NO_KERNEL_STAMP, data)
+        num_bytes += len(data)
+        if exchange.problem:
+            return Reply(NO_ANSWER, b"", exchange.problem)
+        if num_bytes > MAX_BYTES:
+            return Reply(NO_ANSWER, b"", f"TooLong: more than {MAX_BYTES >> 20} MiB")
+    if not exchange.has_head:
         return Reply(NO_ANSWER, b"", "ConnectionResetError: closed before an answer")
-    if answer.has_framing and not answer.is_over:
+    if not exchange.is_over and not exchange.ends_at_close:
         return Reply(NO_ANSWER, b"", "ConnectionResetError: closed in the middle of the answer")
-    return Reply(answer.parser.get_status_code(), bytes(answer.body))
+    return Reply(exchange.status, exchange.read().body or bytes(exchange.error_body))
 
 
 class Rounds:

@@ -170,7 +170,7 @@ CATALOGUE = (
         with_head(
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n", body=gzip.compress, after=KEEP
         ),
-        says="",
+        says="compressed",
     ),
     Misbehaviour("20,000 headers", with_head(FLOOD), says="not HTTP"),
     Misbehaviour(
