@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 from benchmarks.figure import Figure, Measured, cpu_s, in_turns
@@ -136,39 +137,13 @@ def bare_sleep_us(num_sleeps: int = 100) -> float:
     return statistics.median(late_ns) / NS_PER_US
 
 
-def bench_stopping() -> Iterator[Figure]:
-    """Whether sequences, preset looks and powers keep their word on simulated experiments."""
-    from benchmarks.stopping import bench_stopping as measure
+def section(name: str) -> Callable[[], Iterator[Figure]]:
+    """The figures of the module ``name``, which is imported when they are wanted."""
 
-    yield from measure()
+    def measure() -> Iterator[Figure]:
+        yield from getattr(import_module(f"benchmarks.{name}"), f"bench_{name}")()
 
-
-def bench_gate() -> Iterator[Figure]:
-    """How often the gate is wrong, on simulated pairs of experiments."""
-    from benchmarks.gate import bench_gate as measure
-
-    yield from measure()
-
-
-def bench_history() -> Iterator[Figure]:
-    """How often a history shows a change where there is none."""
-    from benchmarks.history import bench_history as measure
-
-    yield from measure()
-
-
-def bench_devices() -> Iterator[Figure]:
-    """Coverage with the device as a block and without, on simulated fleets."""
-    from benchmarks.devices import bench_devices as measure
-
-    yield from measure()
-
-
-def bench_long_run() -> Iterator[Figure]:
-    """Peak memory of a run of many requests, and what a request more takes."""
-    from benchmarks.long_run import bench_long_run as measure
-
-    yield from measure()
+    return measure
 
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -176,9 +151,9 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "plan": bench_plan,
     "simulator": bench_simulator,
     "emulator": bench_emulator,
-    "stopping": bench_stopping,
-    "gate": bench_gate,
-    "history": bench_history,
-    "devices": bench_devices,
-    "memory": bench_long_run,
+    "stopping": section("stopping"),
+    "gate": section("gate"),
+    "history": section("history"),
+    "devices": section("devices"),
+    "memory": section("long_run"),
 }

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from harness.client.answer import NO_KERNEL_STAMP
@@ -30,25 +32,8 @@ from harness.server.provenance import (
 )
 
 GIB = 1 << 30
+HARNESS = "rbln-harness"
 PYTHON_RANGE = ((3, 10), (3, 14))
-LIBRARIES = (
-    "numpy",
-    "numba",
-    "pyarrow",
-    "duckdb",
-    "pydantic",
-    "httpx",
-    "aiohttp",
-    "httptools",
-    "psutil",
-    "tomli-w",
-    "unidiff",
-    "prometheus-client",
-    "jinja2",
-    "matplotlib",
-    "rich",
-    "typer",
-)
 GOOD_CLOCK_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 # The kernel enables receive stamps shortly after the first socket asks, so the first segments may have none.
 STAMP_ATTEMPTS = 50
@@ -72,7 +57,8 @@ class Check:
 def run_checks(runs: Path = Path("runs")) -> list[Check]:
     """Checks for every backend. runs: folder of the sealed runs."""
     oldest, newest = PYTHON_RANGE
-    missing = [name for name in LIBRARIES if name not in package_versions(LIBRARIES)]
+    libraries = required_libraries()
+    missing = sorted(set(libraries) - package_versions(libraries).keys())
     cores, total_bytes, source = usable_cores(), memory_bytes(), clock_source()
     timer_problem, port_problem = _problem(lambda: DeadlineTimer().close()), _problem(free_port)
     has_stamps = kernel_stamps_arrive()
@@ -89,7 +75,7 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
         Check(
             name="libraries",
             ok=not missing,
-            found=f"{', '.join(missing)} absent" if missing else f"all {len(LIBRARIES)}",
+            found=f"{', '.join(missing)} absent" if missing else f"all {len(libraries)}",
             need="the packages of requirements.lock",
             how="Run make setup",
         ),
@@ -151,6 +137,15 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             how="Run sudo apt install build-essential",
         ),
     ]
+
+
+def required_libraries() -> list[str]:
+    """The packages that the harness needs with every Python, as its own metadata names them."""
+    try:
+        requirements = metadata.requires(HARNESS) or []
+    except metadata.PackageNotFoundError:
+        return [HARNESS]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements if ";" not in requirement]
 
 
 def check_disk(runs: Path) -> Check:
