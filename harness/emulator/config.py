@@ -129,6 +129,7 @@ SERVER_FLAGS = {
     "num_gpu_blocks": "KV blocks (rules vllm-paged)",
     "block_size": "tokens of a KV block (rules vllm-paged: 16)",
     "max_num_batched_tokens": "most tokens of a step (rules vllm-paged: 2048)",
+    "async_scheduling": "true: decide each step when the one before it begins (rules vllm-paged: false)",
 }
 EMULATOR_FLAGS = {
     "host": "address to listen on (127.0.0.1)",

@@ -186,7 +186,7 @@ class EmulatorCore:
         flushed = tuple(self._unflushed)
         self._unflushed.clear()
         step = self._copied(self.scheduler.schedule())
-        if self.lasting_ns is not None and step.requests:
+        if self.lasting_ns is not None and step.num_seqs:
             step = step._replace(duration_ns=self.lasting_ns(step.duration_ns))
         requests = tuple(self.requests[handle] for handle in step.requests)
         for admission in step.admissions:
@@ -208,7 +208,11 @@ class EmulatorCore:
             tuple(self.requests[handle] for handle in step.preempted),
             kv_events_before,
             self.scheduler.num_waiting,
-            tuple(admission for admission in step.admissions if not self.requests[admission.request].num_preemptions),
+            tuple(
+                admission
+                for admission in step.admissions
+                if not (admission.request in step.preempted or self.requests[admission.request].num_preemptions)
+            ),
         )
         self.num_steps += 1
         return self.running_step

@@ -55,7 +55,8 @@ class PagedConfig:
     capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
     without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
     max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
-    (--long-prefill-token-threshold); 0: no such limit.
+    (--long-prefill-token-threshold); 0: no such limit. async_scheduling: each step is decided when the step before it
+    begins.
     """
 
     max_num_seqs: int
@@ -66,6 +67,7 @@ class PagedConfig:
     max_model_len: int = 8192
     prefix_caching: bool = True
     long_prefill_tokens: int = 0
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
@@ -134,8 +136,8 @@ class EngineConfig:
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).
-    num_gpu_blocks, max_num_batched_tokens: paged rules only, see PagedConfig; block_tokens is their block size, and
-    kv_slots has no meaning there.
+    num_gpu_blocks, max_num_batched_tokens, async_scheduling: paged rules only, see PagedConfig; block_tokens is their
+    block size, and kv_slots has no meaning there.
     partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
     flash-attention artifact); None: one region holds a whole request (eager attention).
     """
@@ -151,6 +153,7 @@ class EngineConfig:
     max_active_seqs: int | None = None
     num_gpu_blocks: int | None = None
     max_num_batched_tokens: int = PAGED_STEP_TOKENS
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.rules == PAGED:
@@ -197,6 +200,7 @@ class EngineConfig:
             rules=server.rule_set().name,
             block_tokens=block_tokens,
             max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
+            async_scheduling=bool(server.async_scheduling),
         )
 
     @classmethod
@@ -222,6 +226,7 @@ class EngineConfig:
             self.max_num_batched_tokens,
             self.slot_tokens,
             self.prefix_caching,
+            async_scheduling=self.async_scheduling,
         )
 
     @property
@@ -330,6 +335,7 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
             "num_gpu_blocks": config.paged.num_gpu_blocks,
             "block_size": config.block_tokens,
             "max_num_batched_tokens": config.max_num_batched_tokens,
+            "async_scheduling": config.async_scheduling,
         }
     return settings
 

@@ -1,8 +1,8 @@
 """vLLM's own scheduler and paged KV memory: chunked prefill, prefix caching, preemption. No clock, no arrivals.
 
 Source: vLLM 0.30.0, v1/core/sched/scheduler.py (Scheduler), v1/core/kv_cache_manager.py, v1/core/block_pool.py and
-v1/core/single_type_kv_cache_manager.py (FullAttentionManager), with the settings that ``vllm serve`` has by default,
-but for asynchronous scheduling, which decides a step before the one before it has ended and is not modelled.
+v1/core/single_type_kv_cache_manager.py (FullAttentionManager), with the settings that ``vllm serve`` has by default.
+Asynchronous scheduling: v1/core/sched/async_scheduler.py, and step_with_batch_queue of v1/engine/core.py.
 """
 
 from __future__ import annotations
@@ -117,17 +117,39 @@ class BlockPool:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """num_tokens: prompt and answer so far. end_tokens: with the last token of the answer. num_registered: blocks."""
+    """num_tokens: prompt and answer so far. end_tokens: with the last token of the answer. num_registered: blocks.
+
+    most_tokens: with an answer of max_tokens. num_computed: with the steps that are decided. num_in_flight: of these,
+    in steps that have not ended; num_stale: of these, from before a preemption. num_placeholders: tokens of the answer
+    that steps in flight will give.
+    """
 
     handle: int
     num_prompt_tokens: int
     num_tokens: int
     end_tokens: int
+    most_tokens: int
     keys: list[int]
     num_computed: int = 0
+    num_in_flight: int = 0
+    num_stale: int = 0
+    num_placeholders: int = 0
     num_registered: int = 0
     was_preempted: bool = False
     blocks: list[int] = field(default_factory=list[int])
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of prompt and answer, with those that steps in flight will give."""
+        return self.num_tokens + self.num_placeholders
+
+
+@dataclass(slots=True, eq=False)
+class _Decided:
+    """A step that was decided, and the tokens that each request computes in it."""
+
+    step: Step
+    scheduled: list[tuple[_Request, int]]
 
 
 @dataclass
@@ -143,7 +165,9 @@ class PrefixCounts:
 class PagedScheduler:
     """One server's scheduler and KV blocks, from its start on; first come, first served.
 
-    Call order as for ``Scheduler``: submit and abort, then schedule, then finish_step.
+    Call order as for ``Scheduler``: submit and abort, then schedule, then finish_step. With asynchronous scheduling
+    ``schedule`` returns the step that runs now, and decides the step after it, which the answers of this step, and
+    what arrives during it, cannot change.
     """
 
     def __init__(self, config: PagedConfig, cost_model: CostModel) -> None:
@@ -159,8 +183,11 @@ class PagedScheduler:
         self.prefix_counts = PrefixCounts()
         self._requests: dict[int, _Request] = {}
         self._waiting: deque[_Request] = deque()
+        self._skipped: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._scheduled: list[tuple[_Request, int]] = []
+        self._current: _Decided | None = None
+        self._ahead: _Decided | None = None
 
     def submit(
         self,
@@ -192,28 +219,41 @@ class PagedScheduler:
                 f"{len(block_keys)} block keys for {end_tokens} tokens, {needed} needed", where=f"request {request}"
             )
         keys = np.asarray(block_keys, dtype=np.int64).tolist()
-        queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, keys)
+        queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, prompt_tokens + max_tokens, keys)
         self._requests[request] = queued
         self._waiting.append(queued)
 
     def abort(self, request: int) -> None:
         """Drop a request, waiting or running, at any time; unknown or finished handles are ignored."""
-        dropped = self._requests.pop(request, None)
-        if dropped is None:
-            return
-        if dropped in self._running:
-            self._running.remove(dropped)
-        else:
-            self._waiting.remove(dropped)
-        self._free(dropped)
+        dropped = self._requests.get(request)
+        if dropped is not None:
+            self._leave(dropped)
 
     def schedule(self) -> Step:
-        """Decide the next step: who computes how many tokens. Source: scheduler.py, schedule()."""
-        assert not self._scheduled, "the step before has not ended"
+        """The next step: who computes how many tokens. Requests that have ended since it was decided are left out."""
+        assert self._current is None, "the step before has not ended"
+        decided, self._ahead = self._ahead, None
+        if decided is None or not decided.scheduled:
+            # A step of nobody takes no time.
+            decided = self._decide(() if decided is None else decided.step.preempted)
+        if self.config.async_scheduling and decided.scheduled:
+            self._ahead = self._decide()
+        self._current = decided
+        return decided.step
+
+    def _decide(self, preempted_before: tuple[int, ...] = ()) -> _Decided:
+        """Source: scheduler.py, schedule() and _update_after_schedule()."""
+        self._scheduled = []
         budget, preempted = self._schedule_running(self.config.max_num_batched_tokens)
         # A step that had to preempt admits nobody.
         admissions = () if preempted else self._schedule_waiting(budget)
-        return self._step(tuple(preempted), admissions)
+        step = self._step((*preempted_before, *preempted), admissions)
+        for request, num_tokens in self._scheduled:
+            request.num_computed += num_tokens
+            request.num_in_flight += num_tokens
+            if self.config.async_scheduling and request.handle not in step.unfinished:
+                request.num_placeholders += 1
+        return _Decided(step, self._scheduled)
 
     def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
         """The step ran: a token for everyone whose prompt is computed; the finished, freed, in batch order.
@@ -221,21 +261,25 @@ class PagedScheduler:
         num_steps: always 1. Source: scheduler.py, update_from_output().
         """
         assert num_steps == 1, "steps of paged rules are taken one by one"
+        decided, self._current = self._current, None
+        assert decided is not None, "no step is running"
         finished: list[int] = []
-        for request, num_tokens in self._scheduled:
-            # An aborted request gets nothing.
+        for request, num_tokens in decided.scheduled:
+            # A request that was aborted, or ended in the step before, gets nothing.
             if self._requests.get(request.handle) is not request:
                 continue
-            request.num_computed += num_tokens
-            if request.num_computed < request.num_tokens:
+            is_stale = request.num_stale > 0
+            request.num_in_flight -= num_tokens
+            request.num_stale -= num_tokens if is_stale else 0
+            if request.handle in decided.step.unfinished:
                 continue
             request.num_tokens += 1
+            if self.config.async_scheduling and not is_stale:
+                request.num_placeholders -= 1
+                self._register(request, request.num_computed - request.num_placeholders)
             if request.num_tokens >= request.end_tokens:
-                self._free(request)
-                self._running.remove(request)
-                del self._requests[request.handle]
+                self._leave(request)
                 finished.append(request.handle)
-        self._scheduled = []
         return tuple(finished)
 
     @property
@@ -244,12 +288,12 @@ class PagedScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._skipped) + len(self._waiting)
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._requests)
+        """Whether any request waits or runs, or a step that was decided for some has yet to run."""
+        return bool(self._requests) or (self._ahead is not None and bool(self._ahead.scheduled))
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -259,7 +303,7 @@ class PagedScheduler:
     @property
     def waiting(self) -> tuple[int, ...]:
         """Waiting requests, head first."""
-        return tuple(request.handle for request in self._waiting)
+        return tuple(request.handle for request in (*self._skipped, *self._waiting))
 
     @property
     def free_blocks(self) -> int:
@@ -294,7 +338,10 @@ class PagedScheduler:
         place = 0
         while place < len(self._running) and budget > 0:
             request = self._running[place]
-            num_tokens = min(self._chunk(request.num_tokens - request.num_computed), budget)
+            num_tokens = min(self._chunk(self._num_open(request)), budget)
+            if not num_tokens:
+                place += 1
+                continue
             while not self._grow(request, num_tokens):
                 victim = self._running.pop()
                 self._preempt(victim)
@@ -310,8 +357,13 @@ class PagedScheduler:
         """Admit from the head of the queue while there are tokens, seats and blocks for the whole prompt."""
         config = self.config
         admissions: list[Admission] = []
-        while self._waiting and budget > 0 and len(self._running) < config.max_num_seqs:
-            request = self._waiting[0]
+        skipped: list[_Request] = []
+        while (queue := self._skipped or self._waiting) and budget > 0 and len(self._running) < config.max_num_seqs:
+            request = queue[0]
+            if request.num_stale:
+                # A token from before its preemption is still to come.
+                skipped.append(queue.popleft())
+                continue
             matched: list[int] = []
             if config.prefix_caching:
                 # The last token is always computed: its output is the next token.
@@ -325,12 +377,19 @@ class PagedScheduler:
             grown = self._grow(request, num_tokens)
             assert grown, "the whole prompt fits, and so does a part of it"
             self._count_lookup(request, cached_tokens)
-            self._waiting.popleft()
+            queue.popleft()
             self._running.append(request)
             self._scheduled.append((request, num_tokens))
             admissions.append(Admission(request.handle, cached_tokens, request.num_tokens - cached_tokens))
             budget -= num_tokens
+        self._skipped.extendleft(reversed(skipped))
         return tuple(admissions)
+
+    def _num_open(self, request: _Request) -> int:
+        """Tokens that a running request can compute: 0 when a step in flight gives the last that it may have."""
+        if request.num_placeholders and request.num_known >= request.most_tokens:
+            return 0
+        return min(request.num_known, self.config.max_model_len - 1) - request.num_computed
 
     def _chunk(self, num_tokens: int) -> int:
         limit = self.config.long_prefill_tokens
@@ -348,18 +407,37 @@ class PagedScheduler:
         if num_new > self.pool.num_free:
             return False
         request.blocks += self.pool.take(num_new)
-        if self.config.prefix_caching:
-            num_full = num_covered // self.config.block_size
-            for place in range(request.num_registered, num_full):
-                self.pool.register(request.blocks[place], request.keys[place])
-            request.num_registered = max(request.num_registered, num_full)
+        self._register(request, min(num_covered, request.num_tokens))
         return True
+
+    def _register(self, request: _Request, num_tokens: int) -> None:
+        """The full blocks of the first tokens can be matched from now on."""
+        if not self.config.prefix_caching:
+            return
+        num_full = num_tokens // self.config.block_size
+        for place in range(request.num_registered, num_full):
+            self.pool.register(request.blocks[place], request.keys[place])
+        request.num_registered = max(request.num_registered, num_full)
 
     def _preempt(self, request: _Request) -> None:
         """Back to the head of the queue, with nothing computed; its answer so far becomes part of its prompt."""
         self._free(request)
         request.num_computed, request.was_preempted = 0, True
+        request.num_stale, request.num_placeholders = request.num_in_flight, 0
         self._waiting.appendleft(request)
+
+    def _leave(self, request: _Request) -> None:
+        """Take a request out of its queue and out of the step ahead, and free its blocks."""
+        del self._requests[request.handle]
+        next(queue for queue in (self._running, self._waiting, self._skipped) if request in queue).remove(request)
+        self._free(request)
+        if self._ahead is not None:
+            step, gone = self._ahead.step, request.handle
+            self._ahead.step = step._replace(
+                requests=tuple(handle for handle in step.requests if handle != gone),
+                preempted=tuple(handle for handle in step.preempted if handle != gone),
+                admissions=tuple(admission for admission in step.admissions if admission.request != gone),
+            )
 
     def _free(self, request: _Request) -> None:
         """Last block first, so that the beginning of a text is kept longest."""
@@ -383,7 +461,7 @@ class PagedScheduler:
         decodes = [
             request
             for request, _ in self._scheduled
-            if request.num_tokens > request.num_prompt_tokens and request.num_computed == request.num_tokens - 1
+            if request.num_known > request.num_prompt_tokens and request.num_computed == request.num_known - 1
         ]
         num_tokens = sum(tokens for _, tokens in self._scheduled)
         num_chunk_tokens = num_tokens - len(decodes)
@@ -396,7 +474,7 @@ class PagedScheduler:
             cached_tokens=sum(admission.cached_tokens for admission in admissions),
             computed_tokens=num_chunk_tokens,
             hash_hit_tokens=sum(admission.cached_tokens for admission in admissions),
-            context_tokens=sum(request.num_tokens for request in decodes),
+            context_tokens=sum(request.num_known for request in decodes),
             duration_ns=self._duration_ns(decodes, num_chunk_tokens),
             preempted=preempted,
             admissions=admissions,
@@ -404,12 +482,12 @@ class PagedScheduler:
             unfinished=tuple(
                 request.handle
                 for request, tokens in self._scheduled
-                if request.num_computed + tokens < request.num_tokens
+                if request.num_computed + tokens < request.num_known
             ),
         )
 
     def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int) -> int:
-        context_tokens, num_decodes = sum(request.num_tokens for request in decodes), len(decodes)
+        context_tokens, num_decodes = sum(request.num_known for request in decodes), len(decodes)
         costs, config = self.cost_model, self.config
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
         size = num_decodes if num_chunk_tokens else config.padded(num_decodes)

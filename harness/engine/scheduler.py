@@ -92,7 +92,8 @@ class Step(NamedTuple):
     summed sequence lengths. dummy_slot: -1 when none was asked for. cached_slots, cached_lengths: source of the reuse.
     failed_copy: which of these could not be copied, -1 for none; computed_tokens is then the whole prompt.
     admissions: requests that start to run. Paged rules only: tokens, that each of ``requests`` computes; unfinished,
-    requests whose prompt is not computed at the end of the step, which get no token.
+    requests whose prompt is not computed at the end of the step, which get no token. With asynchronous scheduling a
+    request that ended after the decision is not in ``requests``, and still in num_seqs and tokens.
     """
 
     kind: str

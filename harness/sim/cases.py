@@ -80,7 +80,7 @@ class CaseSession(_Part):
 
 
 class CaseConfig(_Part):
-    """A configuration. slots: not under paged rules; the last three: only there."""
+    """A configuration. slots: not under paged rules; the last four: only there."""
 
     buckets: tuple[Whole, ...] = Field(min_length=1)
     limit: Whole = Field(ge=1, le=4096)
@@ -89,6 +89,7 @@ class CaseConfig(_Part):
     num_gpu_blocks: Whole | None = Field(default=None, ge=2, le=1 << 20)
     block_size: Whole | None = Field(default=None, ge=1, le=1 << 20)
     max_num_batched_tokens: Whole | None = Field(default=None, ge=1, le=1 << 20)
+    async_scheduling: bool | None = None
 
 
 class CasePrefill(_Part):
@@ -291,6 +292,7 @@ def case_config(case: Case) -> EngineConfig:
         block_tokens=(asked.block_size or PAGED_BLOCK_TOKENS) if case.is_paged else PREFILL_CHUNK_TOKENS,
         num_gpu_blocks=asked.num_gpu_blocks,
         max_num_batched_tokens=asked.max_num_batched_tokens or PAGED_STEP_TOKENS,
+        async_scheduling=bool(asked.async_scheduling),
     )
 
 

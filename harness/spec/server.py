@@ -42,7 +42,7 @@ class ServerShape(NamedTuple):
 
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
-PAGED_KEYS = frozenset({"num_gpu_blocks", "block_size", "max_num_batched_tokens"})
+PAGED_KEYS = frozenset({"num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"})
 """Keys of a ServerSpec that only a server with paged KV memory has."""
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
@@ -91,6 +91,11 @@ class ServerSpec(Spec):
     )
     max_num_batched_tokens: int | None = Field(
         default=None, ge=1, description="paged KV memory: most tokens of an engine step; default: the server's"
+    )
+    async_scheduling: bool | None = Field(
+        default=None,
+        description="paged KV memory: each step is decided when the one before it begins; default: the server's, or "
+        "false where it is emulated or simulated",
     )
     start_timeout_s: float = Field(default=60.0, gt=0)
     stop_grace_s: float = Field(default=10.0, gt=0)

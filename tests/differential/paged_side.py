@@ -39,16 +39,18 @@ class PagedGeometry(Geometry):
     max_num_batched_tokens: int = 0
     long_prefill_tokens: int = 0
     capture_sizes: tuple[int, ...] = ()
+    async_scheduling: bool = False
 
     @property
     def kind(self) -> str:
         """The dimension a count of steps is reported under."""
+        scheduling = ", asynchronous" if self.async_scheduling else ""
         if not self.prefix_caching:
-            return "paged, caching off"
+            return f"paged, caching off{scheduling}"
         needed = self.max_num_seqs * -(-self.slot_tokens // self.block_tokens)
         memory = "for the longest requests" if self.num_gpu_blocks > needed else "below the longest requests"
         chunks = "prompts in parts" if self.max_num_batched_tokens < self.slot_tokens else "whole prompts"
-        return f"paged, memory {memory}, {chunks}"
+        return f"paged, memory {memory}, {chunks}{scheduling}"
 
 
 def draw_paged_history(seed: int, num_steps: int) -> History:
@@ -74,6 +76,7 @@ def draw_paged_history(seed: int, num_steps: int) -> History:
         long_prefill_tokens=chosen.choice([0, 0, 0, 1, block, 3 * block - 1]),
         # As vLLM, which drops sizes above the token budget.
         capture_sizes=tuple(size for size in ladder if size <= max(limit, budget)) or (1,),
+        async_scheduling=random.Random(f"asynchronous {seed}").random() < 0.5,
     )
     return History(geometry, draw_operations(geometry, num_steps, chosen, seed), seed)
 
@@ -92,6 +95,7 @@ class PagedEngine:
             max_model_len=geometry.slot_tokens,
             prefix_caching=geometry.prefix_caching,
             long_prefill_tokens=geometry.long_prefill_tokens,
+            async_scheduling=geometry.async_scheduling,
         )
         self.scheduler = PagedScheduler(config, COSTS)
 

@@ -7,8 +7,11 @@ plugins.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cache
+from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from vllm.config import (
@@ -21,6 +24,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -41,7 +45,7 @@ def model_of(artifact: Path, max_model_len: int) -> ModelConfig:
 
 
 def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
-    """The configuration that ``vllm serve --no-async-scheduling`` makes of these settings."""
+    """The configuration that ``vllm serve`` makes of these settings."""
     memory = CacheConfig(block_size=geometry.block_tokens, enable_prefix_caching=geometry.prefix_caching)
     memory.num_gpu_blocks = geometry.num_gpu_blocks
     scheduling = SchedulerConfig(
@@ -51,7 +55,7 @@ def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
         long_prefill_token_threshold=min(geometry.long_prefill_tokens, geometry.slot_tokens),
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
-        async_scheduling=False,
+        async_scheduling=geometry.async_scheduling,
     )
     return VllmConfig(
         model_config=model_of(artifact, geometry.slot_tokens),
@@ -76,6 +80,16 @@ def dispatcher_of(config: VllmConfig, capture_sizes: tuple[int, ...]) -> Cudagra
     return dispatcher
 
 
+class Decided(NamedTuple):
+    """A step that was decided. names, tokens, sampled: by request, in order; sampled: whether it gives a token."""
+
+    output: Any
+    names: tuple[str, ...]
+    tokens: tuple[int, ...]
+    sampled: tuple[bool, ...]
+    cached: dict[str, int]
+
+
 class PagedVendor:
     """One scheduler of vLLM in the state after its start."""
 
@@ -83,7 +97,7 @@ class PagedVendor:
         config = config_of(geometry, artifact)
         block_size = geometry.block_tokens
         spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.bfloat16)
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if geometry.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=geometry.num_gpu_blocks,
@@ -97,10 +111,20 @@ class PagedVendor:
         self._dispatcher = dispatcher_of(config, geometry.capture_sizes)
         self._hasher = chain_hasher(block_size) if geometry.prefix_caching else None
         self._stops: dict[str, int | None] = {}
+        # As the engine core's: two batches with asynchronous scheduling.
+        self._batches: deque[Decided] = deque()
+        self._num_batches = config.max_concurrent_batches
+        self._names: dict[int, str] = {}
+        self._numbers = count()
+        self._lookups = [0, 0, 0, 0]
 
     def submit(self, request: Submit) -> bool:
-        """Add a request at the tail of the queue; False when refused."""
-        name = str(request.handle)
+        """Add a request at the tail of the queue; False when refused.
+
+        A step in flight may still name a request that has ended: names are never used again.
+        """
+        alive = self._names.get(request.handle, "")
+        name = alive if alive in self.scheduler.requests else f"{request.handle}.{next(self._numbers)}"
         try:
             self.scheduler.add_request(
                 Request(
@@ -116,61 +140,104 @@ class PagedVendor:
             if "duplicate request id" not in str(error):
                 raise
             return False
-        self._stops[name] = request.stop_tokens
+        self._stops[name], self._names[request.handle] = request.stop_tokens, name
         return True
 
     def abort(self, handles: tuple[int, ...]) -> tuple[str, ...]:
         """Drop requests in the order given; nothing is logged."""
         for handle in handles:
-            self.scheduler.finish_requests(str(handle), RequestStatus.FINISHED_ABORTED)
+            self.scheduler.finish_requests(self._names.get(handle, ""), RequestStatus.FINISHED_ABORTED)
         return ()
 
     def step(self, aborts_inside: tuple[int, ...], failed_copy: int = -1) -> PagedSeen:
-        """One engine-core step: schedule, aborts, update_from_output."""
+        """One step that runs: as the engine core's step, or its step_with_batch_queue."""
         del failed_copy
         scheduler = self.scheduler
+        self._lookups = [0, 0, 0, 0]
+        decided, gave_way = self._next()
+        lookups = self._lookups
+        alive = scheduler.requests
+        names = [name for name in decided.names if name in alive]
+        blocks = {handle_of(name): tuple(scheduler.kv_cache_manager.get_block_ids(name)[0]) for name in names}
+        is_uniform = max(decided.tokens, default=1) == 1
+        mode, padded = self._dispatcher.dispatch(sum(decided.tokens), uniform_decode=is_uniform)
+        cached = {handle_of(name): tokens for name, tokens in decided.cached.items() if name in alive}
+        preempted = tuple(sorted(handle_of(name) for name in gave_way if name in alive))
+        self.abort(aborts_inside)
+        ended = self._update(decided)
+        free = scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+        waiting = (*scheduler.skipped_waiting, *scheduler.waiting)
+        return PagedSeen(
+            requests=tuple(handle_of(name) for name in names),
+            tokens=decided.tokens,
+            cached=cached,
+            preempted=preempted,
+            blocks=blocks,
+            lookups=(lookups[0], lookups[1], lookups[2], lookups[3]),
+            padding=(mode.name, padded.num_tokens) if decided.names else ("NONE", 0),
+            finished=tuple(handle_of(output.request_id) for output in ended if output.finish_reason is not None),
+            running=tuple(handle_of(request.request_id) for request in scheduler.running),
+            waiting=tuple(handle_of(request.request_id) for request in waiting),
+            free_order=tuple(block.block_id for block in free),
+        )
+
+    def _next(self) -> tuple[Decided, set[str]]:
+        """The batch that runs now, and who was preempted for it; batches of nobody take no time."""
+        gave_way: set[str] = set()
+        while True:
+            if self.scheduler.has_requests():
+                self._batches.append(self._decide())
+                if len(self._batches) < self._num_batches and self.scheduler.has_requests():
+                    continue
+            elif not self._batches:
+                return self._decide(), gave_way
+            decided = self._batches.popleft()
+            gave_way |= set(decided.output.preempted_req_ids or ())
+            if decided.names or not (self._batches or self.scheduler.has_unfinished_requests()):
+                return decided, gave_way
+            self._update(decided)
+
+    def _decide(self) -> Decided:
+        scheduler = self.scheduler
         output = scheduler.schedule()
-        names = list(output.num_scheduled_tokens)
-        tokens = tuple(output.num_scheduled_tokens.values())
+        # Each look at them, by an update too, begins anew.
+        stats = scheduler.kv_cache_manager.make_prefix_cache_stats()
+        seen = (stats.queries, stats.hits, stats.preempted_queries, stats.preempted_hits)
+        self._lookups = [before + number for before, number in zip(self._lookups, seen, strict=True)]
         known = output.scheduled_cached_reqs
-        cached = {int(new.req_id): new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached |= {
-            int(name): computed
+            name: computed
             for name, computed in zip(known.req_ids, known.num_computed_tokens, strict=True)
             if name in known.resumed_req_ids
         }
-        blocks = {int(name): tuple(scheduler.kv_cache_manager.get_block_ids(name)[0]) for name in names}
+        names = tuple(output.num_scheduled_tokens)
         # What the runner samples: nothing while a prompt is incomplete.
-        sampled = [[] if scheduler.requests[name].is_prefill_chunk else [self._next_token(name)] for name in names]
-        mode, padded = self._dispatcher.dispatch(sum(tokens), uniform_decode=max(tokens, default=1) == 1)
-        stats = scheduler.kv_cache_manager.make_prefix_cache_stats()
-        self.abort(aborts_inside)
-        per_client = scheduler.update_from_output(
-            output,
+        sampled = tuple(not scheduler.requests[name].is_prefill_chunk for name in names)
+        return Decided(output, names, tuple(output.num_scheduled_tokens.values()), sampled, cached)
+
+    def _update(self, decided: Decided) -> list[Any]:
+        tokens = [
+            [self._next_token(name)] if is_sampled and name in self.scheduler.requests else [0] * is_sampled
+            for name, is_sampled in zip(decided.names, decided.sampled, strict=True)
+        ]
+        per_client = self.scheduler.update_from_output(
+            decided.output,
             ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},
-                sampled_token_ids=sampled,
+                req_ids=list(decided.names),
+                req_id_to_index={name: index for index, name in enumerate(decided.names)},
+                sampled_token_ids=tokens,
             ),
         )
-        ended = [output for outputs in per_client.values() for output in outputs.outputs]
-        free = scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
-        return PagedSeen(
-            requests=tuple(int(name) for name in names),
-            tokens=tokens,
-            cached=cached,
-            preempted=tuple(sorted(int(name) for name in output.preempted_req_ids)),
-            blocks=blocks,
-            lookups=(stats.queries, stats.hits, stats.preempted_queries, stats.preempted_hits),
-            padding=(mode.name, padded.num_tokens) if names else ("NONE", 0),
-            finished=tuple(int(output.request_id) for output in ended if output.finish_reason is not None),
-            running=tuple(int(request.request_id) for request in scheduler.running),
-            waiting=tuple(int(request.request_id) for request in scheduler.waiting),
-            free_order=tuple(block.block_id for block in free),
-        )
+        return [output for outputs in per_client.values() for output in outputs.outputs]
 
     def _next_token(self, name: str) -> int:
         index = self.scheduler.requests[name].num_output_tokens
         if self._stops[name] == index + 1:
             return STOP_TOKEN
-        return int(stream_tokens(GENERATED + int(name), -(-(index + 1) // 1024) * 1024)[index])
+        return int(stream_tokens(GENERATED + handle_of(name), -(-(index + 1) // 1024) * 1024)[index])
+
+
+def handle_of(name: str) -> int:
+    """The handle of the request with this name."""
+    return int(name.partition(".")[0])

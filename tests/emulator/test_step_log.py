@@ -67,6 +67,7 @@ def test_its_step_log_is_read_as_that_of_a_real_server(server: Emulator, step_lo
         "num_gpu_blocks": 200,
         "block_size": 16,
         "max_num_batched_tokens": 256,
+        "async_scheduling": False,
     }
     steps = log.steps.to_pylist()
     assert sum(step["generated_tokens"] for step in steps) == 90

@@ -22,7 +22,14 @@ COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=
 
 
 def server(
-    *, blocks: int = 100, seqs: int = 4, budget: int = 64, longest: int = 256, caching: bool = True, threshold: int = 0
+    *,
+    blocks: int = 100,
+    seqs: int = 4,
+    budget: int = 64,
+    longest: int = 256,
+    caching: bool = True,
+    threshold: int = 0,
+    ahead: bool = False,
 ) -> PagedScheduler:
     config = PagedConfig(
         max_num_seqs=seqs,
@@ -33,6 +40,7 @@ def server(
         max_model_len=longest,
         prefix_caching=caching,
         long_prefill_tokens=threshold,
+        async_scheduling=ahead,
     )
     return PagedScheduler(config, COSTS)
 
@@ -325,3 +333,40 @@ def test_blocks_without_content_are_used_first_then_the_least_recently_freed() -
     assert pool.match([0, 1]) == [first[0]]
     assert pool.match([2, 3]) == second
     assert pool.num_evicted == 1
+
+
+def test_with_asynchronous_scheduling_an_arrival_waits_for_the_step_that_is_already_decided() -> None:
+    scheduler = server(ahead=True)
+    scheduler.submit(0, 16, 5, keys(0))
+    first = scheduler.schedule()
+    scheduler.submit(1, 16, 5, keys(1))
+    scheduler.finish_step()
+
+    steps = [first, *steps_until_idle(scheduler)]
+
+    assert [step.requests for step in steps] == [(0,), (0,), (0, 1), (0, 1), (0, 1), (1,), (1,)]
+
+
+def test_with_asynchronous_scheduling_a_request_that_stops_early_has_a_position_in_one_more_step() -> None:
+    scheduler = server(ahead=True)
+    scheduler.submit(0, 16, 9, keys(0), stop_tokens=2)
+    scheduler.submit(1, 16, 4, keys(1))
+
+    steps = steps_until_idle(scheduler)
+
+    assert [(step.requests, step.num_seqs) for step in steps] == [((0, 1), 2), ((0, 1), 2), ((1,), 2), ((1,), 1)]
+    # An answer that reaches max_tokens is foreseen.
+    assert not scheduler.has_work
+
+
+def test_with_asynchronous_scheduling_a_handle_used_again_has_no_part_in_the_step_decided_for_its_predecessor() -> None:
+    scheduler = server(ahead=True)
+    scheduler.submit(0, 16, 9, keys(0))
+    scheduler.schedule()
+    scheduler.abort(0)
+    scheduler.submit(0, 32, 1, keys(1))
+    assert scheduler.finish_step() == ()
+
+    steps = steps_until_idle(scheduler)
+
+    assert [(step.requests, step.tokens) for step in steps] == [((), (1,)), ((0,), (32,))]

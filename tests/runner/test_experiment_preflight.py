@@ -46,6 +46,7 @@ VALUES: Mapping[str, Any] = {
     "num_gpu_blocks": 512,
     "block_size": 32,
     "max_num_batched_tokens": 2048,
+    "async_scheduling": True,
     "model": "folder",
     "step_log": "steps.jsonl",
     "artifact": "folder",
@@ -99,7 +100,7 @@ def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
 
 
 @pytest.mark.parametrize("name", ["emulator", "sim", "twin", "rbln"])
-@pytest.mark.parametrize("key", ["num_gpu_blocks", "block_size", "max_num_batched_tokens"])
+@pytest.mark.parametrize("key", ["num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"])
 def test_a_stack_without_paged_kv_memory_refuses_its_keys(name: str, key: str) -> None:
     with pytest.raises(SpecError, match=rf"server\.{key}: .* not have it\. Leave the key out"):
         backend_named(name).check_server(ServerSpec.model_validate({key: VALUES[key]}))

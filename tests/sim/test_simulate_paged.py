@@ -35,11 +35,12 @@ def servers(draw: st.DrawFn) -> ServerSpec:
         num_gpu_blocks=1 + draw(st.sampled_from((per_seq, per_seq + 5, 3 * per_seq))),
         max_num_batched_tokens=draw(st.sampled_from((limit, 40, 300, 2048))),
         prefix_caching=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
     )
 
 
 def assert_same_run(plan: Plan, spec: ServerSpec) -> None:
-    steps = [end for end in run_virtually(plan, spec) if end.start.step.requests]
+    steps = [end for end in run_virtually(plan, spec) if end.start.step.num_seqs]
     result = simulate(plan, spec)
     assert [
         (end.start.start_ns, end.start.step.kind.lower(), end.start.step.num_seqs, end.start.step.duration_ns)

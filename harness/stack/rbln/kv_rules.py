@@ -93,7 +93,7 @@ _TABLE = (
     RuleSet(
         PAGED,
         "what the scheduler of vLLM 0.30.0 does on a GPU: paged KV memory, chunked prefill, decode padded to captured "
-        "sizes; without asynchronous scheduling",
+        "sizes; asynchronous scheduling on request",
         has_inner_blocks=False,
         is_paged=True,
     ),

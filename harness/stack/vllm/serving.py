@@ -36,6 +36,7 @@ _FLAGS = {
     "--num-gpu-blocks-override": "num_gpu_blocks",
     "--block-size": "block_size",
     "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--async-scheduling": "async_scheduling",
 }
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
 _FIND = f"""
@@ -82,13 +83,17 @@ def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
     """The arguments after ``vllm``."""
     sizes = ("--num-gpu-blocks-override", "--block-size", "--max-num-batched-tokens")
     optional = [(flag, getattr(server, _FLAGS[flag])) for flag in sizes]
+    switches = {
+        "enable-prefix-caching": server.prefix_caching,
+        "async-scheduling": server.async_scheduling,
+    }
     return (
         "serve",
         server.model,
         *("--host", LOOPBACK, "--port", str(port)),
         *("--max-num-seqs", str(server.max_num_seqs), "--max-model-len", str(server.slot_tokens)),
         *("--cudagraph-capture-sizes", *map(str, server.decode_buckets)),
-        "--enable-prefix-caching" if server.prefix_caching else "--no-enable-prefix-caching",
+        *(f"--{name}" if is_on else f"--no-{name}" for name, is_on in switches.items() if is_on is not None),
         *(word for flag, value in optional if value is not None for word in (flag, str(value))),
         *("--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count", "1"),
         "--enable-prompt-tokens-details",

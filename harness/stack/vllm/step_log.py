@@ -59,6 +59,7 @@ _SETTINGS = {
     "num_gpu_blocks": "num_gpu_blocks",
     "block_size": "block_size",
     "max_num_batched_tokens": "max_num_batched_tokens",
+    "async_scheduling": "async_scheduling",
 }
 STEP_LOG_KEYS = frozenset(_SETTINGS)
 """Keys of a ServerSpec whose values in force the header shows."""

@@ -209,9 +209,12 @@ def test_keys_become_the_options_of_vllm_serve_and_what_is_left_out_is_the_serve
     assert "serve m --host 127.0.0.1" in plain
     assert "--max-num-seqs 8 --max-model-len 8192 --cudagraph-capture-sizes 1 2 4 8 --enable-prefix-caching" in plain
     assert "--num-gpu-blocks-override" not in plain
+    assert "async-scheduling" not in plain
     given = launched(tmp_path, num_gpu_blocks=64, block_size=16, max_num_batched_tokens=2048, prefix_caching=False)
     assert "--num-gpu-blocks-override 64 --block-size 16 --max-num-batched-tokens 2048" in " ".join(given.argv)
     assert "--no-enable-prefix-caching" in given.argv
+    assert "--async-scheduling" in launched(tmp_path, async_scheduling=True).argv
+    assert "--no-async-scheduling" in launched(tmp_path, async_scheduling=False).argv
 
 
 @pytest.mark.parametrize(
