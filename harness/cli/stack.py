@@ -187,18 +187,18 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.stack.rbln.serving import find_stack
+    from harness.stack.rbln.serving import find_rbln_stack
     from harness.stack.rbln.twin.environment import find_twin
 
-    return find_twin().site_packages if twin else find_stack(str(environment or "")).site_packages
+    return find_twin().site_packages if twin else find_rbln_stack(str(environment or "")).site_packages
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
     from harness.stack.rbln.compile import EXPORT, Exporter, twin_exporter
-    from harness.stack.rbln.serving import find_stack
+    from harness.stack.rbln.serving import find_rbln_stack
     from harness.stack.rbln.twin.environment import find_twin
 
     if twin:
         return twin_exporter(find_twin())
-    stack = find_stack(str(environment or ""))
+    stack = find_rbln_stack(str(environment or ""))
     return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, get_args
 
@@ -267,14 +267,15 @@ def check_plan(plan: Plan) -> None:
             "Abort after a time instead",
         )
     stream_tokens: list[int] = []
+    afters = [session.predecessors for session in plan.sessions]
     for position, session in enumerate(plan.sessions):
-        _check_start(plan, position, session)
+        _check_start(plan, afters, position)
         begins_with = 0 if session.continues is None else stream_tokens[session.continues]
         stream_tokens.append(_check_requests(session, begins_with))
 
 
-def _check_start(plan: Plan, position: int, session: SessionPlan) -> None:
-    where = f"session {position}"
+def _check_start(plan: Plan, afters: Sequence[tuple[int, ...]], position: int) -> None:
+    session, where = plan.sessions[position], f"session {position}"
     if session.index != position:
         _refuse(where, f"its index is {session.index}", "Number the sessions 0, 1, 2, ... in order")
     if session.start_offset_ns < 0:
@@ -285,7 +286,7 @@ def _check_start(plan: Plan, position: int, session: SessionPlan) -> None:
         _refuse(where, "it has also_after without after", "Name the first of them in after")
     if session.blocks and (session.continues is not None or len(session.blocks) * plan.block_tokens > _fresh(session)):
         _refuse(where, f"{len(session.blocks)} named blocks are not the beginning of a fresh prompt", "Name fewer")
-    if session.continues is not None and not _is_finished_before(plan, session, session.continues):
+    if session.continues is not None and not has_ended(afters, session.continues, position):
         _refuse(
             where,
             f"it continues session {session.continues}, which need not be finished when it starts",
@@ -293,15 +294,17 @@ def _check_start(plan: Plan, position: int, session: SessionPlan) -> None:
         )
 
 
-def _is_finished_before(plan: Plan, session: SessionPlan, ancestor: int) -> bool:
-    open_sessions, seen = list(session.predecessors), set[int]()
-    while open_sessions:
-        link = open_sessions.pop()
-        if link == ancestor:
+def has_ended(afters: Sequence[tuple[int, ...]], earlier: int, place: int) -> bool:
+    """Whether ``earlier`` must have ended when ``place`` starts. afters: what each waits for, all at lower places."""
+    open_places = list(afters[place])
+    seen: set[int] = set()
+    while open_places:
+        before = open_places.pop()
+        if before == earlier:
             return True
-        if link > ancestor and link not in seen:  # whoever it waited for has a lower index than its own
-            seen.add(link)
-            open_sessions.extend(plan.sessions[link].predecessors)
+        if before > earlier and before not in seen:
+            seen.add(before)
+            open_places.extend(afters[before])
     return False
 
 

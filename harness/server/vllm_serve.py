@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.errors import ServerError
 from harness.redact import filled_env
@@ -25,12 +25,35 @@ QUIET = {
     "NO_COLOR": "1",
 }
 FIND_TIMEOUT_S = 60.0
+_FIND = """
+import importlib.metadata, json
+found = {}
+for name in %r:
+    try:
+        package = importlib.metadata.distribution(name)
+        found[name] = (package.version, str(package.locate_file("")))
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
 
 
-def find_vllm_command(environment: str, script: str, hint: str) -> tuple[Path, dict[str, Any]]:
-    """The ``vllm`` of a virtual environment, or that on PATH, and the JSON that ``script`` prints in its Python.
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An installed serving stack. vllm: the command. versions: of its packages, those that are installed.
 
-    ServerError says what is missing; hint: how to get it.
+    site_packages: of the package that was looked for.
+    """
+
+    vllm: Path
+    versions: Mapping[str, str]
+    site_packages: Path
+
+
+def find_stack(environment: str, packages: Sequence[str], hint: str, package: str = "vllm") -> Stack:
+    """The stack whose ``vllm`` is in a virtual environment, or on PATH; ServerError says what is missing.
+
+    hint: how to get it. package: whose site-packages are looked for.
     """
     command = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
     if not command or not Path(command).is_file():
@@ -41,14 +64,17 @@ def find_vllm_command(environment: str, script: str, hint: str) -> tuple[Path, d
         )
     python = Path(command).with_name("python")
     try:
+        script = _FIND % (tuple(packages),)
         done = subprocess.run(
             [str(python), "-"], input=script, capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
         )
-        return Path(command), json.loads(done.stdout)
+        found: dict[str, tuple[str, str]] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ServerError(
             f"its Python does not run ({type(error).__name__})", where=str(python), hint="Check the environment"
         ) from error
+    versions = {name: version for name, (version, _) in found.items()}
+    return Stack(Path(command), versions, Path(found[package][1] if package in found else ""))
 
 
 def requested_plugins(server: ServerSpec, host: Mapping[str, str]) -> str | None:

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.plan.model import WaitKind
-from harness.traces.base import Progress, TraceFormat, seconds_ns, tokens_of
+from harness.traces.base import Progress, TraceFormat, tokens_of
 from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
-COLUMNS = ("input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len")
-Row = tuple[int, int, int, int, int, int]
+COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
+MOST = 1e15  # a larger number is a slip, and not exact as a float
+
+
+class _Row(NamedTuple):
+    """The values of ``COLUMNS`` in a row."""
+
+    arrival_ms: int
+    round: int
+    prefix: int
+    new: int
+    generate: int
+    wait_after_ms: int
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording per session id, its rounds in order."""
     for path in files:
-        sessions: dict[str, list[Row]] = {}
+        sessions: dict[str, list[_Row]] = {}
         broken: set[str] = set()
         for name, at, row in _rows(path, notes, progress):
             if row is None:
@@ -37,18 +48,14 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
         for name in sorted(broken & sessions.keys()):
             notes.drop("sessions with a broken row", hidden_name(name))
             del sessions[name]
-        first = min((rows[0][0] for rows in sessions.values()), default=0)
+        first_ms = min((rows[0].arrival_ms for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
-            yield Recording(
-                hidden_name(name), (rows[0][0] - first) * NS_PER_MS, tuple(_requests(sorted(rows, key=_round)))
-            )
+            start_ns = (rows[0].arrival_ms - first_ms) * NS_PER_MS
+            rows.sort(key=lambda row: row.round)
+            yield Recording(hidden_name(name), start_ns, tuple(_requests(rows)))
 
 
-def _round(row: Row) -> int:
-    return row[1]
-
-
-def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, Row | None]]:
+def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, _Row | None]]:
     try:
         with open_unpacked(path) as stream:
             reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8", errors="replace"))
@@ -65,34 +72,30 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
         raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error
 
 
-def _numbers(cells: dict[str, str | None]) -> Row | None:
-    found: list[int] = []
-    for column in ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms"):
-        try:
-            value = float(cells.get(column) or "")
-        except ValueError:
-            return None
-        number = None if math.isnan(value) else seconds_ns(value, 1)
-        if number is None or number < 0:
-            return None
-        found.append(number)
-    if tokens_of(found[2] + found[3]) is None or tokens_of(found[4]) is None:
+def _numbers(cells: dict[str, str | None]) -> _Row | None:
+    try:
+        values = [float(cells.get(column) or "") for column in COLUMNS]
+    except ValueError:
         return None
-    return (found[0], found[1], found[2], found[3], found[4], found[5])
+    if not all(abs(value) <= MOST for value in values):  # a NaN fails too
+        return None
+    row = _Row(*map(round, values))
+    is_sound = min(row) >= 0 and tokens_of(row.prefix + row.new) is not None and tokens_of(row.generate) is not None
+    return row if is_sound else None
 
 
-def _requests(rows: list[Row]) -> Iterator[RecordedRequest]:
+def _requests(rows: list[_Row]) -> Iterator[RecordedRequest]:
     stream_tokens = 0
     wait_ns = 0
-    for place, (_, _, prefix, new, generate, wait_after_ms) in enumerate(rows):
-        keep = min(prefix, stream_tokens)
-        prompt = max(prefix + new, 1)
+    for place, row in enumerate(rows):
+        keep = min(row.prefix, stream_tokens)
+        prompt, generate = max(row.prefix + row.new, 1), max(row.generate, 1)
         kind: WaitKind = "tool" if place else "none"
         yield RecordedRequest(
-            place - 1 if keep else None, (place - 1,) if place else (), wait_ns, kind, prompt, keep, max(generate, 1)
+            place - 1 if keep else None, (place - 1,) if place else (), wait_ns, kind, prompt, keep, generate
         )
-        stream_tokens = prompt + max(generate, 1)
-        wait_ns = wait_after_ms * NS_PER_MS
+        stream_tokens = prompt + generate
+        wait_ns = row.wait_after_ms * NS_PER_MS
 
 
 FORMAT = TraceFormat("TraceLab's replay columns", _recordings, (), "recorded", suffixes=(".csv",))

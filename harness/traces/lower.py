@@ -72,7 +72,10 @@ def sessions_of(
     if how.num_recordings:
         kept = rng.sample(kept, min(how.num_recordings, len(kept)))
     if how.is_steady:
-        kept[: how.concurrency] = [_in_the_middle(recording, rng, left) for recording in kept[: how.concurrency]]
+        for place, recording in enumerate(kept[: how.concurrency]):
+            kept[place], num_warm_ups = begun_at_a_drawn_instant(recording, rng)
+            left.num_warm_ups += num_warm_ups
+            left.counts["requests before a drawn start"] += len(recording.requests) - len(kept[place].requests)
     if block_tokens and not named_tokens:
         left.counts["named blocks"] = sum(len(request.blocks) for recording in kept for request in recording.requests)
     first_ns = min((recording.start_ns for recording in kept), default=0)
@@ -113,13 +116,6 @@ def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
             )
         )
     return Recording(recording.name, recording.start_ns, tuple(kept))
-
-
-def _in_the_middle(recording: Recording, rng: random.Random, left: Left) -> Recording:
-    begun, num_warm_ups = begun_at_a_drawn_instant(recording, rng)
-    left.num_warm_ups += num_warm_ups
-    left.counts["requests before a drawn start"] += len(recording.requests) - len(begun.requests)
-    return begun
 
 
 def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[Recording, int]:

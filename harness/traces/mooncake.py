@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.plan.model import WAIT_KINDS, WaitKind
+from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.traces.base import (
     Progress,
     Read,
@@ -28,7 +28,7 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.recording import ReadNotes, RecordedRequest, Recording, has_ended, hidden_name
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from harness.clock import NS_PER_S
 from harness.errors import PlanError, SpecError
 from harness.plan.files import write_atomic
-from harness.plan.model import WAIT_KINDS, WaitKind
+from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.shipped import find_shipped
 
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
@@ -99,20 +99,6 @@ def check_recording(recording: Recording) -> None:
     for place in range(len(afters)):
         if wrong := _what_is_wrong(recording, afters, place):
             raise PlanError(wrong, where=f"recording {recording.name}, request {place}", hint="Import the trace again")
-
-
-def has_ended(afters: Sequence[tuple[int, ...]], earlier: int, place: int) -> bool:
-    """Whether request ``earlier`` must have ended when request ``place`` starts. afters: ``after`` of each request."""
-    open_places = list(afters[place])
-    seen: set[int] = set()
-    while open_places:
-        before = open_places.pop()
-        if before == earlier:
-            return True
-        if before > earlier and before not in seen:
-            seen.add(before)
-            open_places.extend(afters[before])
-    return False
 
 
 def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], place: int) -> str:  # noqa: PLR0911  # one return per problem
@@ -365,7 +351,9 @@ class _Counts:
 
 def describe_trace(reader: TraceReader) -> dict[str, str]:
     """Facts in reading order; errors as ``TraceReader``."""
-    counts = _counted(reader.head, reader)
+    counts = _Counts(reader.head.block_tokens)
+    for recording in reader:
+        counts.add(recording)
     prompt_tokens = sum(counts.prompts)
     facts = {
         "trace": reader.head.name,
@@ -390,13 +378,6 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
         if reasons:
             facts[what] = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
     return facts | ({"assumed at import": "; ".join(reader.head.labels)} if reader.head.labels else {})
-
-
-def _counted(head: TraceHead, recordings: Iterable[Recording]) -> _Counts:
-    counts = _Counts(head.block_tokens)
-    for recording in recordings:
-        counts.add(recording)
-    return counts
 
 
 def _spread(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> str:

@@ -37,7 +37,7 @@ from harness.stack.rbln.serving import (
     RunSetup,
     ServedArtifact,
     check_installed,
-    find_stack,
+    find_rbln_stack,
     serve_plan,
     visible_devices,
 )
@@ -63,7 +63,7 @@ class RblnBackend(ServerBackend):
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         # Another host's stack is known once its server starts.
-        return {} if server.ssh else rules_in_force(find_stack(server.environment).versions.get("vllm-rbln", ""))
+        return {} if server.ssh else rules_in_force(find_rbln_stack(server.environment).versions.get("vllm-rbln", ""))
 
     def check_host(self, server: ServerSpec) -> None:
         _require_artifact(server)
@@ -71,7 +71,7 @@ class RblnBackend(ServerBackend):
             check_remote_server(server)
             return
         require_port(LOOPBACK, server.port)
-        stack = find_stack(server.environment)
+        stack = find_rbln_stack(server.environment)
         check_installed(server, stack.site_packages)
         require_fresh(Path(server.artifact), stack.versions)
         filled_env(server.env, os.environ)
@@ -101,7 +101,7 @@ class RblnBackend(ServerBackend):
         devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
         tool = first_line_of("rbln-smi", "--version")
         try:
-            stack = find_stack()
+            stack = find_rbln_stack()
             versions = {name: stack.versions.get(name) for name in (*STACK, COMPILER)}
             found = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
             has_stack = versions[COMPILER] is not None
@@ -129,7 +129,7 @@ class RblnBackend(ServerBackend):
         artifact = Path(server.artifact).absolute()
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
-        stack = find_stack(server.environment)
+        stack = find_rbln_stack(server.environment)
         record = require_fresh(artifact, stack.versions)
         devices = npus_of(server, config.num_devices, options.device)
         report = require_idle(devices)

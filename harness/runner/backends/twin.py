@@ -29,6 +29,7 @@ from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.server.process import require_port
+from harness.server.vllm_serve import Stack
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.compile import TWIN_MODEL, CompileSpec, cached_artifact, twin_spec
@@ -38,7 +39,6 @@ from harness.stack.rbln.serving import (
     BackendParts,
     RunSetup,
     ServedArtifact,
-    Stack,
     check_installed,
     serve_plan,
     visible_devices,
@@ -137,9 +137,7 @@ class TwinBackend(ServerBackend):
         return serve_plan(
             server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
             ServedArtifact(artifact, config, TWIN_MODEL),
-            stack=Stack(
-                twin.vllm, twin.site_packages, dict(twin.stamp.get("versions", {})), overlays=twin.folder / "overlays"
-            ),
+            stack=Stack(twin.vllm, dict(twin.stamp.get("versions", {})), twin.site_packages),
             setup=RunSetup(chosen_port, options.run_folder, options.log_format),
             backend=BackendParts(
                 self.kind.name,
@@ -149,6 +147,7 @@ class TwinBackend(ServerBackend):
                 device_command=command,
                 devices=require_idle(npus, read_devices(command)),
                 requested={"settings": settings, "npus": list(npus)},
+                overlays=twin.folder / "overlays",
             ),
         )
 

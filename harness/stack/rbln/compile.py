@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from harness.clock import NS_PER_S, MonotonicClock, utc_now
 from harness.errors import ServerError, SpecError
 from harness.records.disk import file_entry
 from harness.server.supervisor import PR_SET_PDEATHSIG
-from harness.spec import Spec, describe_validation_error, load_toml
+from harness.spec import Spec, load_toml
 from harness.stack.rbln.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
 from harness.stack.rbln.twin.environment import INSIDE, TwinEnvironment, twin_variables
 
@@ -139,15 +139,7 @@ class Artifact:
 
 def load_compile_spec(path: Path) -> CompileSpec:
     """The specification in a TOML file; SpecError names every key that is wrong."""
-    return parse_compile_spec(load_toml(path), where=str(path))
-
-
-def parse_compile_spec(table: Mapping[str, object], *, where: str) -> CompileSpec:
-    """The specification in a table; SpecError names every key that is wrong."""
-    try:
-        return CompileSpec.model_validate(table)
-    except ValidationError as error:
-        raise SpecError(describe_validation_error(error), where=where) from error
+    return CompileSpec.from_table(load_toml(path), where=str(path))
 
 
 def compile_artifact(
@@ -342,7 +334,7 @@ def twin_exporter(twin: TwinEnvironment) -> Exporter:
 
 def twin_spec(**parameters: object) -> CompileSpec:
     """The specification with these keys of CompileSpec; SpecError names every key that is wrong."""
-    return parse_compile_spec({"model": TWIN_MODEL, **parameters}, where="artifact")
+    return CompileSpec.from_table({"model": TWIN_MODEL, **parameters}, where="artifact")
 
 
 def cached_artifact(twin: TwinEnvironment, spec: CompileSpec) -> Path:

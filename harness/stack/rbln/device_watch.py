@@ -94,6 +94,7 @@ def exporter_readings(samples: list[Sample]) -> list[Reading]:
     """
     values: dict[str, dict[str, float]] = {}
     cards: dict[str, str] = {}
+    readings: list[Reading] = []
     for sample in samples:
         key = _key_of(sample.name)
         # A gauge without a value is NaN.
@@ -101,21 +102,18 @@ def exporter_readings(samples: list[Sample]) -> list[Reading]:
             values.setdefault(sample.device, {})[key] = sample.value
             card = next((sample.labels[label] for label in _CARD_LABELS if sample.labels.get(label)), "")
             cards[sample.device] = card or cards.get(sample.device, "")
-    return [_reading(device, cards[device], values[device]) for device in sorted(values, key=_order)]
+    for device in sorted(values, key=lambda name: (len(name), name)):
+        of_device = values[device]
+        figures, units = quantities(*map(of_device.get, ("temperature", "card_power", "memory_used", "memory_total")))
+        figures |= {"utilisation": of_device.get("utilisation"), "health": of_device.get("health")}
+        known = {name: value for name, value in figures.items() if value is not None}
+        readings.append({"device": device, "card": cards[device], **known, "units": units})
+    return readings
 
 
 def unnamed_samples(samples: list[Sample]) -> int:
     """Number of samples of known names without a device."""
     return sum(not sample.device and _key_of(sample.name) is not None for sample in samples)
-
-
-def _reading(device: str, card: str, values: Mapping[str, float]) -> Reading:
-    figures, units = quantities(
-        *(values.get(key) for key in ("temperature", "card_power", "memory_used", "memory_total"))
-    )
-    figures |= {"utilisation": values.get("utilisation"), "health": values.get("health")}
-    known = {name: value for name, value in figures.items() if value is not None}
-    return {"device": device, "card": card, **known, "units": units}
 
 
 def _key_of(name: str) -> str | None:
@@ -128,11 +126,6 @@ def _device_of(labels: Mapping[str, str]) -> str:
         if name in labels and (digits := re.fullmatch(r"(?:rbln|npu)?(\d{1,6})", labels[name])):
             return f"rbln{int(digits[1])}"
     return labels.get("uuid", "")
-
-
-def _order(device: str) -> tuple[int, str]:
-    digits = re.fullmatch(r"rbln(\d+)", device)
-    return (int(digits[1]), "") if digits else (1 << 30, device)
 
 
 INTERVAL_S = 5.0

@@ -199,8 +199,9 @@ def parse_devices(text: str, *, where: str = "rbln-smi") -> DeviceReport:
     ]
     devices = [_device(row, place) for place, row in enumerate(_rows(raw, "devices") or grouped)]
     uses = [
-        DeviceUse(npu, _whole(row.get("pid")), str(row.get("process") or row.get("name") or ""))
+        DeviceUse(npu, None if pid is None else int(pid), str(row.get("process") or row.get("name") or ""))
         for row in _rows(raw, "contexts")
+        for pid in (number_of(row.get("pid")),)
         for npu in _numbers(row.get("npu", row.get("device")))
     ]
     return DeviceReport(str(raw.get("KMD_version") or raw.get("kmd_version") or ""), tuple(devices), tuple(uses), raw)
@@ -287,11 +288,6 @@ def _rows(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if not isinstance(rows, list):
         return []
     return [cast("dict[str, Any]", row) for row in cast("list[Any]", rows) if isinstance(row, dict)]
-
-
-def _whole(value: object) -> int | None:
-    number = number_of(value)
-    return None if number is None else int(number)
 
 
 def _numbers(value: object) -> list[int]:

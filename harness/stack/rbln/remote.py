@@ -39,7 +39,6 @@ from harness.stack.rbln.devices import DeviceReport, parse_devices, require_idle
 from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import DEFAULT_PATCH, Patch, require_pristine, shipped_patches, status_of
 from harness.stack.rbln.serving import (
-    HOST_SCRIPT,
     ServedArtifact,
     declared,
     logging_config,
@@ -48,6 +47,8 @@ from harness.stack.rbln.serving import (
     visible_devices,
 )
 
+HOST_SCRIPT = Path(__file__).resolve().parent / "inside" / "remote_host.py"
+"""Runs in the Python of the serving stack on the other host."""
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=10")
 CALL_TIMEOUT_S = 180.0
 CLOCK_ROUNDS = 25

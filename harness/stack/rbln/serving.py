@@ -18,7 +18,7 @@ from typing import Any
 from harness.errors import ServerError
 from harness.records import Observation, layout
 from harness.server.life import LOOPBACK, LaunchPlan, LogFormat, write_config
-from harness.server.vllm_serve import find_vllm_command, requested_plugins, scratch_variable, serve_environment
+from harness.server.vllm_serve import Stack, find_stack, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,
@@ -28,6 +28,7 @@ from harness.stack.rbln.artifacts import (
     settings_applied,
 )
 from harness.stack.rbln.devices import DeviceReport
+from harness.stack.rbln.inside.remote_host import PACKAGES
 from harness.stack.rbln.observer import INSIDE, observer_variables
 from harness.stack.rbln.patches.shipped import make_overlay, patch_status, require_pristine
 
@@ -133,35 +134,22 @@ def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> 
     )
 
 
-HOST_SCRIPT = Path(__file__).resolve().parent / "inside" / "remote_host.py"
-"""Runs in the Python of a serving stack, here or on another host."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """An installed serving stack. vllm: the command. versions: of its packages, those that are installed.
-
-    overlays: where patched shadow copies are kept between runs.
-    """
-
-    vllm: Path
-    site_packages: Path
-    versions: Mapping[str, str]
-    overlays: Path
-
-
-def find_stack(environment: str = "") -> Stack:
+def find_rbln_stack(environment: str = "") -> Stack:
     """The stack in a virtual environment, or the one whose ``vllm`` is on PATH; ServerError says what is missing."""
-    script = HOST_SCRIPT.read_text(encoding="utf-8") + '\nmain("stack", {})\n'
     hint = "Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)"
-    command, facts = find_vllm_command(environment, script, hint)
-    if not facts["site_packages"]:
+    stack = find_stack(environment, PACKAGES, hint, "vllm-rbln")
+    if "vllm-rbln" not in stack.versions:
         raise ServerError(
             "vllm is installed, vllm-rbln is not",
-            where=str(command.parent.parent),
+            where=str(stack.vllm.parent.parent),
             hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/ca25.md)",
         )
-    return Stack(command, Path(facts["site_packages"]), facts["versions"], overlay_folder())
+    return stack
+
+
+def overlay_folder() -> Path:
+    """Where overlays are kept between runs: the user's cache folder."""
+    return Path.home() / ".cache" / "rbln-harness" / "overlays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +167,7 @@ class BackendParts:
 
     paths: more folders of PYTHONPATH. variables: of the environment; the experiment's ``env`` overrides them. files:
     written by the backend, by role. device_command: reports the devices; devices: their state now. requested: more
-    settings for the manifest.
+    settings for the manifest. overlays: where patched shadow copies are kept between runs.
     """
 
     name: str
@@ -189,6 +177,7 @@ class BackendParts:
     device_command: Sequence[str] = ()
     devices: DeviceReport | None = None
     requested: Mapping[str, Any] = field(default_factory=dict)
+    overlays: Path = field(default_factory=overlay_folder)
 
 
 def serve_plan(
@@ -199,7 +188,7 @@ def serve_plan(
     Raises SpecError when the installed package is not as declared.
     """
     run_folder = setup.run_folder
-    patch_record, overlay = _patched(server, stack)
+    patch_record, overlay = _patched(server, stack, backend.overlays)
     written = dict(backend.files)
     if server.observer:
         written["observer"] = (run_folder / layout.OBSERVER).absolute()
@@ -247,16 +236,11 @@ def check_installed(server: ServerSpec, site_packages: Path) -> None:
         require_pristine(status)
 
 
-def _patched(server: ServerSpec, stack: Stack) -> tuple[dict[str, Any], Path | None]:
+def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
     """The manifest's record of the patch, and the folder that shadows the package."""
     if server.patch == "overlay":
-        overlay = make_overlay(stack.site_packages, stack.overlays)
+        overlay = make_overlay(stack.site_packages, overlays)
         return overlay.to_json(), overlay.path
     check_installed(server, stack.site_packages)
     status = patch_status(stack.site_packages)
     return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}, None
-
-
-def overlay_folder() -> Path:
-    """Where overlays are kept between runs: the user's cache folder."""
-    return Path.home() / ".cache" / "rbln-harness" / "overlays"

@@ -6,8 +6,6 @@ Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engine.config import requested_settings
@@ -15,7 +13,7 @@ from harness.errors import ServerError, SpecError
 from harness.records import Observation, layout
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
-from harness.server.vllm_serve import find_vllm_command, requested_plugins, scratch_variable, serve_environment
+from harness.server.vllm_serve import Stack, find_stack, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
 from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS, step_log_variables
 
@@ -39,30 +37,12 @@ _FLAGS = {
     "--async-scheduling": "async_scheduling",
 }
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
-_FIND = f"""
-import importlib.metadata, json
-versions = {{}}
-for name in {PACKAGES!r}:
-    try:
-        versions[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(versions))
-"""
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledVllm:
-    """A vLLM on this host. command: its ``vllm``. versions: of it and what it runs on, those that are installed."""
-
-    command: Path
-    versions: Mapping[str, str]
-
-
-def find_vllm(environment: str = "") -> InstalledVllm:
+def find_vllm(environment: str = "") -> Stack:
     """The vLLM in a virtual environment, or the one on PATH; ServerError says what is missing."""
     hint = "Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)"
-    return InstalledVllm(*find_vllm_command(environment, _FIND, hint))
+    return find_stack(environment, PACKAGES, hint)
 
 
 def check_serving(server: ServerSpec) -> None:
@@ -111,7 +91,7 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
     plugin = step_log_variables(step_log, requested_plugins(server, os.environ))
     return LaunchPlan(
         backend=backend,
-        argv=(str(vllm.command), *serve_arguments(server, port)),
+        argv=(str(vllm.vllm), *serve_arguments(server, port)),
         host=LOOPBACK,
         port=port,
         model=server.model,

@@ -33,25 +33,20 @@ CUT_OFF = b"cut off"
 LAST_WORD_S = 1.0
 
 
-def stack(_job: dict[str, Any]) -> dict[str, Any]:
-    """Versions of the installed packages, and the site-packages of vllm-rbln; "" when it is not installed."""
+def probe(job: dict[str, Any]) -> dict[str, Any]:
+    """The stack, the artifact, the file that a patch would change, and the driver's report of the devices.
+
+    site_packages: of vllm-rbln; "" when it is not installed.
+    """
     versions: dict[str, str] = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    is_there = "vllm-rbln" in versions
-    site = str(importlib.metadata.distribution("vllm-rbln").locate_file("")) if is_there else ""
-    return {"versions": versions, "site_packages": site}
-
-
-def probe(job: dict[str, Any]) -> dict[str, Any]:
-    """The stack, the artifact, the file that a patch would change, and the driver's report of the devices."""
-    facts = stack(job)
-    target = Path(facts["site_packages"]) / job["target"]
-    is_there = facts["site_packages"] and target.is_file()
-    facts["target"] = base64.b64encode(target.read_bytes()).decode() if is_there else None
+    is_installed = "vllm-rbln" in versions
+    site = str(importlib.metadata.distribution("vllm-rbln").locate_file("")) if is_installed else ""
+    facts: dict[str, Any] = {"versions": versions, "site_packages": site}
+    target = Path(site) / job["target"]
+    facts["target"] = base64.b64encode(target.read_bytes()).decode() if site and target.is_file() else None
     facts["artifact"] = describe_artifact(Path(job["artifact"]))
     smi = shutil.which("rbln-smi")
     if smi:
@@ -181,7 +176,7 @@ def clear(job: dict[str, Any]) -> dict[str, Any]:
 
 def main(action: str, job: dict[str, Any]) -> int:
     """Run an action; its result goes to standard output as a line of JSON."""
-    print(json.dumps({"stack": stack, "probe": probe, "prepare": prepare, "write": write, "clear": clear}[action](job)))
+    print(json.dumps({"probe": probe, "prepare": prepare, "write": write, "clear": clear}[action](job)))
     return 0
 
 

@@ -9,8 +9,7 @@ to 0.12.0.
 from __future__ import annotations
 
 import ast
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from harness.kinds import kind_named
 from harness.spec import ConditionSpec, ExperimentSpec
 from harness.stack.rbln.observer import OBSERVE_FILE
 from harness.stack.rbln.patches.shipped import Patch, patch_status, read, require_pristine, sha256, shipped_patches
-
-Read = Callable[[str], "str | None"]
-"""The source of a file below site-packages; None when missing."""
+from harness.stack.rbln.releases.sources import Read, open_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +102,18 @@ def verify_installed(site_packages: Path) -> str:
     """
     status = patch_status(site_packages)
     proof = _proof(require_pristine(status), read(status.target), status.target)
-    hooks = _hooks(lambda name: _text(site_packages / name), (*POINTS, RUNTIME))
+    hooks = _hooks(open_sources(site_packages).read, (*POINTS, RUNTIME))
     return f"{status.target}: {status.state}; {proof}; {hooks}"
 
 
 def verify_wheel(wheel: Path) -> str:
     """Prove the patch that fits the package in a wheel, and check the observer's hooks; nothing is installed."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            source = _reader(archive)
-            patch, why = fitting_patch(source)
-            if patch is None:
-                raise SpecError(why, where=str(wheel))
-            before = archive.read(patch.target)
-            return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, POINTS)}"
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise SpecError(f"is not a wheel of vllm-rbln ({error})", where=str(wheel)) from error
+    source = open_sources(wheel).read
+    patch, why = fitting_patch(source)
+    if patch is None:
+        raise SpecError(why, where=str(wheel))
+    before = (source(patch.target) or "").encode()
+    return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, POINTS)}"
 
 
 def fitting_patch(source: Read) -> tuple[Patch | None, str]:
@@ -156,15 +149,6 @@ def _hooks(read: Read, points: Sequence[HookPoint]) -> str:
     if missing:
         return f"the observer does NOT fit: {'; '.join(missing)}"
     return f"the observer's {len(points)} hooks fit"
-
-
-def _reader(archive: zipfile.ZipFile) -> Read:
-    names = set(archive.namelist())
-    return lambda name: archive.read(name).decode() if name in names else None
-
-
-def _text(path: Path) -> str | None:
-    return read(path).decode() if path.is_file() else None
 
 
 def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:

@@ -10,14 +10,15 @@ import ast
 import hashlib
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from harness.errors import SpecError
-from harness.stack.rbln.patches.check import Read
 
+Read = Callable[[str], "str | None"]
+"""The source of a file below site-packages; None when missing."""
 RBLN, VLLM = "vllm_rbln", "vllm"
 MAX_SOURCE_BYTES = 8 << 20
 """Largest source file that is read. A longer file comes from a damaged or hostile archive."""

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import SpecError
-from harness.stack.rbln.patches.check import Read
 from harness.stack.rbln.releases.sources import (
     LINE_CHARS,
     RBLN,
     VLLM,
+    Read,
     Release,
     Statement,
     digest_of,
