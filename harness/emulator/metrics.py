@@ -259,22 +259,11 @@ class ServerMetrics:
     def _observe_prefill(self, end: StepEnd) -> int:
         step = end.start.step
         # A failed copy changes what is computed and nothing that is counted.
-        num_tokens = step.context_tokens
-        num_counted = num_tokens - step.cached_tokens
-        if self._looks_up:
-            self._add("prefix_cache_queries", num_tokens)
-            self._add("prefix_cache_hits", step.hash_hit_tokens)
-            self.stats.add_lookup(num_tokens, step.hash_hit_tokens)
-        if not end.requests:  # aborted while it ran: its look-up happened, its tokens never came out
-            return 0
-        self._add("prompt_tokens", num_tokens)
-        self._add("prompt_tokens_by_source", num_counted, "local_compute")
-        self._add("prompt_tokens_by_source", step.cached_tokens, "local_cache_hit")
-        self._add("prompt_tokens_cached", step.cached_tokens)
-        self.stats.num_computed += num_counted
-        request = end.requests[0]
-        self._observe("time_to_first_token_seconds", (end.start.end_ns - request.arrival_ns) / NS_PER_S)
-        return num_tokens
+        self._observe_lookup(step.context_tokens, step.hash_hit_tokens)
+        # A request that was aborted while it ran was looked up, and gets no token.
+        return sum(
+            self._observe_prompt(request, end, step.context_tokens, step.cached_tokens) for request in end.requests
+        )
 
     def _observe_paged(self, end: StepEnd) -> int:
         """A step of paged rules: a prompt is counted with its first token.
@@ -282,26 +271,31 @@ class ServerMetrics:
         Source: vLLM 0.30.0, v1/metrics/stats.py.
         """
         end_ns = end.start.end_ns
-        if self._looks_up:
-            for lookup in end.start.lookups:
-                num_tokens = lookup.cached_tokens + lookup.computed_tokens
-                self._add("prefix_cache_queries", num_tokens)
-                self._add("prefix_cache_hits", lookup.cached_tokens)
-                self.stats.add_lookup(num_tokens, lookup.cached_tokens)
+        for lookup in end.start.lookups:
+            self._observe_lookup(lookup.cached_tokens + lookup.computed_tokens, lookup.cached_tokens)
         num_prompt_tokens = 0
         for request in end.requests:
             if request.num_generated > 1:
                 self._observe("inter_token_latency_seconds", (end_ns - request.last_token_ns) / NS_PER_S)
-                continue
-            num_tokens, cached_tokens = len(request.prompt), request.cached_tokens
-            num_prompt_tokens += num_tokens
-            self._add("prompt_tokens", num_tokens)
-            self._add("prompt_tokens_by_source", num_tokens - cached_tokens, "local_compute")
-            self._add("prompt_tokens_by_source", cached_tokens, "local_cache_hit")
-            self._add("prompt_tokens_cached", cached_tokens)
-            self.stats.num_computed += num_tokens - cached_tokens
-            self._observe("time_to_first_token_seconds", (end_ns - request.arrival_ns) / NS_PER_S)
+            else:
+                num_prompt_tokens += self._observe_prompt(request, end, len(request.prompt), request.cached_tokens)
         return num_prompt_tokens
+
+    def _observe_lookup(self, num_tokens: int, num_hits: int) -> None:
+        if self._looks_up:
+            self._add("prefix_cache_queries", num_tokens)
+            self._add("prefix_cache_hits", num_hits)
+            self.stats.add_lookup(num_tokens, num_hits)
+
+    def _observe_prompt(self, request: EngineRequest, end: StepEnd, num_tokens: int, cached_tokens: int) -> int:
+        """The prompt of a request that got its first token; returns its tokens."""
+        self._add("prompt_tokens", num_tokens)
+        self._add("prompt_tokens_by_source", num_tokens - cached_tokens, "local_compute")
+        self._add("prompt_tokens_by_source", cached_tokens, "local_cache_hit")
+        self._add("prompt_tokens_cached", cached_tokens)
+        self.stats.num_computed += num_tokens - cached_tokens
+        self._observe("time_to_first_token_seconds", (end.start.end_ns - request.arrival_ns) / NS_PER_S)
+        return num_tokens
 
     def _observe_finished(self, request: EngineRequest) -> None:
         self._add("request_success", 1, request.finish_reason or "abort")

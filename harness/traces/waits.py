@@ -18,6 +18,7 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
@@ -25,7 +26,7 @@ from harness.inputs import open_regular
 from harness.plan.files import write_atomic
 from harness.plan.waits import parse_waits
 from harness.spec.base import tomllib
-from harness.traces.base import bounded_lines, list_of, opened, parsed_json, record_of, text_of
+from harness.traces.base import bounded_lines, opened, parsed_json
 from harness.traces.importing import read_recordings
 
 READ_BYTES = 1 << 20
@@ -83,7 +84,7 @@ def _rows(source: Path, wanted: tuple[str, ...]) -> Iterator[object]:
             for query in _queries(connection, source, wanted):
                 cursor = connection.execute(query)
                 while batch := cursor.fetchmany(BATCH_ROWS):
-                    yield from (_round(tools) for (tools,) in batch)
+                    yield from (_as_round(tools) for (tools,) in batch)
     except duckdb.Error as error:
         raise SpecError(
             f"cannot be read as DuckDB ({str(error).splitlines()[0]})",
@@ -92,7 +93,7 @@ def _rows(source: Path, wanted: tuple[str, ...]) -> Iterator[object]:
         ) from error
 
 
-def _round(tools: object) -> object:
+def _as_round(tools: object) -> object:
     if not isinstance(tools, str):
         return {"tools": tools}
     parsed = parsed_json(tools.encode())
@@ -158,7 +159,26 @@ ROWS_BEFORE_FOREIGN = 10_000
 # Above 10^15 ms (30,000 years) a latency is a stamp or a slip, and not exact as a float.
 MOST_MS = 1e15
 
-_Call = tuple[str, "float | None", "float | None"]
+
+class _Call(BaseModel):
+    """A tool call of a release, as the executor and the wall clock timed it. A NaN is refused."""
+
+    model_config = ConfigDict(strict=True)
+    tool_name: str = Field(min_length=1)
+    tool_internal_latency_ms: float | None = Field(default=None, gt=-MOST_MS, lt=MOST_MS)
+    tool_wall_latency_ms: float | None = Field(default=None, gt=-MOST_MS, lt=MOST_MS)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """The executor's latency where there is one, else the wall difference."""
+        return self.tool_wall_latency_ms if self.tool_internal_latency_ms is None else self.tool_internal_latency_ms
+
+
+class _Round(BaseModel):
+    """A row of a release; its other columns are passed over."""
+
+    model_config = ConfigDict(strict=True)
+    tools: list[_Call] | None = None
 
 
 @dataclass(frozen=True)
@@ -256,19 +276,20 @@ def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malfor
     summary, latencies_us = ImportSummary(printable), dict[str, "array[int]"]()
     has_tools = False
     for number, record in rounds:
-        calls = _calls_of(record)
-        if calls is None:
+        try:
+            row = _Round.model_validate(record)
+        except ValidationError as error:
             summary.malformed += 1
             summary.malformed_lines = [*summary.malformed_lines, number][:NUM_NAMED_LINES]
             if summary.malformed > max_malformed:
-                raise _too_many_malformed(source, summary, number)
+                raise _too_many_malformed(source, summary, number) from error
             continue
         summary.rows += 1
-        has_tools = has_tools or "tools" in record_of(record)
+        has_tools = has_tools or "tools" in row.model_fields_set
         if not has_tools and summary.rows >= ROWS_BEFORE_FOREIGN:
             break
-        for call in calls:
-            _count(summary, latencies_us, *call)
+        for call in row.tools or ():
+            _count(summary, latencies_us, call)
     if not latencies_us:
         raise _nothing_to_use(source, summary)
     tools = [_quantiles(tool, np.frombuffer(us, np.int64) / 1000) for tool, us in latencies_us.items()]
@@ -277,18 +298,11 @@ def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malfor
     return summary
 
 
-def _count(
-    summary: ImportSummary,
-    latencies_us: dict[str, array[int]],
-    tool: str,
-    internal_ms: float | None,
-    wall_ms: float | None,
-) -> None:
-    """Count a call: the executor's latency where there is one, else the wall difference."""
-    latency_ms = wall_ms if internal_ms is None else internal_ms
+def _count(summary: ImportSummary, latencies_us: dict[str, array[int]], call: _Call) -> None:
+    tool, latency_ms, is_internal = call.tool_name, call.latency_ms, call.tool_internal_latency_ms is not None
     summary.calls += 1
-    summary.from_internal += internal_ms is not None
-    summary.from_wall += internal_ms is None and wall_ms is not None
+    summary.from_internal += is_internal
+    summary.from_wall += latency_ms is not None and not is_internal
     summary.from_none += latency_ms is None
     if tool in HUMAN_TOOLS:
         summary.excluded[tool] += 1
@@ -298,29 +312,6 @@ def _count(
         summary.non_positive[tool] += 1
     else:
         latencies_us.setdefault(tool, array("q")).append(max(round(latency_ms * 1000), 1))
-
-
-def _calls_of(record: object) -> list[_Call] | None:
-    """The tool calls of a round, or None when it is not a round: every call is read before any is counted."""
-    if not isinstance(record, dict):
-        return None
-    tools = record_of(record).get("tools", [])
-    if tools is not None and not isinstance(tools, list):
-        return None
-    calls: list[_Call] = []
-    for tool in map(record_of, list_of(tools)):
-        internal_ms, wall_ms = tool.get("tool_internal_latency_ms"), tool.get("tool_wall_latency_ms")
-        name = text_of(tool, "tool_name")
-        if not name or not _is_latency(internal_ms) or not _is_latency(wall_ms):
-            return None
-        calls.append((name, internal_ms, wall_ms))
-    return calls
-
-
-def _is_latency(latency: object) -> bool:
-    if isinstance(latency, bool) or not isinstance(latency, int | float):
-        return latency is None
-    return abs(latency) < MOST_MS  # a NaN fails too
 
 
 def _too_many_malformed(source: Path, summary: ImportSummary, number: int) -> SpecError:
