@@ -35,7 +35,7 @@ class _Repeats(NamedTuple):
         return cls(a_s, b_s, *(stats.disjoint_sum_pair_differences(a_s, b_s, size).tolist() for size in (1, SUM_SIZE)))
 
     def tolerance(self, tau0: float) -> float:
-        return decide.agreement_tolerance_s(sum(self.a_s), sum(self.b_s), tau0, is_revised=True)
+        return decide.agreement_tolerance_s(sum(self.a_s), sum(self.b_s), tau0)
 
 
 @table("repeats", "Channel ratio differences between runs of the same input; pairs share runs")

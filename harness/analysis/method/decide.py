@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, get_args
 
 from harness.analysis.method import stats
 from harness.analysis.method.padding import Padding, direction, occupancy_ratio, total_padding
 from harness.analysis.method.reconstruct import (
     ROUNDING,
     ChannelAgreement,
+    ToleranceRule,
     agreement_tolerance,
     channel_agreement,
-    cost_ratio,
 )
 from harness.spec.rules import (
     CostRule,
@@ -41,6 +42,11 @@ class Outcome(str, Enum):
     FAIL = "FAIL"
     WITHHELD = "WITHHELD"
     NOT_SUBJECT = "NOT SUBJECT"
+
+    @classmethod
+    def of(cls, is_met: bool) -> Outcome:
+        """PASS or FAIL."""
+        return cls.PASS if is_met else cls.FAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +100,19 @@ class Costs(NamedTuple):
 
     @property
     def ratio_a(self) -> float:
-        return cost_ratio([self.a_s], [self.baseline_a_s])
+        return self.a_s / self.baseline_a_s
 
     @property
     def ratio_b(self) -> float:
-        return cost_ratio([self.b_s], [self.baseline_b_s])
+        return self.b_s / self.baseline_b_s
 
     @property
     def predicted_ratio(self) -> float:
-        return cost_ratio([self.predicted_s], [self.baseline_predicted_s])
+        return self.predicted_s / self.baseline_predicted_s
 
-    def agreement(self, tau0: float, *, is_revised: bool = True) -> ChannelAgreement:
+    def agreement(self, tau0: float, rule: ToleranceRule = "revised") -> ChannelAgreement:
         """Of both channels, by the tolerance of this baseline."""
-        tau = agreement_tolerance_s(self.baseline_a_s, self.baseline_b_s, tau0, is_revised=is_revised)
+        tau = agreement_tolerance_s(self.baseline_a_s, self.baseline_b_s, tau0, rule)
         return channel_agreement(self.ratio_a, self.ratio_b, tau)
 
 
@@ -117,7 +123,7 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
     """
     ratio_a, predicted = costs.ratio_a, costs.predicted_ratio
     error = ratio_a - predicted
-    agreed = {name: costs.agreement(rule.tau0, is_revised=name == "revised") for name in ("revised", "initial")}
+    agreed = {name: costs.agreement(rule.tau0, name) for name in get_args(ToleranceRule)}
     difference = agreed["revised"].difference
     is_same_side = same_side(predicted, ratio_a, rule.equivalence_band)
     numbers: dict[str, Number] = {
@@ -137,30 +143,22 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
     intervals = {} if costs.predicted_interval is None else {"predicted_ratio": costs.predicted_interval}
     by_other = "initial" if rule.tolerance == "revised" else "revised"
     tolerances = f"{rule.tolerance} tolerance {agreed[rule.tolerance].tau:.4f}, {by_other} {agreed[by_other].tau:.4f}"
-    if not agreed[rule.tolerance].is_agreed:
-        reason = f"the channels differ by {difference:.4f} ({tolerances})"
-        return Decision(rule.name, subject, Outcome.WITHHELD, reason, numbers=numbers, intervals=intervals)
-    problems = []
+    apart = f"channels differ by {difference:.4f} ({tolerances})"
+    problems: list[str] = []
     if abs(error) > rule.max_error + ROUNDING:
         problems.append(f"|e| = {abs(error):.4f} is above {rule.max_error:g}")
     if not is_same_side:
         problems.append(f"predicted {predicted:.4f} and observed {ratio_a:.4f} lie on different sides of 1")
-    told = "; ".join(problems) or f"e = {error:+.4f}, predicted {predicted:.4f}, observed {ratio_a:.4f}"
-    outcome = Outcome.FAIL if problems else Outcome.PASS
-    return Decision(
-        rule.name,
-        subject,
-        outcome,
-        f"{told}; channels differ by {difference:.4f} ({tolerances})",
-        numbers=numbers,
-        intervals=intervals,
-    )
+    shown = "; ".join(problems) or f"e = {error:+.4f}, predicted {predicted:.4f}, observed {ratio_a:.4f}"
+    outcome, reason = Outcome.of(not problems), f"{shown}; {apart}"
+    if not agreed[rule.tolerance].is_agreed:
+        outcome, reason = Outcome.WITHHELD, f"the {apart}"
+    return Decision(rule.name, subject, outcome, reason, numbers=numbers, intervals=intervals)
 
 
-def agreement_tolerance_s(baseline_a_s: float, baseline_b_s: float, tau0: float, *, is_revised: bool) -> float:
-    """tau in seconds' terms, for printed values; the rule itself is ``reconstruct.agreement_tolerance``."""
-    a_ns, b_ns = round(baseline_a_s * 1e9), round(baseline_b_s * 1e9)
-    return agreement_tolerance(a_ns, b_ns, tau0=tau0, rule="revised" if is_revised else "initial")
+def agreement_tolerance_s(a_s: float, b_s: float, tau0: float, rule: ToleranceRule = "revised") -> float:
+    """tau of a baseline's channels in seconds, as they are printed."""
+    return agreement_tolerance(round(a_s * 1e9), round(b_s * 1e9), tau0=tau0, rule=rule)
 
 
 def same_side(predicted: float, observed: float, band: tuple[float, float]) -> bool:
@@ -206,9 +204,9 @@ def decide_occupancies(rule: DirectionRule, subject: str, occupancies: Sequence[
         return Decision(rule.name, subject, Outcome.WITHHELD, reason, numbers=numbers)
     side = "above" if above >= below else "below"
     is_confirmed = max(above, below) >= rule.min_blocks_outside and direction(pooled_r, rule.band) == side
-    told = f"{above} blocks above, {below} below, pooled R {pooled_r:.4f} {direction(pooled_r, rule.band)} the band"
+    reason = f"{above} blocks above, {below} below, pooled R {pooled_r:.4f} {direction(pooled_r, rule.band)} the band"
     label = f"CONFIRMED {side}" if is_confirmed else "NOT CONFIRMED"
-    return Decision(rule.name, subject, Outcome.PASS if is_confirmed else Outcome.FAIL, told, label, numbers)
+    return Decision(rule.name, subject, Outcome.of(is_confirmed), reason, label, numbers)
 
 
 def decide_occupancy_prediction(
@@ -225,8 +223,8 @@ def decide_occupancy_prediction(
         "max_error": rule.max_error,
         "is_same_side": is_same_side,
     }
-    told = f"predicted R {predicted_r:.4f}, found {measured_r:.4f}"
-    return Decision(rule.name, subject, Outcome.PASS if is_met else Outcome.FAIL, told, "", numbers)
+    reason = f"predicted R {predicted_r:.4f}, found {measured_r:.4f}"
+    return Decision(rule.name, subject, Outcome.of(is_met), reason, "", numbers)
 
 
 def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]]) -> Decision:
@@ -235,37 +233,24 @@ def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, S
     ratios: by stratum (N), the cost ratio between the adjacent levels in each replicate.
     """
     pooled_ratios = [ratio for values in ratios.values() for ratio in values]
-
-    def median_interval(strata: Mapping[str, Sequence[float]]) -> stats.Interval:
-        return stats.stratified_bootstrap_interval(
-            strata,
-            stats.Bootstrap(rule.seed, rule.resamples, rule.confidence),
-            unit="N x replicate comparisons",
-        )
-
-    plain, by_stratum = median_interval({"": pooled_ratios}), median_interval(ratios)
+    bootstrap = stats.Bootstrap(rule.seed, rule.resamples, rule.confidence)
+    plain, by_stratum = (
+        stats.stratified_bootstrap_interval(strata, bootstrap, unit="N x replicate comparisons")
+        for strata in ({"": pooled_ratios}, ratios)
+    )
     interval = by_stratum if rule.is_stratified else plain
     is_saturated = interval.contains(1.0) and interval.width <= rule.max_width + ROUNDING
     numbers: dict[str, Number] = {
         "median": interval.estimate,
-        "low": interval.low,
-        "high": interval.high,
-        "width": interval.width,
+        **{name: getattr(interval, name) for name in ("low", "high", "width")},
         "max_width": rule.max_width,
         "num_comparisons": len(pooled_ratios),
         "seed": rule.seed,
     }
     label = "SATURATED" if is_saturated else "NOT SATURATED"
-    outcome = Outcome.PASS if is_saturated else Outcome.FAIL
-    return Decision(
-        rule.name,
-        subject,
-        outcome,
-        f"median {interval}",
-        label,
-        numbers,
-        {"median": plain, "median_stratified": by_stratum},
-    )
+    intervals = {"median": plain, "median_stratified": by_stratum}
+    outcome, reason = Outcome.of(is_saturated), f"median {interval}"
+    return Decision(rule.name, subject, outcome, reason, label, numbers, intervals)
 
 
 def decide_recompilation(
@@ -296,9 +281,9 @@ def decide_recompilation(
         "null_max_ms": max(null_ms),
     }
     whose = "model p50 of the server's report" if source == "reported" else "whole step periods"
-    told = f"{whose}: medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
+    reason = f"{whose}: medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
     label = "WITHIN" if is_within else "OUTSIDE"
-    return Decision(rule.name, subject, Outcome.PASS if is_within else Outcome.FAIL, told, label, numbers)
+    return Decision(rule.name, subject, Outcome.of(is_within), reason, label, numbers)
 
 
 def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float], b_s: Sequence[float]) -> Decision:
@@ -308,18 +293,15 @@ def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float
     """
     singles = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, 1))
     sums = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, rule.sum_size))
-    tau = agreement_tolerance_s(sum(a_s), sum(b_s), rule.tau0, is_revised=True)
+    tolerance = partial(agreement_tolerance_s, sum(a_s), sum(b_s))
+    tau = tolerance(rule.tau0)
     is_covered = sums.q95 <= tau + ROUNDING
     numbers: dict[str, Number] = {"tau": tau, "num_runs": len(a_s)}
     for name, one in (("single", singles), ("sum", sums)):
         numbers |= {f"{name}_pairs": one.num_values, f"{name}_median": one.median}
         numbers |= {f"{name}_q95": one.q95, f"{name}_max": one.maximum}
-    covering = (
-        tau0
-        for tau0 in sorted(rule.tau0_grid)
-        if sums.q95 <= agreement_tolerance_s(sum(a_s), sum(b_s), tau0, is_revised=True) + ROUNDING
-    )
+    covering = (tau0 for tau0 in sorted(rule.tau0_grid) if sums.q95 <= tolerance(tau0) + ROUNDING)
     numbers["least_covering_tau0"] = next(covering, None)
-    told = f"q95 of {sums.num_values} pairs of {rule.sum_size}-run sums {sums.q95:.4f}, tau {tau:.4f}"
+    reason = f"q95 of {sums.num_values} pairs of {rule.sum_size}-run sums {sums.q95:.4f}, tau {tau:.4f}"
     label = "COVERED" if is_covered else "NOT COVERED"
-    return Decision(rule.name, subject, Outcome.PASS if is_covered else Outcome.FAIL, told, label, numbers)
+    return Decision(rule.name, subject, Outcome.of(is_covered), reason, label, numbers)

@@ -22,6 +22,7 @@ from harness.analysis.method.stats import (
     FloatArray,
     Interval,
     f_tail,
+    grouped,
     of_blocks,
     pooled_variance,
 )
@@ -68,8 +69,8 @@ class Interaction(NamedTuple):
         return self.p < 1 - DEFAULT_LEVEL
 
     def __str__(self) -> str:
-        told = "differs between devices" if self.is_found else "not shown to differ between devices"
-        return f"{told}: F({self.degrees[0]}, {self.degrees[1]}) = {self.f:.2f}, p = {self.p:.2g}"
+        words = "differs between devices" if self.is_found else "not shown to differ between devices"
+        return f"{words}: F({self.degrees[0]}, {self.degrees[1]}) = {self.f:.2f}, p = {self.p:.2g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     estimate = within = _within(list(groups.values()), "rounds" if are_rounds else "blocks")
     if len(groups) >= MIN_REPLICATES:
         means = [float(np.mean(values)) for values in groups.values()]
-        estimate = of_blocks(means)._replace(told="t interval of the mean of device means", unit="devices")
+        estimate = of_blocks(means)._replace(method="t interval of the mean of device means", unit="devices")
     devices = tuple(_mean_of(name, values) for name, values in by_device.items())
     these = within if len(groups) >= MIN_REPLICATES else None
     return DeviceEffect(devices, estimate, these, _interaction(list(by_device.values())))
@@ -165,11 +166,8 @@ def _mean_of(device: str, values: Sequence[float]) -> DeviceMean:
 
 def _groups(blocks: Sequence[BlockRatio]) -> dict[tuple[str, ...], list[float]]:
     """Data by the device, or the devices at once, that they are from; each the mean over its unit's blocks."""
-    units: dict[int, list[BlockRatio]] = {}
-    for one in blocks:
-        units.setdefault(one.unit, []).append(one)
     groups: dict[tuple[str, ...], list[float]] = {}
-    for members in units.values():
+    for members in grouped(blocks, lambda one: one.unit).values():
         where = tuple(sorted(one.device for one in members))
         groups.setdefault(where, []).append(float(np.mean([one.value for one in members])))
     return groups

@@ -32,10 +32,10 @@ class Drift:
         return self.per_run.p < 1 - DEFAULT_LEVEL
 
     def __str__(self) -> str:
-        told, found = "drift" if self.is_found else "no drift shown", self.per_run
+        words, found = "drift" if self.is_found else "no drift shown", self.per_run
         change, low, high = (f"{100 * math.expm1(value):+.2f}" for value in (found.mean, found.low, found.high))
         return (
-            f"{told}: cost (B) changes by {change} % [{low}, {high}] per place in the order ({self.order}), "
+            f"{words}: cost (B) changes by {change} % [{low}, {high}] per place in the order ({self.order}), "
             f"p = {found.p:.2g}, {found.num_units} runs; the order leaves at most "
             f"{100 * math.expm1(abs(self.left)):.2f} % in a comparison"
         )

@@ -7,8 +7,7 @@ Definitions: docs/gate.md, "How it decides".
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from harness.analysis.method.stats import (
     MIN_REPLICATES,
     Estimate,
     FloatArray,
+    grouped,
     holm,
 )
 from harness.clock import NS_PER_MS
@@ -229,7 +229,7 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
     """
     if not new or not base:
         raise SpecError("no valid runs on one side", where="gate", hint="See `harness runs` for the reasons")
-    sides = [_by_condition(runs) for runs in (new, base)]
+    sides = [grouped(runs, lambda run: run.condition) for runs in (new, base)]
     if len(sides[0]) == len(sides[1]) == 1:
         sides[1] = dict(zip(sides[0], sides[1].values(), strict=True))
     _check_alike(new, base)
@@ -253,19 +253,9 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
     return GateResult(tuple(_adjusted(tests, policy.alpha)), tuple(notes), origin, experiments, policy)
 
 
-def _by_condition(runs: Iterable[GateRun]) -> dict[str, list[GateRun]]:
-    grouped: dict[str, list[GateRun]] = {}
-    for run in runs:
-        grouped.setdefault(run.condition, []).append(run)
-    return grouped
-
-
 def _pairs(new: Sequence[GateRun], base: Sequence[GateRun]) -> list[_Pair]:
     """Runs of equal plans; the runs of a plan that was repeated are paired in order."""
-    by_plan: defaultdict[str, list[GateRun]] = defaultdict(list)
-    for run in base:
-        by_plan[run.manifest.plan_hash].append(run)
-    others = {plan: iter(runs) for plan, runs in by_plan.items()}
+    others = {plan: iter(runs) for plan, runs in grouped(base, lambda run: run.manifest.plan_hash).items()}
     pairs = ((run, next(others.get(run.manifest.plan_hash, iter(())), None)) for run in new)
     return [_Pair(run, other) for run, other in pairs if other is not None]
 

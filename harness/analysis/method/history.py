@@ -17,7 +17,7 @@ import numpy as np
 from harness.analysis.method.across import log_means
 from harness.analysis.method.devices import estimate_of
 from harness.analysis.method.gate import FIGURES, GateRun
-from harness.analysis.method.stats import MIN_REPLICATES, Interval
+from harness.analysis.method.stats import MIN_REPLICATES, Interval, grouped
 from harness.errors import SpecError
 from harness.records import origin_of
 from harness.records.manifest import table_at
@@ -97,12 +97,9 @@ def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]
     for name in figures:
         if name not in FIGURES:
             raise SpecError(f"{name!r} is no figure", where="history", hint=f"Use {', '.join(FIGURES)}")
-    by_key: dict[tuple[str, str], list[Placed]] = {}
-    for one in placed:
-        by_key.setdefault(one.key, []).append(one)
     found = [
         history
-        for key, places in by_key.items()
+        for key, places in grouped(placed, lambda one: one.key).items()
         for name in figures
         if len(places) > 1 and (history := _history(key, sorted(places, key=lambda one: one.date), name)) is not None
     ]

@@ -187,14 +187,14 @@ def _existence(rule: InterferenceRule, runs: Sequence[Injection], control: Seque
         "num_control_crossings": len(crossed),
         "last_control_crossing_s": max((one.end_s for one in crossed), default=None),
     }
-    told = f"{above} of {len(ratios)} background sessions spike above {rule.threshold:g} times their baseline"
+    reason = f"{above} of {len(ratios)} background sessions spike above {rule.threshold:g} times their baseline"
     if above < len(ratios):
-        return Decision(rule.name, "existence", Outcome.FAIL, told, "NOT CONFIRMED", numbers)
+        return Decision(rule.name, "existence", Outcome.FAIL, reason, "NOT CONFIRMED", numbers)
     if crossed:
         last_s = numbers["last_control_crossing_s"]
-        told += f"; but {len(crossed)} intervals of the control do too, the last one {last_s:.3f} s after the start"
-        return Decision(rule.name, "existence", Outcome.WITHHELD, told, "PARTIALLY CONFIRMED", numbers)
-    return Decision(rule.name, "existence", Outcome.PASS, told, "CONFIRMED", numbers)
+        reason += f"; but {len(crossed)} intervals of the control do too, the last one {last_s:.3f} s after the start"
+        return Decision(rule.name, "existence", Outcome.WITHHELD, reason, "PARTIALLY CONFIRMED", numbers)
+    return Decision(rule.name, "existence", Outcome.PASS, reason, "CONFIRMED", numbers)
 
 
 def _simultaneity(rule: InterferenceRule, runs: Sequence[Injection]) -> Decision:
@@ -205,9 +205,9 @@ def _simultaneity(rule: InterferenceRule, runs: Sequence[Injection]) -> Decision
         "largest_start_spread_ms": max(injection.start_spread_ms for injection in runs),
         "largest_end_spread_ms": max(injection.end_spread_ms for injection in runs),
     }
-    outcome = Outcome.PASS if together == len(runs) else Outcome.FAIL
-    told = f"all spikes of a run overlap in {together} of {len(runs)} runs"
-    return Decision(rule.name, "simultaneity", outcome, told, "", numbers)
+    outcome = Outcome.of(together == len(runs))
+    reason = f"all spikes of a run overlap in {together} of {len(runs)} runs"
+    return Decision(rule.name, "simultaneity", outcome, reason, "", numbers)
 
 
 def _growth(rule: InterferenceRule, injected: Mapping[str, Sequence[Injection]]) -> Decision:
@@ -217,8 +217,8 @@ def _growth(rule: InterferenceRule, injected: Mapping[str, Sequence[Injection]])
     ordered = [spikes[length] for length in sorted(spikes)]
     is_growing = all(later > earlier for earlier, later in pairwise(ordered))
     numbers: dict[str, Number] = {f"spike_ms_{length}": spikes[length] for length in sorted(spikes)}
-    told = ", ".join(f"{length} tokens {spikes[length]:.1f} ms" for length in sorted(spikes))
-    return Decision(rule.name, "growth", Outcome.PASS if is_growing else Outcome.FAIL, told, "", numbers)
+    reason = ", ".join(f"{length} tokens {spikes[length]:.1f} ms" for length in sorted(spikes))
+    return Decision(rule.name, "growth", Outcome.of(is_growing), reason, "", numbers)
 
 
 def measured_waiting_session_ns(run: SealedRun) -> int | None:

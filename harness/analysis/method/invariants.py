@@ -196,13 +196,14 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
     if not is_reuse_known(requests):
         yield _unknown_reuse(requests, increment)
         return
-    told = cached_tokens(requests) or 0
-    witnesses: dict[str, int] = {"responses": told}
-    # What the counter and the log may hold beside that: the reuse of answers that were left, which nobody told.
+    reported = cached_tokens(requests) or 0
+    witnesses: dict[str, int] = {"responses": reported}
+    # What the counter and the log may hold beside that: the unreported reuse of answers that the client left.
     prefix = response_id_prefix(requests)
     left = {response_id_of(row, prefix): row["planned_prompt_tokens"] for row in aborted_rows(requests)}
     if increment is not None:
-        witnesses["counter"] = told if told < round(increment) <= told + sum(left.values()) else round(increment)
+        counted = round(increment)
+        witnesses["counter"] = reported if reported < counted <= reported + sum(left.values()) else counted
     elif manifest.observation.has_metrics:
         yield warning(
             "counter-missing",
@@ -233,19 +234,19 @@ def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
 
 def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_preemptions: bool) -> Iterator[Finding]:
     columns = values_of(requests, "response_id", "cached_tokens", "status")
-    told = {name: tokens or 0 for name, tokens, status in columns if name and status != ABORTED}
+    reported = {name: tokens or 0 for name, tokens, status in columns if name and status != ABORTED}
     logged: Counter[str | None] = Counter()
-    joined = {log_id: join_request_id(log_id, told) for log_id in hits}
+    joined = {log_id: join_request_id(log_id, reported) for log_id in hits}
     for log_id, response_id in joined.items():
         logged[response_id] += hits[log_id]
     if strangers := [log_id for log_id, response_id in joined.items() if response_id is None]:
         yield invalid("request-foreign", f"{len(strangers)} reuse lines join no request, first {strangers[0]}")
-    wrong = [response_id for response_id, tokens in told.items() if logged[response_id] != tokens]
+    wrong = [response_id for response_id, tokens in reported.items() if logged[response_id] != tokens]
     if wrong and not has_preemptions:
         first = wrong[0]
         yield invalid(
             "reuse-disagrees",
-            f"{len(wrong)} responses report other reuse than the log, first {first}: response {told[first]}, "
+            f"{len(wrong)} responses report other reuse than the log, first {first}: response {reported[first]}, "
             f"log {logged[first]}",
         )
 
@@ -348,8 +349,8 @@ def _check_clock(manifest: Manifest) -> Iterator[Finding]:
 def _check_same_plan(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Finding]:
     drawn = {run.condition: run.manifest.drawn_hash for run in runs}
     if len(set(drawn.values())) > 1:
-        told = ", ".join(f"{condition} {value[:12] or 'none'}" for condition, value in sorted(drawn.items()))
-        yield invalid("plan-differs", f"replicate {replicate}: conditions were drawn from different plans ({told})")
+        named = ", ".join(f"{condition} {value[:12] or 'none'}" for condition, value in sorted(drawn.items()))
+        yield invalid("plan-differs", f"replicate {replicate}: conditions were drawn from different plans ({named})")
     sent: dict[str, set[str]] = {}
     for run in runs:
         sent.setdefault(run.manifest.treatment, set()).add(run.manifest.plan_hash)
@@ -366,8 +367,8 @@ def _check_same_work(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Find
     left = {(row["session"], row["request"]) for run in runs for row in aborted_rows(run.table("requests"))}
     work = {name: {key: tokens for key, tokens in own.items() if key not in left} for name, own in work.items()}
     if len({tuple(sorted(lengths.items())) for lengths in work.values()}) > 1:
-        told = ", ".join(f"{condition} {sum(lengths.values())}" for condition, lengths in sorted(work.items()))
-        yield invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({told})")
+        named = ", ".join(f"{condition} {sum(lengths.values())}" for condition, lengths in sorted(work.items()))
+        yield invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({named})")
 
 
 def _decode_work(requests: pa.Table) -> dict[tuple[int, int], int]:

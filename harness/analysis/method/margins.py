@@ -57,7 +57,7 @@ def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, looked: Sequent
     return Decision(
         rule.name,
         f"{ratios.condition} vs {ratios.baseline}",
-        Outcome.PASS if is_equivalent else Outcome.FAIL,
+        Outcome.of(is_equivalent),
         f"cost ratio {interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}], margin {least:.4f} to "
         f"{most:.4f}, {_basis(ratios, rule)}, {method}" + ("" if p is None else f", p = {p:.2g}"),
         label="EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN",
@@ -84,7 +84,7 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, looked: Sequent
     return Decision(
         rule.name,
         f"{ratios.condition} vs {ratios.baseline}",
-        Outcome.PASS if is_cheaper else Outcome.FAIL,
+        Outcome.of(is_cheaper),
         f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}",
         label="CHEAPER" if is_cheaper else "DEARER" if interval.low > 1 else "NOT SHOWN",
         numbers=_numbers(rule, ratios, interval) | {"limit": rule.limit, "p": p},

@@ -195,11 +195,6 @@ def residual_ns(channel_b_ns: int, channel_a_ns: int) -> int:
     return channel_b_ns - channel_a_ns
 
 
-def cost_ratio(costs: Iterable[float], baseline_costs: Iterable[float]) -> float:
-    """Ratio of sums over replicates, never the mean of ratios. ZeroDivisionError where the baseline cost nothing."""
-    return sum(costs) / sum(baseline_costs)
-
-
 def agreement_tolerance(
     baseline_a_ns: int, baseline_b_ns: int, *, tau0: float = DEFAULT_TAU, rule: ToleranceRule = "revised"
 ) -> float:

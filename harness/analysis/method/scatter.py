@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.method.figures import lateness
 from harness.analysis.method.reconstruct import decode_step_ns, step_contexts
-from harness.analysis.method.stats import FloatArray, pooled_variance
+from harness.analysis.method.stats import FloatArray, grouped, pooled_variance
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
 
@@ -153,7 +153,8 @@ def step_deviation(runs: Iterable[StepRatios]) -> Deviation | None:
 
 def restart_deviation(levels: Sequence[Level]) -> Deviation | None:
     """Runs of one condition about their mean, pooled over conditions: what all steps of one server life share."""
-    return _pooled(([one.mean for one in group] for group in _grouped(levels, "condition").values()), "server lives")
+    groups = grouped(levels, lambda one: one.condition).values()
+    return _pooled(([one.mean for one in group] for group in groups), "server lives")
 
 
 def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation | None:
@@ -169,7 +170,7 @@ def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation |
 
 def artifact_deviation(levels: Sequence[Level]) -> Deviation | None:
     """Compilations about their mean, less what restarts alone would give."""
-    groups = [[one.mean for one in group] for group in _grouped(levels, "artifact").values()]
+    groups = [[one.mean for one in group] for group in grouped(levels, lambda one: one.artifact).values()]
     if len(groups) < 2:
         return None
     restarts = restart_deviation(levels)
@@ -177,13 +178,6 @@ def artifact_deviation(levels: Sequence[Level]) -> Deviation | None:
     within = 0.0 if restarts is None else restarts.value**2 / fewest
     between = float(np.var([np.mean(group) for group in groups], ddof=1)) - within
     return Deviation(math.sqrt(max(0.0, between)), len(groups), "compilations")
-
-
-def _grouped(levels: Sequence[Level], name: str) -> Mapping[Hashable, list[Level]]:
-    groups: dict[Hashable, list[Level]] = defaultdict(list)
-    for one in levels:
-        groups[getattr(one, name)].append(one)
-    return groups
 
 
 def _pooled(groups: Iterable[Sequence[float]], unit: str) -> Deviation | None:

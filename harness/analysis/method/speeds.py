@@ -19,7 +19,7 @@ from harness.analysis.method.devices import DeviceEffect, device_order
 from harness.analysis.method.drift import slope_of
 from harness.analysis.method.figures import RunFigures, cells, figure_at
 from harness.analysis.method.stalls import info, warning
-from harness.analysis.method.stats import DEFAULT_LEVEL, Estimate, contrast, holm
+from harness.analysis.method.stats import DEFAULT_LEVEL, Estimate, contrast, grouped, holm, percent
 from harness.records import Finding, FleetRecord, SealedRun
 from harness.table import Cell, Table, table_of
 
@@ -80,18 +80,14 @@ def _log_b_over_a(run: RunFigures) -> float:
 
 def _without_conditions(runs: Sequence[RunFigures]) -> dict[tuple[str, str, int], float]:
     """ln(B / A) of every run, less the mean of its condition."""
-    by_condition: dict[str, list[float]] = {}
-    for run in runs:
-        by_condition.setdefault(run.condition, []).append(_log_b_over_a(run))
-    means = {name: float(np.mean(values)) for name, values in by_condition.items()}
+    by_condition = grouped(runs, lambda run: run.condition)
+    means = {name: float(np.mean([_log_b_over_a(run) for run in group])) for name, group in by_condition.items()}
     return {run.key: _log_b_over_a(run) - means[run.condition] for run in runs}
 
 
 def _by_block(runs: Sequence[tuple[RunFigures, float]]) -> list[float]:
-    blocks: dict[int, list[float]] = {}
-    for run, value in runs:
-        blocks.setdefault(run.replicate, []).append(value)
-    return [float(np.mean(blocks[block])) for block in sorted(blocks)]
+    blocks = grouped(runs, lambda pair: pair[0].replicate)
+    return [float(np.mean([value for _, value in blocks[block]])) for block in sorted(blocks)]
 
 
 def _contrast(name: str, values: Mapping[str, Sequence[float]]) -> Estimate | None:
@@ -111,11 +107,6 @@ def _slope(runs: Sequence[RunFigures], places: Sequence[int]) -> Estimate | None
     conditions = np.unique([run.condition for run in runs], return_inverse=True)[1]
     devices = np.unique([run.device for run in runs], return_inverse=True)[1]
     return slope_of(np.array([_log_b_over_a(run) for run in runs]), conditions, devices, np.array(places, dtype=float))
-
-
-def percent(log_ratio: float) -> str:
-    """ln of a ratio as a signed percentage with two digits."""
-    return f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
 def slower_text(speed: Speed) -> str:
@@ -234,10 +225,8 @@ def device_tables(measured: Speeds | None, compared: Mapping[str, Comparison | N
 
 def places_table(runs: Iterable[SealedRun]) -> Table:
     """What the runs of each device say of it: serial and card, temperatures, neighbours, cores of its client."""
-    by_place: dict[tuple[str, int], list[FleetRecord]] = {}
-    for run in runs:
-        if (fleet := run.manifest.fleet) is not None:
-            by_place.setdefault((fleet.host, fleet.device), []).append(fleet)
+    fleets = (run.manifest.fleet for run in runs)
+    by_place = grouped((fleet for fleet in fleets if fleet is not None), lambda fleet: (fleet.host, fleet.device))
     rows = [_place_row(host, device, records) for (host, device), records in sorted(by_place.items())]
     caption = "What the runs of each device record; neighbours: least and most busy beside a run; a dash: not recorded"
     return table_of("what the devices record", caption, rows)

@@ -7,7 +7,7 @@ Definitions: docs/method.md, "Intervals".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeVar, overload
@@ -19,6 +19,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 FloatArray = NDArray[np.float64]
 Statistic = Callable[[FloatArray], FloatArray]
 StatisticName = Literal["mean", "median"]
@@ -129,12 +130,12 @@ def log_mean_values(costs: Sequence[float], units: Sequence[float] | None = None
 
 
 class Estimate(NamedTuple):
-    """A mean, its standard error and the degrees of freedom of its t. told: what scatters, in words."""
+    """A mean, its standard error and the degrees of freedom of its t. method: what scatters, in words."""
 
     mean: float
     error: float
     degrees: int
-    told: str
+    method: str
     unit: str
     num_units: int
 
@@ -157,7 +158,7 @@ class Estimate(NamedTuple):
         """The t interval of a ratio, by the mean of its logs; of: makes the figure of the mean."""
         half = t_quantile(level, self.degrees) * self.error
         low, high = of(self.mean - half), of(self.mean + half)
-        return Interval(of(self.mean), low, high, level, self.told, self.unit, self.num_units, 0, 0)
+        return Interval(of(self.mean), low, high, level, self.method, self.unit, self.num_units, 0, 0)
 
 
 def of_blocks(values: Sequence[float]) -> Estimate:
@@ -189,8 +190,9 @@ def prediction_interval(draws: FloatArray, level: float) -> Interval | None:
     if len(draws) < MIN_REPLICATES:
         return None
     error = float(draws.std(ddof=1)) * math.sqrt(1 + 1 / len(draws))
-    told, num_draws = "t prediction interval", len(draws)
-    return Estimate(float(draws.mean()), error, num_draws - 1, told, "draws", num_draws).interval(float, level)
+    num_draws = len(draws)
+    estimate = Estimate(float(draws.mean()), error, num_draws - 1, "t prediction interval", "draws", num_draws)
+    return estimate.interval(float, level)
 
 
 def t_quantile(level: float, degrees: int) -> float:
@@ -282,6 +284,14 @@ def when_known(of: Callable[..., T], *values: object) -> T | None:
     return None if None in values else of(*values)
 
 
+def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The values by their key, in the order in which keys come first."""
+    groups: dict[K, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
+
+
 def ratio(value: float | None, over: float | None) -> float | None:
     """The ratio; None where either is unknown or ``over`` is 0."""
     return value / over if value is not None and over else None
@@ -295,6 +305,11 @@ def seconds(ns: int | None) -> float | None:
 def median(values: Iterable[float]) -> float:
     """The median; the mean of the middle two of an even number."""
     return float(np.median(np.fromiter(values, dtype=np.float64)))
+
+
+def percent(log_ratio: float) -> str:
+    """A log ratio as a change in per cent, with its sign and two digits."""
+    return f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from harness.analysis.method.compare import Comparison, compare
 from harness.analysis.method.devices import DeviceEffect
-from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.figures import run_figures
 from harness.analysis.method.sequential import Look, StopVerdict, blocks_left, looks_at
+from harness.analysis.method.stats import grouped, percent
 from harness.records import SealedRun
 from harness.spec import ExperimentSpec
 from harness.spec.sections import Channel, StopSpec
@@ -113,11 +114,6 @@ class SequentialStatus:
         return next(looks for looks in self.comparisons if looks.condition == condition)
 
 
-def percent(log_ratio: float) -> str:
-    """A log ratio as a change in per cent."""
-    return f"{100 * math.expm1(log_ratio):+.2f} %"
-
-
 def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: StopSpec) -> SequentialStatus:
     """The status of an experiment under ``stop``. runs: those that are sealed, INVALID ones included."""
     whole = whole_blocks(spec, runs)
@@ -151,10 +147,7 @@ def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
 
 def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel) -> list[LogRatios]:
     """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone."""
-    by_condition: dict[str, list[RunFigures]] = {}
-    for run in runs:
-        if run.is_valid:
-            by_condition.setdefault(run.condition, []).append(run_figures(run))
+    by_condition = grouped((run_figures(run) for run in runs if run.is_valid), lambda run: run.condition)
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
     return [
         _log_ratios(
@@ -164,10 +157,10 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
     ]
 
 
-def _log_ratios(name: str, baseline: str, compared: Comparison | None, asked: Channel) -> LogRatios:
+def _log_ratios(name: str, baseline: str, compared: Comparison | None, wanted: Channel) -> LogRatios:
     if compared is None:
-        return LogRatios(name, baseline, asked)
-    channel: Channel = "b" if compared.a is None else asked
+        return LogRatios(name, baseline, wanted)
+    channel: Channel = "b" if compared.a is None else wanted
     found = compared.main if channel == "a" else compared.b
     by_block = zip(compared.replicates, found.by_block, strict=True)
     logs = tuple((block, math.log(ratio)) for block, ratio in by_block if ratio)

@@ -21,6 +21,7 @@ from harness.analysis.method.padding import bucket_rule, removed_slots, shapley_
 from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.method.speeds import Speeds, device_findings, device_tables, speeds
+from harness.analysis.method.stats import grouped
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
@@ -207,9 +208,6 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         raise ValueError(f"runs of exactly one experiment are needed, got {sorted(names)}")
     ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
     figures = [run_figures(run) if cost_model is None else figures_at(run, cost_model) for run in ordered]
-    grouped: dict[str, list[RunFigures]] = {}
-    for run in figures:
-        grouped.setdefault(run.condition, []).append(run)
     buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
     factors = {run.condition: run.manifest.factors for run in ordered}
     plain = {
@@ -222,7 +220,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             factors=factors[name],
             **sums_over([run for run in group if run.is_valid]),
         )
-        for name, group in grouped.items()
+        for name, group in grouped(figures, lambda run: run.condition).items()
     }
     backend = ordered[0].manifest.backend
     is_predicted = kind_of_run(backend).is_virtual
@@ -254,11 +252,8 @@ def _comparisons(conditions: Sequence[ConditionFigures]) -> dict[str, Comparison
 
 
 def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
-    grouped: dict[str, list[SealedRun]] = {}
-    for run in runs:
-        if run.is_valid:
-            grouped.setdefault(run.condition, []).append(run)
-    figures = (serving_figures(name, group) for name, group in grouped.items())
+    by_condition = grouped((run for run in runs if run.is_valid), lambda run: run.condition)
+    figures = (serving_figures(name, group) for name, group in by_condition.items())
     return tuple(each for each in figures if each is not None)
 
 
