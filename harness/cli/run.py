@@ -376,7 +376,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
-    from harness.runner.lane import will_fail_again
+    from harness.runner.experiment import will_fail_again
 
     for invalid in outcome.invalid_runs:
         reasons = escape_markup("; ".join(invalid.invalid_reasons))

@@ -7,7 +7,8 @@ sealed runs are done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +20,19 @@ from harness.kinds import kind_named
 from harness.outputs import check_runs_folder
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
-from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
+from harness.records.schema import ABORTED
 from harness.redact import redacted_text
 from harness.runner.backends import backend_named
-from harness.runner.lane import Made, failed_alike, perform_in_order
 from harness.runner.monitor import RunProgress, StoppingMonitor, declared_rule
-from harness.runner.progress import ProgressSink, StopFlag, silent
+from harness.runner.progress import Began, Made, ProgressSink, StopFlag, silent
 from harness.runner.run import RunContext
 from harness.spec import ExperimentSpec
 
+ANSWERED = ("ok", ABORTED)
+# Reasons that no repetition changes.
+LASTING = ("setting-differs:", "setting-unshown:", "metrics-missing:")
+_NUMBERS = re.compile(r"\b[\da-f-]*\d[\da-f-]*\b", re.IGNORECASE)
 URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
 DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
 
@@ -225,6 +230,46 @@ def run_experiment(  # noqa: PLR0913  # an option each
         ended_by=ended_by,
         missing=tuple(run.label for run in planned if run.key not in keys),
     )
+
+
+def perform_in_order(
+    runs: Sequence[PlannedRun], context: RunContext, again: Container[RunKey]
+) -> Iterator[Began | Made]:
+    """Make runs one after another; ends early when the user stops it or the caller stops iterating.
+
+    again: runs that repeat an INVALID run, which is kept. Raises as the backend does.
+    """
+    for run in runs:
+        if context.stop.after_run:
+            return
+        yield Began(run.key)
+        if run.key in again:
+            # Only now: INVALID runs that are not reached keep their names.
+            keep_for_retry(RunStore(context.runs_root).run(*run.key))
+        sealed = backend_named(run.spec.backend).perform(run, context)
+        if sealed is None:  # aborted by the user
+            return
+        yield Made(sealed)
+
+
+def failed_alike(run: SealedRun) -> str:
+    """The common failure of all requests of a run, as the first reported it; "" where an answer came or they differ.
+
+    Numbers and ids in the messages may differ.
+    """
+    if run.is_valid:
+        return ""
+    rows = run.table("requests").select(["status", "error"]).to_pylist()
+    sent = [row for row in rows if row["status"] != "not_sent"]
+    kinds = {(row["status"], _NUMBERS.sub("#", row["error"])) for row in sent}
+    if len(kinds) != 1 or sent[0]["status"] in ANSWERED:
+        return ""
+    return f"{sent[0]['status']}: {sent[0]['error']}" if sent[0]["error"] else str(sent[0]["status"])
+
+
+def will_fail_again(run: SealedRun) -> bool:
+    """Whether a repetition of this INVALID run would be INVALID for the same reason."""
+    return any(reason.startswith(LASTING) for reason in run.invalid_reasons) or bool(failed_alike(run))
 
 
 def _fleet_driver(spec: ExperimentSpec) -> Driver:

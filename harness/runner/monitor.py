@@ -16,8 +16,7 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun, PlannedRuns
 from harness.kinds import kind_named
 from harness.records import RunKey, SealedRun
-from harness.runner.lane import Began, Made
-from harness.runner.progress import BlockLooked, ExperimentStarted, ProgressSink, RunSealed, RunStarted
+from harness.runner.progress import Began, BlockLooked, ExperimentStarted, Made, ProgressSink, RunSealed, RunStarted
 from harness.sim import simulate
 from harness.spec import ExperimentSpec, Place, StopSpec
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.analysis.method.stopping import SequentialStatus
+from harness.records import RunKey, SealedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,20 @@ class BlockLooked:
     """The stopping rule was applied: after each complete block, and at the start of a continued experiment."""
 
     status: SequentialStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A run is about to start its server."""
+
+    key: RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A run is sealed."""
+
+    run: SealedRun
 
 
 ProgressEvent = ExperimentStarted | RunStarted | ServerReady | RequestFinished | RunSealed | BlockLooked

@@ -17,8 +17,7 @@ from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.records import RunStore
 from harness.runner import run_experiment
-from harness.runner.experiment import ExperimentOutcome
-from harness.runner.lane import will_fail_again
+from harness.runner.experiment import ExperimentOutcome, will_fail_again
 from harness.spec import ExperimentSpec
 from tests.support.plain_server import PlainServer, plain_server
 

@@ -31,8 +31,7 @@ from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.records.store import Archive, packed, received
 from harness.runner.fleet.local import Counter, perform_side_by_side
-from harness.runner.lane import Began, Made
-from harness.runner.progress import ProgressEvent, StopFlag
+from harness.runner.progress import Began, Made, ProgressEvent, StopFlag
 from harness.runner.run import RunContext
 from harness.server.provenance import SOURCE_ROOT, source_sha256
 from harness.spec import FleetSpec, Place

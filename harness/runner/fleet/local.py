@@ -20,7 +20,7 @@ from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.fleet.process import Audited, Command, DeviceProcess, Ended, Gate, Job, Message
 from harness.runner.fleet.slot import WorkerSlot
-from harness.runner.lane import Began, Made
+from harness.runner.progress import Began, Made
 from harness.runner.run import RunContext
 from harness.spec import FleetSpec, LimitsSpec, Place
 

@@ -21,8 +21,7 @@ from harness.experiment import PlannedRun
 from harness.prereg import Ticket
 from harness.records import RunKey
 from harness.runner.fleet.slot import WorkerSlot
-from harness.runner.lane import Began, Made
-from harness.runner.progress import ProgressEvent, ServerReady
+from harness.runner.progress import Began, Made, ProgressEvent, ServerReady
 from harness.spec import LimitsSpec
 
 END_TIMEOUT_S = 30.0

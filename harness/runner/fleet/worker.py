@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, clock_for
 from harness.errors import HarnessError, ServerError
+from harness.runner.experiment import perform_in_order
 from harness.runner.fleet.process import Audited, Command, Ended, Gate, Job, Message
-from harness.runner.lane import perform_in_order
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag
 from harness.runner.run import RunContext
 
