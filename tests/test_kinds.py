@@ -9,10 +9,12 @@ import pytest
 
 import harness
 from harness.errors import SpecError
+from harness.experiment import resolve
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named, kind_of_run
 from harness.runner.backends import backend_named, readiness, what_you_can_do
-from harness.runner.backends.base import check_time_scale
+from harness.runner.experiment import checked
 from harness.server.doctor import Check
+from harness.spec import load_experiment
 
 PACKAGE = Path(harness.__file__).parent
 # The table, each backend's own file, and what lies inside a server's interpreter and stamps artifacts as its own.
@@ -42,7 +44,7 @@ def test_the_last_line_of_the_doctor_offers_a_command_for_each_kind_that_is_here
 
 def test_what_is_broken_comes_before_everything_else() -> None:
     broken = Check(name="timerfd", ok=False, found="absent", need="deadlines", how="Use Linux")
-    assert what_you_can_do([broken, *readiness()]) == "First: mend timerfd, as said above"
+    assert what_you_can_do([broken, *readiness()]) == "First: mend timerfd; its line above says how"
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
@@ -55,11 +57,11 @@ def test_a_sealed_run_of_a_kind_that_is_not_known_keeps_its_name_and_claims_noth
     assert (kind.label, kind.has_device) == ("next-years-card", None)
 
 
-def test_a_real_device_keeps_its_own_time() -> None:
-    device = next(kind for kind in KINDS.values() if kind.has_device)
-    check_time_scale(device, 1.0)
-    with pytest.raises(SpecError, match=f"{device.name} runs in real time and cannot be scaled by 4"):
-        check_time_scale(device, 4.0)
+@pytest.mark.parametrize("backend", ["rbln", "twin", "vllm", "attached"])
+def test_a_real_server_keeps_its_own_time_and_a_scale_is_refused_before_anything_starts(backend: str) -> None:
+    spec = load_experiment("demo").model_copy(update={"backend": backend, "time_scale": 4.0})
+    with pytest.raises(SpecError, match=f"{backend} runs in real time and cannot be scaled by 4"):
+        checked(resolve(spec))
 
 
 def test_what_people_get_without_choosing_needs_no_device() -> None:

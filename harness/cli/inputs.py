@@ -166,8 +166,8 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     if draws is not None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))
-    with time_left("predicting") as tell:
-        predictions = predict_experiment(planned, tell=tell)
+    with time_left("predicting") as on_progress:
+        predictions = predict_experiment(planned, on_progress=on_progress)
     console, asked = terminal(), spec.prediction
     interval = [f"{asked.level:.0%} interval"] * (asked.draws > 1)
     headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")

@@ -87,8 +87,10 @@ def freeze(
         "is_signed": sign,
         "signing_key": sign_key,
     }
-    with time_left("predicting") as tell:
-        frozen = freeze_experiment(spec, experiment, overrides=overrides, options=FreezeOptions(**options), tell=tell)
+    with time_left("predicting") as on_progress:
+        frozen = freeze_experiment(
+            spec, experiment, overrides=overrides, options=FreezeOptions(**options), on_progress=on_progress
+        )
     content = frozen.preregistration
     print(f"{frozen.path}")
     num_plans = len({plan.hash for plan in content.plans})

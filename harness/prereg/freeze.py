@@ -125,8 +125,8 @@ def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
             commit = line.split()[1][:12]
         elif line.startswith("+++ "):
             path = line.removeprefix("+++ ").removeprefix("b/")
-        elif path not in hidden and not path.startswith(RULE_FILES) and (found := SEED_LINE.match(line)):
-            for number in re.findall(r"\d+", found.group(2)):
+        elif path not in hidden and not path.startswith(RULE_FILES) and (match := SEED_LINE.match(line)):
+            for number in re.findall(r"\d+", match[2]):
                 yield SeedUse(int(number), f"{path} in commit {commit}")
 
 
@@ -186,12 +186,12 @@ def freeze(
     *,
     overrides: Sequence[str] = (),
     options: FreezeOptions | None = None,
-    tell: Callable[[float], None] = lambda _share: None,
+    on_progress: Callable[[float], None] = lambda _share: None,
 ) -> Frozen:
     """Write the frozen file of an experiment; raises SpecError with the reason when that cannot be right.
 
     spec: the experiment as it will be run, with ``overrides`` applied to the content of ``experiment_file``. With a
-    stopping rule, the rule and its whole budget are frozen. tell: receives the share of runs that are predicted.
+    stopping rule, the rule and its whole budget are frozen. on_progress: receives the share of runs that are predicted.
     """
     if spec.stop is not None:
         check_can_decide(spec.stop, str(experiment_file))
@@ -224,7 +224,7 @@ def freeze(
         prediction_rules=prediction_rules,
         condition_rules=_condition_rules(planned, prediction_rules),
         perturbations=_perturbations(planned),
-        predictions=predict_experiment(planned, prediction_rules or None, tell),
+        predictions=predict_experiment(planned, prediction_rules or None, on_progress),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
@@ -257,8 +257,8 @@ def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, s
 def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
     """Perturbations of each condition's draws: an assumption that is not written down can be changed later."""
     first = {name: runs[0] for name, runs in planned.by_condition.items() if runs[0].spec.prediction.draws > 1}
-    found = {name: perturbation_of(run.spec.prediction, run.cost_file) for name, run in first.items()}
-    return {name: FrozenPerturbation(sizes=drawn.sizes, assumed=drawn.assumed) for name, drawn in found.items()}
+    drawn = {name: perturbation_of(run.spec.prediction, run.cost_file) for name, run in first.items()}
+    return {name: FrozenPerturbation(sizes=each.sizes, assumed=each.assumed) for name, each in drawn.items()}
 
 
 def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path, path: Path) -> None:
@@ -371,8 +371,8 @@ def _inputs(repository: Repository, planned: PlannedRuns) -> Iterator[Path]:
 def _artifacts(planned: PlannedRuns) -> dict[str, str]:
     """Compiled artifacts of the conditions that lie on this machine, by folder."""
     folders = {run.server.artifact for run in planned} - {""}
-    found = {folder: artifact_sha256(folder) for folder in sorted(folders)}
-    return {folder: sha256 for folder, sha256 in found.items() if sha256 is not None}
+    hashes = {folder: artifact_sha256(folder) for folder in sorted(folders)}
+    return {folder: sha256 for folder, sha256 in hashes.items() if sha256 is not None}
 
 
 def artifact_sha256(folder: str) -> str | None:

@@ -230,14 +230,14 @@ def judged_again(run: SealedRun) -> Iterator[str]:
     for table, sealed in manifest.derived.items():
         if schema.content_sha256(derived.tables[table]) != sealed.content_sha256:
             yield f"the raw files of {name} give another table of {table}"
-    found = check_run(
+    findings = check_run(
         manifest,
         plan=run.plan_if_readable,
         requests=run.table("requests"),
         derived=derived,
         cost_model=None if kind_named(manifest.backend).is_virtual else run.cost_model,
     )
-    broken = sorted({finding.code for finding in found if finding.severity == "invalid"})
+    broken = sorted({finding.code for finding in findings if finding.severity == "invalid"})
     if run.is_valid and broken:
         yield f"{name} was sealed valid, and its raw files break {', '.join(broken)}"
     if not run.is_valid and not broken and not manifest.findings:
@@ -301,13 +301,13 @@ def judge(
     chosen = _chosen_rules(runs, frozen, rules)
     experiment = ExperimentRuns(runs, predictions_for(runs, frozen))
     decisions = decide_experiment(chosen, experiment, is_confirmatory=frozen is not None)
-    found = _stopped(runs, frozen)
-    if found is not None:
-        stopped = decide_stopped(found)
+    status = _stopped(runs, frozen)
+    if status is not None:
+        stopped = decide_stopped(status)
         decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
     aborts: list[str] = []
     if frozen is not None:
-        is_decided = found is not None and found.is_decided
+        is_decided = status is not None and status.is_decided
         # A free choice of when to stop would favour a good moment.
         is_whole = is_decided or len(runs) >= len(frozen.plans)
         doubts = [] if is_whole else [f"{len(runs)} of {len(frozen.plans)} frozen runs are sealed"]
@@ -354,10 +354,10 @@ def _chosen_rules(
 ) -> list[DecisionRule]:
     """The frozen rules of confirmatory runs, else the named rules; a changed frozen rule is refused."""
     if frozen is None:
-        asked = names or runs[0].spec.rules
-        if not asked and declared_status(runs) is None:
+        chosen = names or runs[0].spec.rules
+        if not chosen and declared_status(runs) is None:
             raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
-        return [load_rule(name) for name in asked]
+        return [load_rule(name) for name in chosen]
     return [_frozen_rule(frozen, name) for name in names] if names else [entry.rule for entry in frozen.rules]
 
 

@@ -90,18 +90,20 @@ def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict
 
 
 def predict_experiment(
-    planned: PlannedRuns, rules: RulesName | None = None, tell: Callable[[float], None] = lambda _share: None
+    planned: PlannedRuns,
+    rules: RulesName | None = None,
+    on_progress: Callable[[float], None] = lambda _share: None,
 ) -> dict[str, dict[int, Prediction]]:
     """Predictions of every planned run of an experiment, by condition and replicate.
 
-    tell: receives the share of runs that are predicted.
+    on_progress: receives the share of runs that are predicted.
     """
-    found: dict[str, dict[int, Prediction]] = {name: {} for name in planned.by_condition}
+    predictions: dict[str, dict[int, Prediction]] = {name: {} for name in planned.by_condition}
     runs = [(name, run) for name, of_condition in planned.by_condition.items() for run in of_condition]
     for count, (name, run) in enumerate(runs, 1):
-        found[name][run.replicate] = predict_run(run, rules)
-        tell(count / len(runs))
-    return found
+        predictions[name][run.replicate] = predict_run(run, rules)
+        on_progress(count / len(runs))
+    return predictions
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:
@@ -109,10 +111,10 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     groups: dict[str, dict[int, SealedRun]] = {}
     for run in runs:
         groups.setdefault(run.condition, {})[run.replicate] = run
-    return _WhenAsked(groups, lambda group: _WhenAsked(group, lambda run: predict_run(run, rules)))
+    return _LazyMapping(groups, lambda group: _LazyMapping(group, lambda run: predict_run(run, rules)))
 
 
-class _WhenAsked(Mapping[Key, Made]):
+class _LazyMapping(Mapping[Key, Made]):
     """Values that ``make`` computes when they are first read: most analyses use few predictions."""
 
     def __init__(self, of: Mapping[Key, Source], make: Callable[[Source], Made]) -> None:

@@ -1,4 +1,4 @@
-"""What git and ``ssh-keygen`` say: what is committed, since when, what is not, and which key signed a file.
+"""A git repository (what is committed, since when, what is not), and signatures of files by ``ssh-keygen``.
 
 Only ``commit``, ``tag``, ``append`` and ``sign_file`` write. They leave the index and other changes alone. Keys are
 never read. A file of allowed signers names the holder of each key.
@@ -80,7 +80,7 @@ class Repository:
     def objects(self, names: Sequence[str]) -> list[bytes]:
         """The contents of several git objects, in their order."""
         text = _git_bytes(self.root, "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode())
-        found: list[bytes] = []
+        contents: list[bytes] = []
         for name in names:
             head, _, text = text.partition(b"\n")
             if head.endswith(b" missing"):
@@ -88,9 +88,9 @@ class Repository:
                     f"does not have {name[:12]}", where=str(self.root), hint="Fetch it into this repository"
                 )
             size = int(head.split()[-1])
-            found.append(text[:size])
+            contents.append(text[:size])
             text = text[size + 1 :]
-        return found
+        return contents
 
     def resolved(self, name: str) -> str:
         """The commit that a reference names; "" when there is none."""
@@ -112,8 +112,8 @@ class Repository:
 
     def remotes_with(self, sha: str) -> list[str]:
         """Remote branches, as last fetched or pushed, that contain a commit."""
-        found = _git(self.root, "for-each-ref", "--contains", sha, "--format=%(refname:short)", "refs/remotes")
-        return sorted(set(found.split()))
+        names = _git(self.root, "for-each-ref", "--contains", sha, "--format=%(refname:short)", "refs/remotes")
+        return sorted(set(names.split()))
 
     def append(self, ref: str, parent: str, message: str) -> str | None:
         """Add a commit without changes after ``parent`` and move ``ref`` to it; None when another was faster."""
@@ -149,9 +149,9 @@ class Repository:
             raise SpecError(
                 f"git did not commit: {error}", where=str(self.root), hint="Commit the files yourself"
             ) from error
-        found = self.last_commit_of(paths[0])
-        assert found is not None, "git has just committed it"
-        return found
+        commit = self.last_commit_of(paths[0])
+        assert commit is not None, "git has just committed it"
+        return commit
 
     def tag_at(self, sha: str) -> str:
         """Annotated or signed tags on a commit, and what git could verify of their signatures; "" without any."""
@@ -238,9 +238,9 @@ def check_signature(path: Path, signature: Path, signers: Path | None = None) ->
     if signers is None:
         done = _ssh_keygen("check-novalidate", "-n", NAMESPACE, "-s", str(signature), content=content)
     else:
-        found = _ssh_keygen("find-principals", "-s", str(signature), "-f", str(signers))
-        names = found.stdout.decode("utf-8", "replace").splitlines()
-        name = names[0].strip() if names and not found.returncode else "nobody"
+        listed = _ssh_keygen("find-principals", "-s", str(signature), "-f", str(signers))
+        names = listed.stdout.decode("utf-8", "replace").splitlines()
+        name = names[0].strip() if names and not listed.returncode else "nobody"
         done = _ssh_keygen(
             "verify", "-f", str(signers), "-I", name, "-n", NAMESPACE, "-s", str(signature), content=content
         )

@@ -62,7 +62,7 @@ def _check_committed(repository: Repository, path: Path) -> Commit:
     commit = repository.last_commit_of(path)
     if commit is None or repository.changes(path):
         raise SpecError(
-            "is not committed, so nobody can tell that it is older than the measurement",
+            "is not committed, so nothing shows that it is older than the measurement",
             where=str(path),
             hint=f"Commit it first: git add {repository.relative(path)} && git commit",
         )
@@ -105,9 +105,9 @@ def _check_code_and_artifacts(frozen: Preregistration) -> None:
             hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or freeze again",
         )
     for folder, sha256 in frozen.artifacts.items():
-        found = artifact_sha256(folder)
-        if found != sha256:
-            what = "is gone" if found is None else "was compiled again or changed"
+        present = artifact_sha256(folder)
+        if present != sha256:
+            what = "is gone" if present is None else "was compiled again or changed"
             raise SpecError(f"the compiled artifact {what} since the freeze", where=folder, hint=AGAIN)
 
 
@@ -118,14 +118,14 @@ def _checked_plans(repository: Repository, frozen: Preregistration) -> PlannedRu
     for planned in frozen.plans:
         path = repository.root / planned.path
         try:
-            found = read_plan(path).hash
+            present = read_plan(path).hash
         except PlanError as error:
             raise SpecError(
                 f"the plan of {planned.condition}/{planned.replicate} was changed after the freeze ({error.what})",
                 where=str(path),
                 hint=AGAIN,
             ) from error
-        if not found == planned.hash == built.get((planned.condition, planned.replicate)):
+        if not present == planned.hash == built.get((planned.condition, planned.replicate)):
             raise SpecError(
                 f"the plan of {planned.condition}/{planned.replicate} is not the frozen one ({planned.hash[:12]})",
                 where=str(path),

@@ -91,7 +91,7 @@ class CalibrationSpec:
         return (*SHORT_PREFILL_TOKENS, *self.prefill_tokens) if self.server.is_paged else self.prefill_tokens
 
     def bucket_of(self, num_seqs: int) -> int:
-        """The size that a decode step runs with: its own above the largest captured one."""
+        """The compiled size of a decode step; ``num_seqs`` itself above the largest captured size."""
         return next((bucket for bucket in self.server.decode_buckets if bucket >= num_seqs), num_seqs)
 
 
@@ -418,10 +418,10 @@ def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) ->
         for q in spec.swept_prefill_tokens
     ]
     return Recovery(
-        step_share=max(abs(own / truth - 1) for own, truth in steps),
-        prefill_share=max(abs(own / truth - 1) for own, truth in prefills),
-        step_ms=max(abs(own - truth) for own, truth in steps) / NS_PER_MS,
-        prefill_ms=max(abs(own - truth) for own, truth in prefills) / NS_PER_MS,
+        step_share=max(abs(fitted / true - 1) for fitted, true in steps),
+        prefill_share=max(abs(fitted / true - 1) for fitted, true in prefills),
+        step_ms=max(abs(fitted - true) for fitted, true in steps) / NS_PER_MS,
+        prefill_ms=max(abs(fitted - true) for fitted, true in prefills) / NS_PER_MS,
     )
 
 

@@ -38,8 +38,15 @@ DECLARE = "Where you know that they hold, set server.declared = true: reports th
 
 
 def checked(planned: PlannedRuns) -> PlannedRuns:
-    """The same runs; SpecError for an unknown analysis, or a compiled model that is missing or different."""
+    """The same runs; SpecError for an unknown analysis, scaled time on a real server, or an unfit compiled model."""
     analysis_named(planned.spec.analysis, planned.spec.name)
+    time_scale, backend = planned.spec.time_scale, planned.spec.backend
+    if time_scale != 1.0 and not kind_named(backend).scales_time:
+        raise SpecError(
+            f"{backend} runs in real time and cannot be scaled by {time_scale:g}",
+            where="time_scale",
+            hint="Remove time_scale",
+        )
     for name, runs in planned.by_condition.items():
         try:
             backend_named(planned.spec.backend).check_server(runs[0].server)

@@ -215,7 +215,8 @@ def _measure(
     spec, server, plan, interval_s = run.spec, run.server, run.plan, run.spec.client.scrape_interval_s
     on_progress, stop = context.on_progress, context.stop
     launch = _launched(run, context, launch_server, writer)
-    timings, seen = {"server_start_ns": clock.now_ns()}, _Seen(run.label, clock.scale, on_progress)
+    timings = {"server_start_ns": clock.now_ns()}
+    lateness = _LiveLateness(run.label, clock.scale, on_progress)
     with context.in_worker_slot():
         audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
@@ -240,7 +241,7 @@ def _measure(
             return None
         with (
             context.in_worker_slot() as neighbours,
-            Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=seen.so_far),
+            Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=lateness.so_far),
         ):
             result = replay(
                 plan,
@@ -252,7 +253,7 @@ def _measure(
                     request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
                     records=writer.folder,
                 ),
-                on_event=seen.add,
+                on_event=lateness.add,
                 stop=stop.now,
             )
         timings["replay_start_ns"] = result.start_ns
@@ -269,7 +270,7 @@ def _measure(
     )
 
 
-class _Seen:
+class _LiveLateness:
     """Counts the finished requests of a run, and how late they were sent, for its live progress."""
 
     def __init__(self, label: str, scale: float, on_progress: ProgressSink) -> None:

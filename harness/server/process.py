@@ -6,7 +6,6 @@ is one ServerError with the exit status and the last log lines. It never talks t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -303,7 +302,7 @@ class ServerProcess:
         was_running = not self._has_exited
         self._was_asked = self._was_asked or was_running
         # When the supervisor has ended already, its last events say how.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._control.sendall(json.dumps({"do": "stop", "grace_ns": int(grace_s * NS_PER_S)}).encode() + b"\n")
         gone = self._wait_gone(began_ns + int(grace_s * NS_PER_S) + STOP_MARGIN_NS)
         self._report = ExitReport(
@@ -372,7 +371,8 @@ class ServerProcess:
             if _wall_clock.now_ns() > deadline_ns:
                 raise ServerError("process group cannot be killed", where=self._where)
             killed = [self.pid]
-            _signal_group(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
             _wall_clock.sleep_until_ns(_wall_clock.now_ns() + 10 * NS_PER_MS)
         return {"killed": killed, "log_bytes": self._log_path.stat().st_size if self._log_path.exists() else 0}
 
@@ -431,17 +431,10 @@ def _supervisor_command(control_fd: int) -> list[str]:
     return [sys.executable, "-c", code, str(control_fd), str(os.getpid())]
 
 
-def _signal_group(group: int, number: int) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
 def _group_exists(group: int) -> bool:
     """Whether a process of ``group`` lives; a zombie has ended and waits for its parent."""
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
+        with suppress(psutil.Error, ProcessLookupError):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False

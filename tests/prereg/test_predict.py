@@ -32,9 +32,9 @@ def planned(**prediction: Any) -> PlannedRuns:
 
 
 def test_whoever_waits_for_predictions_is_told_the_share_done() -> None:
-    told: list[float] = []
-    predict_experiment(planned(draws=1), tell=told.append)
-    assert told == [0.25, 0.5, 0.75, 1.0]
+    shares: list[float] = []
+    predict_experiment(planned(draws=1), on_progress=shares.append)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_sealed_run_is_predicted_when_its_prediction_is_asked_for(tmp_path: Path) -> None:

@@ -114,13 +114,13 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
     spec, backend = experiment(name, {}, {"kv_slots": 12}), backend_named(name)
     _, run = resolve(spec)
     if isinstance(backend, ServerBackend):
-        plan = EmulatorBackend._plan
+        plan = EmulatorBackend.launch
 
         def another(_: ServerBackend, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
             del server
             return replace(plan(EmulatorBackend(), ServerSpec(), options), backend=name)
 
-        monkeypatch.setattr(type(backend), "_plan", another)
+        monkeypatch.setattr(type(backend), "launch", another)
     else:
         config = EngineConfig.from_server(ServerSpec())
         monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)

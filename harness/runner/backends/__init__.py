@@ -29,7 +29,7 @@ def what_you_can_do(checks: Iterable[Check]) -> str:
     by_name = {check.name: check for check in checks}
     broken = [check.name for check in by_name.values() if check.ok is False]
     if broken:
-        return f"First: mend {', '.join(broken)}, as said above"
+        return f"First: mend {', '.join(broken)}; its line above says how"
     is_ready = {name: bool(by_name[f"backend {name}"].ok) for name in KINDS}
     commands = [f"{backend_named(name).first_command} ({name})" for name in KINDS if is_ready[name]]
     missing = [name for name in KINDS if not is_ready[name]]

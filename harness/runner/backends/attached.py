@@ -84,7 +84,7 @@ class AttachedBackend(ServerBackend):
         in_force = facts.effective({**paged, **_shown_by_models(get_at(endpoint, MODELS)), **_header_of(server)})
         return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+    def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         step_log = options.run_folder / layout.STEP_LOG
         endpoint = endpoint_of(server)
         models = get_at(endpoint, MODELS)

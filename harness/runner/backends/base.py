@@ -141,30 +141,15 @@ class ServerBackend(Backend):
 
     __slots__ = ()
 
+    @abstractmethod
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """The command for ``server``, with its files written into the run's folder; starts nothing.
 
         Raises ServerError for a busy port, SpecError for what this kind cannot do.
         """
-        check_time_scale(self.kind, options.time_scale)
-        return self._plan(server, options)
-
-    @abstractmethod
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
-        """See ``launch``."""
 
     def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
         return perform_run(run, context, self.launch)
-
-
-def check_time_scale(kind: BackendKind, time_scale: float) -> None:
-    """Only a modelled device can run in scaled time."""
-    if time_scale != 1.0 and not kind.scales_time:
-        raise SpecError(
-            f"{kind.name} runs in real time and cannot be scaled by {time_scale:g}",
-            where="time_scale",
-            hint="Remove time_scale",
-        )
 
 
 VLLM_KEYS = PAGED_KEYS | {"model", "step_log"}

@@ -61,7 +61,7 @@ class EmulatorBackend(ServerBackend):
             how="Use Linux: process groups and /proc are needed to end a server for certain",
         )
 
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+    def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         chosen_port = require_port(LOOPBACK, options.port)
         # Absolute: the server may have another working folder.
         files = {

@@ -103,9 +103,9 @@ class RblnBackend(ServerBackend):
         try:
             stack = find_rbln_stack()
             versions = {name: stack.versions.get(name) for name in (*STACK, COMPILER)}
-            found = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
+            present = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
             has_stack = versions[COMPILER] is not None
-            facts = [found, usable_with(stack.site_packages)]
+            facts = [present, usable_with(stack.site_packages)]
         except ServerError as error:
             has_stack, facts = False, [error.what]
         facts += [
@@ -121,7 +121,7 @@ class RblnBackend(ServerBackend):
             f"account, {COMPILER} from the vendor's package index; then pip install vllm-rbln=={VLLM_RBLN}",
         )
 
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+    def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         _require_artifact(server)
         if server.ssh:
             port = require_port(LOOPBACK, options.port)

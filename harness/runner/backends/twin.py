@@ -114,7 +114,7 @@ class TwinBackend(ServerBackend):
             how=f"Run: {INSTALL} (downloads about 1 GB, takes about 3 GB)",
         )
 
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+    def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """The first launch of a configuration also writes its artifact (some 6 s)."""
         twin = find_twin(self.folder or server.environment)
         chosen_port = require_port(LOOPBACK, options.port)

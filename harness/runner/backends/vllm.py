@@ -51,7 +51,7 @@ class VllmBackend(ServerBackend):
     def readiness(self) -> Check:
         return readiness(self.kind.name)
 
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+    def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         port = require_port(LOOPBACK, options.port)
         return serve_plan(server, backend=self.kind.name, port=port, run_folder=options.run_folder)
 

@@ -251,8 +251,8 @@ class _Driver:
         self._begun: set[RunKey] = set()
         self._error: HarnessError | None = None
         self._source, self._clock = own_source(), MonotonicClock()
-        own = f"{socket.gethostname()}:{context.runs_root.resolve()}:{todo[0].spec.name}"
-        self._fleet_id = hashlib.sha256(own.encode()).hexdigest()[:16]
+        name = f"{socket.gethostname()}:{context.runs_root.resolve()}:{todo[0].spec.name}"
+        self._fleet_id = hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def run(self) -> None:
         self._client.subscribe_topic(topic_name(self._fleet_id), self._hear)
