@@ -371,17 +371,17 @@ def beside_of(by_client: dict[Column, list[float]], clients: tuple[ClientName, .
 
 def figures_of(bench: Bench, clients: tuple[ClientName, ...]) -> list[Figure]:
     """Every quantity of the first client beside its yardstick of the same repetitions."""
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for quantity, by_client in bench.figures.items():
-        own, beside = by_client.get(clients[0], []), beside_of(by_client, clients)
-        if not own:
+        samples, beside = by_client.get(clients[0], []), beside_of(by_client, clients)
+        if not samples:
             continue
         other = by_client[beside] if beside else []
-        is_measured = len(own) == len(other) and min((*own, *other), default=0) > 0
+        is_measured = len(samples) == len(other) and min((*samples, *other), default=0) > 0
         better = "more" if quantity.unit == "1/s" else "less"
-        measured = Measured(tuple(own), tuple(other), str(beside), better) if is_measured else None
-        found.append(Figure(quantity.name, f"{_cell(own)} {quantity.unit}", quantity.goal, "", measured))
-    return found
+        measured = Measured(tuple(samples), tuple(other), str(beside), better) if is_measured else None
+        figures.append(Figure(quantity.name, f"{_cell(samples)} {quantity.unit}", quantity.goal, "", measured))
+    return figures
 
 
 def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:

@@ -70,7 +70,7 @@ def read_figures(path: Path) -> dict[str, Figure]:
 
 def changes(then: Mapping[str, Figure], now: Sequence[Figure]) -> list[Change]:
     """One for each figure of now that has samples beside a yardstick."""
-    return [_change(one.name, then.get(one.name), one.measured) for one in now if one.measured]
+    return [_change(figure.name, then.get(figure.name), figure.measured) for figure in now if figure.measured]
 
 
 def _change(name: str, then: Figure | None, now: Measured) -> Change:
@@ -79,7 +79,7 @@ def _change(name: str, then: Figure | None, now: Measured) -> Change:
         return Change(name, "not in the old file")
     if then.measured.beside != now.beside:
         return Change(name, "another yardstick then")
-    old, new = ([math.log(ratio) for ratio in one.times_as_good] for one in (then.measured, now))
+    old, new = ([math.log(ratio) for ratio in measured.times_as_good] for measured in (then.measured, now))
     if min(len(old), len(new)) < MIN_REPLICATES:
         return Change(name, "too few samples")
     difference = statistics.mean(new) - statistics.mean(old)

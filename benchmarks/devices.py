@@ -1,7 +1,7 @@
-"""Whether the device as a block keeps its word: coverage over simulated experiments of a fleet that is not equal.
+"""Coverage of intervals with the device as a block, over simulated experiments of a fleet that is not equal.
 
 Every run is simulated with drawn plans and jitter, its costs those of its device at that time. No server runs, and only
-device time is looked at.
+device time counts.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def factors(num_experiments: int, num_blocks: int, devices: NDArray[np.int64]) -
     """
     rng = np.random.default_rng(SEED)
     normals = rng.standard_normal((num_experiments, num_blocks, 2))
-    found = np.ones_like(normals)
-    for place in np.ndindex(found.shape):
+    factors_of_runs = np.ones_like(normals)
+    for place in np.ndindex(factors_of_runs.shape):
         block, condition = place[1:]
         turn, number = divmod(block, len(FLEET))
         later = condition if (turn + number) % 2 == 0 else 1 - condition
-        found[place] = FLEET[int(devices[place])].factor(
+        factors_of_runs[place] = FLEET[int(devices[place])].factor(
             HOURS_OF_RUN * (2 * turn + later), len(FLEET) - 1, float(normals[place])
         )
-    return found
+    return factors_of_runs
 
 
 def simulated(runs: Mapping[str, Sequence[PlannedRun]], of_run: FloatArray) -> Costs:
@@ -105,13 +105,13 @@ def pooled(ratios: FloatArray) -> Interval | None:
 def covered(name: str, intervals: Sequence[Interval | None], truth: FloatArray | float, note: str) -> Figure:
     """How many intervals hold the true ratio, and how wide they are."""
     truths = np.broadcast_to(np.exp(truth), len(intervals))
-    known = [(one, float(ratio)) for one, ratio in zip(intervals, truths, strict=True) if one is not None]
-    share = sum(one.contains(ratio) for one, ratio in known) / len(known)
-    bias = np.mean([math.log(one.estimate / ratio) for one, ratio in known])
-    half = np.median([one.width / 2 for one, _ in known])
+    known = [(each, float(ratio)) for each, ratio in zip(intervals, truths, strict=True) if each is not None]
+    share = sum(interval.contains(ratio) for interval, ratio in known) / len(known)
+    bias = np.mean([math.log(interval.estimate / ratio) for interval, ratio in known])
+    half = np.median([interval.width / 2 for interval, _ in known])
     error = math.sqrt(LEVEL * (1 - LEVEL) / len(known))
-    told = f"bias {100 * bias:+.2f} %, half width {100 * half:.2f} %, Monte Carlo error {error:.3f}; {note}"
-    return Figure(f"coverage, {name}", f"{share:.3f}", "", told)
+    details = f"bias {100 * bias:+.2f} %, half width {100 * half:.2f} %, Monte Carlo error {error:.3f}; {note}"
+    return Figure(f"coverage, {name}", f"{share:.3f}", "", details)
 
 
 def bench_devices(num_experiments: int = EXPERIMENTS, rounds: int = ROUNDS) -> Iterator[Figure]:
@@ -121,33 +121,37 @@ def bench_devices(num_experiments: int = EXPERIMENTS, rounds: int = ROUNDS) -> I
     shape = (num_experiments, num_blocks, 2)
     nominal = simulated(runs, np.ones(shape))
     truth = float(nominal.ratios.mean())
-    own = np.broadcast_to(np.arange(num_blocks)[None, :, None] % len(FLEET), shape)
-    fleet = simulated(runs, factors(num_experiments, num_blocks, own)).ratios
-    yield covered("device as a block", [as_block(one) for one in fleet], truth, "a block stays on its device")
-    yield covered("paired, devices pooled", [pooled(one) for one in fleet], truth, "the same runs; no interaction")
+    of_block = np.broadcast_to(np.arange(num_blocks)[None, :, None] % len(FLEET), shape)
+    fleet = simulated(runs, factors(num_experiments, num_blocks, of_block)).ratios
+    yield covered("device as a block", [as_block(ratios) for ratios in fleet], truth, "a block stays on its device")
+    yield covered(
+        "paired, devices pooled", [pooled(ratios) for ratios in fleet], truth, "the same runs; no interaction"
+    )
 
     apart = np.broadcast_to(np.arange(num_blocks)[None, :, None] % 2 + np.array([0, 2]), shape)
     split = simulated(runs, factors(num_experiments, num_blocks, apart)).ratios
     yield covered(
         "pooled, a device pair per condition",
-        [pooled(one) for one in split],
+        [pooled(ratios) for ratios in split],
         truth,
         "the baseline on devices 0 and 1, the condition on 2 and 3",
     )
     free = np.random.default_rng(SEED + 1).integers(0, len(FLEET), shape)
     queued = simulated(runs, factors(num_experiments, num_blocks, free)).ratios
-    yield covered("pooled, any free device", [pooled(one) for one in queued], truth, "each run where chance had it")
+    yield covered(
+        "pooled, any free device", [pooled(ratios) for ratios in queued], truth, "each run where chance had it"
+    )
 
     own_effect = np.random.default_rng(SEED + 2).normal(0, INTERACTION_SD, (num_experiments, len(FLEET)))
     differing = fleet + own_effect[:, np.arange(num_blocks) % len(FLEET)]
     note = f"each device has an effect of its own, sd {INTERACTION_SD:.0%}"
-    yield covered("device as a block, interaction", [as_block(one) for one in differing], truth, note)
-    yield covered("paired, devices pooled, interaction", [pooled(one) for one in differing], truth, note)
+    yield covered("device as a block, interaction", [as_block(ratios) for ratios in differing], truth, note)
+    yield covered("paired, devices pooled, interaction", [pooled(ratios) for ratios in differing], truth, note)
 
 
 def planned(spec: ExperimentSpec, num_blocks: int) -> Mapping[str, Sequence[PlannedRun]]:
     """Runs of both conditions, each block with a plan draw of its own."""
-    kept = tuple(one for one in spec.condition if one.name in (BASELINE, CONDITION))
+    kept = tuple(condition for condition in spec.condition if condition.name in (BASELINE, CONDITION))
     return resolve(
         spec.model_copy(update={"replicates": num_blocks, "condition": kept, "baseline": BASELINE})
     ).by_condition

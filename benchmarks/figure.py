@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     def times_as_good(self) -> list[float]:
         """Of each repetition, how many times as fast as its yardstick it was; above 1 is better."""
         pairs = zip(self.samples, self.yardstick, strict=True)
-        return [own / other if self.better == "more" else other / own for own, other in pairs]
+        return [sample / other if self.better == "more" else other / sample for sample, other in pairs]
 
     def __str__(self) -> str:
         ratios = self.times_as_good
@@ -57,10 +57,10 @@ class Figure(NamedTuple):
 
 
 def in_turns(
-    own: Callable[[], float], yardstick: Callable[[], float], repeats: int, beside: str, better: Better = "less"
+    sample: Callable[[], float], yardstick: Callable[[], float], repeats: int, beside: str, better: Better = "less"
 ) -> Measured:
     """``repeats`` samples of each, one after the other, so that what disturbs the machine disturbs both."""
-    pairs = [(own(), yardstick()) for _ in range(repeats)]
+    pairs = [(sample(), yardstick()) for _ in range(repeats)]
     return Measured(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs), beside, better)
 
 

@@ -31,13 +31,13 @@ def bench_parser() -> Iterator[Figure]:
     from benchmarks.parser import bench_parser as measure
 
     for log_format in ("precise", "default"):
-        found = measure(log_format=log_format)
+        parsed = measure(log_format=log_format)
         yield Figure(
             f"log parser, {log_format} format",
-            f"{max(found.lines_per_s):,.0f} lines/s",
+            f"{max(parsed.lines_per_s):,.0f} lines/s",
             f">= {LINES_PER_S_MARK:,} lines/s",
-            f"peak {found.peak_bytes / 1e6:.1f} MB over {found.lines:,} lines",
-            Measured(found.lines_per_s, found.split_per_s, "a loop that only splits the lines", "more"),
+            f"peak {parsed.peak_bytes / 1e6:.1f} MB over {parsed.lines:,} lines",
+            Measured(parsed.lines_per_s, parsed.split_per_s, "a loop that only splits the lines", "more"),
         )
 
 

@@ -1,6 +1,6 @@
-"""Fleets under kill -9, and a fleet against one device: what is promised of both, tried on emulated devices.
+"""Fleets under kill -9, and a fleet against one device, on emulated devices.
 
-Everything runs on this host, below one folder. Nothing of an NPU is shown.
+Everything runs on this host, below one folder. No NPU is measured.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Cluster:
             self.processes[name] = self.started(name.replace("/", "-"), host, *command)
 
     def started(self, log: str, host: str, *command: str) -> subprocess.Popen[bytes]:
-        """A process of a host, that writes to a log of its own and holds no terminal."""
+        """A process of a host, that writes to its log and holds no terminal."""
         env = {**os.environ, **self.env, "XDG_CACHE_HOME": str(self.cache(host))}
         return _started(self.folder, log, [*self.within.get(host, ()), *command], env)
 
@@ -204,12 +204,12 @@ def _tell_end(driver: subprocess.Popen[bytes] | None, folder: Path) -> None:
 def _is_killed(kind: str, driver: subprocess.Popen[bytes], hosts: Cluster | None, generator: random.Random) -> bool:
     """SIGKILL one process of a kind, if there is one now and runs are being made."""
     parents = [driver, *(hosts.processes.values() if hosts else ())]
-    below = [child for one in parents if one.poll() is None for child in _children(one.pid)]
-    measuring = [one.pid for one in below if "harness.runner.fleet.worker" in _words(one)]
+    below = [child for parent in parents if parent.poll() is None for child in _children(parent.pid)]
+    measuring = [child.pid for child in below if "harness.runner.fleet.worker" in _words(child)]
     pids = {"driver": [driver.pid], "device process": measuring}
     if hosts:
         pids["scheduler"] = [hosts.processes["scheduler"].pid]
-        pids["Dask worker"] = [one.pid for name, one in hosts.processes.items() if name != "scheduler"]
+        pids["Dask worker"] = [process.pid for name, process in hosts.processes.items() if name != "scheduler"]
     if not measuring:
         return False
     with suppress(ProcessLookupError):
@@ -234,8 +234,8 @@ def _require_no_strays(folder: Path) -> None:
     """AssertionError when something that ran below ``folder`` still does after a minute."""
     clock = MonotonicClock()
     began_ns = clock.now_ns()
-    while left := [one for one in psutil.process_iter() if _is_of(one, folder)]:
-        assert clock.now_ns() - began_ns < STRAY_S * NS_PER_S, f"left running: {[_words(one) for one in left]}"
+    while left := [process for process in psutil.process_iter() if _is_of(process, folder)]:
+        assert clock.now_ns() - began_ns < STRAY_S * NS_PER_S, f"left running: {[_words(process) for process in left]}"
         wait_s(1)
 
 
@@ -262,8 +262,8 @@ def null(folder: Path, num_blocks: int, time_scale: float) -> None:
         name: run_experiment(spec, runs_root=folder / name).runs
         for name, spec in (("once", alone), ("again", alone), ("fleet", fleet))
     }
-    for name, found in runs.items():
-        print(f"{name}: {len(found)} runs, {sum(run.is_valid for run in found)} valid")
+    for name, sealed in runs.items():
+        print(f"{name}: {len(sealed)} runs, {sum(run.is_valid for run in sealed)} valid")
     for name in ("again", "fleet"):
         for channel in ("a", "b"):
             print(f"ln cost of channel {channel.upper()}, {name} / once: {_spread(runs[name], runs['once'], channel)}")
@@ -377,10 +377,10 @@ def _tls(folder: Path) -> dict[str, str]:
     key, certificate = folder / "fleet.key", folder / "fleet.crt"
     words = "openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=fleet -keyout"
     _do(*words.split(), str(key), "-out", str(certificate))
-    found = {"CA_FILE": str(certificate)}
+    settings = {"CA_FILE": str(certificate)}
     for who in ("SCHEDULER", "WORKER", "CLIENT"):
-        found |= {f"{who}__CERT": str(certificate), f"{who}__KEY": str(key)}
-    tls = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": value for name, value in found.items()}
+        settings |= {f"{who}__CERT": str(certificate), f"{who}__KEY": str(key)}
+    tls = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": value for name, value in settings.items()}
     return {**tls, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}
 
 
@@ -397,9 +397,9 @@ def main() -> None:
     elif what == "path":
         path(folder, number)
     for over_hosts in (True, False) if what == "faults" else ():
-        own = folder / ("hosts" if over_hosts else "host")
-        own.mkdir()
-        hit = faults(own, (number + over_hosts) // 2, over_hosts=over_hosts)
+        part = folder / ("hosts" if over_hosts else "host")
+        part.mkdir()
+        hit = faults(part, (number + over_hosts) // 2, over_hosts=over_hosts)
         print(f"{'over hosts' if over_hosts else 'one host'}: {dict(hit)}; nothing lost, twice or left", flush=True)
     shutil.rmtree(folder)
 

@@ -100,8 +100,8 @@ class Share:
         return self.verdicts.count(verdict) / len(self.verdicts)
 
     def of_figure(self, name: str, verdict: GateVerdict) -> float:
-        found = [test.verdict for tests in self.tests for test in tests if test.figure == name]
-        return found.count(verdict) / len(found)
+        verdicts = [test.verdict for tests in self.tests for test in tests if test.figure == name]
+        return verdicts.count(verdict) / len(verdicts)
 
     @property
     def passes_with_open_figures(self) -> int:
@@ -130,7 +130,7 @@ def gated(
         for manifest, place, swapped in zip(manifests, places.tolist(), is_swapped.tolist(), strict=True):
             block = blocks[place]
             changed = {
-                name: one._replace(amount=one.amount * ratios[name]) for name, one in block.sides[swapped].items()
+                name: value._replace(amount=value.amount * ratios[name]) for name, value in block.sides[swapped].items()
             }
             new.append(GateRun(manifest, "", manifest.replicate, block.num_requests, changed))
             base.append(GateRun(manifest, "", manifest.replicate, block.num_requests, block.sides[1 - swapped]))
@@ -153,26 +153,26 @@ def bench_gate(num_experiments: int = EXPERIMENTS, population: int = POPULATION)
     error = math.sqrt(alpha * (1 - alpha) / num_experiments)
     num_open = 0
     for num_blocks in NUM_BLOCKS:
-        looked = f"{num_blocks} blocks, {num_experiments:,} pairs of experiments, Monte Carlo error {error:.3f}"
+        note = f"{num_blocks} blocks, {num_experiments:,} pairs of experiments, Monte Carlo error {error:.3f}"
         at_limit = gated(blocks, num_blocks, limits, num_experiments)
         share = at_limit.of(GateVerdict.WORSE)
-        yield Figure("false worse, every true ratio at its limit", f"{share:.3f}", f"<= {alpha}", looked)
+        yield Figure("false worse, every true ratio at its limit", f"{share:.3f}", f"<= {alpha}", note)
         equal = gated(blocks, num_blocks, dict.fromkeys(limits, 1.0), num_experiments)
-        yield Figure("false worse, every true ratio 1", f"{equal.of(GateVerdict.WORSE):.3f}", f"<= {alpha}", looked)
+        yield Figure("false worse, every true ratio 1", f"{equal.of(GateVerdict.WORSE):.3f}", f"<= {alpha}", note)
         for name in limits:
             if FIGURES[name].requests_needed > num_blocks * blocks[0].num_requests:
                 continue
-            yield _false_pass(at_limit, name, looked)
+            yield _false_pass(at_limit, name, note)
             yield _power(equal, name, num_blocks, blocks)
         num_open += sum(share.passes_with_open_figures for share in (at_limit, equal))
-        told = ", ".join(f"{verdict.value} {equal.of(verdict):.3f}" for verdict in GateVerdict)
-        yield Figure("whole gate, every true ratio 1", told, "", looked)
+        shares = ", ".join(f"{verdict.value} {equal.of(verdict):.3f}" for verdict in GateVerdict)
+        yield Figure("whole gate, every true ratio 1", shares, "", note)
     yield Figure("passes with a figure that cannot be told", f"{num_open}", "0", "of all of these")
 
 
-def _false_pass(share: Share, name: str, looked: str) -> Figure:
+def _false_pass(share: Share, name: str, note: str) -> Figure:
     false = share.of_figure(name, GateVerdict.PASS)
-    return Figure(f"false pass of {name}, true ratio at its limit", f"{false:.3f}", "<= 0.05", looked)
+    return Figure(f"false pass of {name}, true ratio at its limit", f"{false:.3f}", "<= 0.05", note)
 
 
 def _power(share: Share, name: str, num_blocks: int, blocks: Sequence[Block]) -> Figure:

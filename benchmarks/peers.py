@@ -68,10 +68,10 @@ def peer_spread_ms(peer: Peer, server_command: list[str] | None) -> float:
             raise SpecError(f"cannot be run: {error}", where=f"--peer {peer.name}", hint=example()) from error
         arrivals = server.arrivals_ns()
     if ended.returncode or len(arrivals) < NUM_REQUESTS:
-        said = (ended.stderr or ended.stdout).strip().splitlines()
+        printed = (ended.stderr or ended.stdout).strip().splitlines()
         raise SpecError(
             f"ended with exit code {ended.returncode} after {len(arrivals)} of {NUM_REQUESTS} requests: "
-            f"{said[-1] if said else 'it printed nothing'}",
+            f"{printed[-1] if printed else 'it printed nothing'}",
             where=f"--peer {peer.name}",
             hint="Run its command by hand to see more",
         )

@@ -76,11 +76,11 @@ def rates() -> Iterator[Figure]:
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
         run_totals(arrays, config, model)
 
-        def own(config: EngineConfig = config) -> float:
+        def sample(config: EngineConfig = config) -> float:
             # Short samples: on a shared machine only the best of several is undisturbed.
             return max(per_cpu_s(lambda: len(run_totals(arrays, config, model)), 0.02) for _ in range(4))
 
-        measured = in_turns(own, lambda rules=rules: naive_rate(rules, plans[:5]), 12, "the naive walk", "more")
+        measured = in_turns(sample, lambda rules=rules: naive_rate(rules, plans[:5]), 12, "the naive walk", "more")
         note = f"the naive walk makes {max(measured.yardstick):,.0f} /s"
         yield Figure(f"simulated runs, rules {rules}", f"{max(measured.samples):,.0f} /s", mark, note, measured)
 
@@ -106,9 +106,9 @@ def whole_search() -> Iterator[Figure]:
 
         def shared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             # Another title is another search: a process keeps what it has simulated for one.
-            own = kept.model_copy(update={"title": f"{kept.title} {process_cpu_ns()}"})
+            renamed = kept.model_copy(update={"title": f"{kept.title} {process_cpu_ns()}"})
             with TemporaryDirectory() as folder:
-                simulations.append(search(own, Path(folder) / "search", run_chunks=ALONE).num_simulations)
+                simulations.append(search(renamed, Path(folder) / "search", run_chunks=ALONE).num_simulations)
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             inputs = build_inputs(kept.inputs)
@@ -132,12 +132,12 @@ def drawn() -> Iterator[Figure]:
     """Twelve perturbed draws of every run of the demo, and the intervals of its comparisons."""
     spec = load_experiment("demo")
     planned = resolve(spec.model_copy(update={"prediction": PerturbationSpec(draws=12)}))
-    pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
+    pairs = [(each.name, spec.baseline_of(each)) for each in spec.condition if spec.baseline_of(each) != each.name]
 
     def draw() -> None:
-        found = predict_experiment(planned)
-        for own, base in pairs:
-            drawn_ratio(list(found[own].values()), list(found[base].values()))
+        predictions = predict_experiment(planned)
+        for name, base in pairs:
+            drawn_ratio(list(predictions[name].values()), list(predictions[base].values()))
 
     def naive() -> None:
         for run in planned:
@@ -171,8 +171,10 @@ def linearity() -> Iterator[Figure]:
             # A small plan is over in a millisecond: many of it make one sample.
             return [
                 1
-                / per_cpu_s(lambda one=one, size=size, config=config: size * len(run_totals(one, config, model)), 0.02)
-                for one, size in zip(arrays, SIZES, strict=True)
+                / per_cpu_s(
+                    lambda plans=plans, size=size, config=config: size * len(run_totals(plans, config, model)), 0.02
+                )
+                for plans, size in zip(arrays, SIZES, strict=True)
             ]
 
         spent_s = np.array([once() for _ in range(REPEATS)])
@@ -233,5 +235,5 @@ def _made_up_arrival(rng: random.Random, place: int) -> Recording:
     prompt = min(int(rng.lognormvariate(9, 1)), 120_000) + 1
     shared = min(rng.randrange(4), prompt // 512)
     blocks = (*range(shared), *(1000 + 1000 * place + at for at in range(shared, prompt // 512)))
-    one = RecordedRequest(None, (), 0, "none", prompt, 0, rng.randint(20, 700), blocks)
-    return Recording(str(place), place * NS_PER_S // 3, (one,))
+    request = RecordedRequest(None, (), 0, "none", prompt, 0, rng.randint(20, 700), blocks)
+    return Recording(str(place), place * NS_PER_S // 3, (request,))

@@ -46,11 +46,11 @@ class Population(NamedTuple):
 def cost_pairs(spec: ExperimentSpec, num_blocks: int) -> dict[str, FloatArray]:
     """Device times of each condition and of its baseline in simulated blocks, shape (2, blocks)."""
     pairs, _ = simulated_pairs(spec, num_blocks, restarts=1)
-    return {condition: np.array([own[:, 0], base[:, 0]]) for (condition, _), (own, base) in pairs.items()}
+    return {condition: np.array([changed[:, 0], base[:, 0]]) for (condition, _), (changed, base) in pairs.items()}
 
 
 def populations(pairs: Mapping[str, FloatArray]) -> list[Population]:
-    return [Population(name, np.log(own / base)) for name, (own, base) in pairs.items()]
+    return [Population(name, np.log(changed / base)) for name, (changed, base) in pairs.items()]
 
 
 def t_paths(values: FloatArray) -> FloatArray:
@@ -92,22 +92,24 @@ def shown_equal(values: FloatArray) -> float:
 def shown_cheaper(pair: FloatArray, num_blocks: int, num_experiments: int) -> float:
     """Share of experiments, drawn from the blocks of one comparison, that pass superiority at margin 0."""
     places = np.random.default_rng(SEED).integers(0, pair.shape[1], size=(num_experiments, num_blocks))
-    estimates = (of_blocks(log_ratio_values(own, base).tolist()) for own, base in pair[:, places].transpose(1, 0, 2))
+    estimates = (
+        of_blocks(log_ratio_values(changed, base).tolist()) for changed, base in pair[:, places].transpose(1, 0, 2)
+    )
     return float(np.mean([cheaper_p(estimate, 1.0) < SUPERIORITY_ALPHA for estimate in estimates]))
 
 
 def bench_stopping(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
     """Misses, the negative control, powers as promised and what stopping saves, for each comparison of the demo."""
     pairs = cost_pairs(load_experiment("demo"), num_blocks)
-    found = populations(pairs)
-    for one in found:
-        yield from _misses(one, num_experiments)
+    drawn = populations(pairs)
+    for population in drawn:
+        yield from _misses(population, num_experiments)
     for name, pair in pairs.items():
         yield from _superior(name, pair, 10 * num_experiments)
     for sd in SDS:
-        yield _promise(found[0].scaled(sd), sd, 10 * num_experiments)
+        yield _promise(drawn[0].scaled(sd), sd, 10 * num_experiments)
     for times in (0.0, 1.0, 2.0, 4.0):
-        yield from _saved(found[0].scaled(SDS[-1]), times, num_experiments)
+        yield from _saved(drawn[0].scaled(SDS[-1]), times, num_experiments)
 
 
 def _superior(name: str, pair: FloatArray, num_experiments: int) -> Iterator[Figure]:
@@ -126,34 +128,36 @@ def _superior(name: str, pair: FloatArray, num_experiments: int) -> Iterator[Fig
     yield Figure(f"shown cheaper, {name}: true ratio {math.exp(mean):.3f}", f"{true:.3f}", f">= {POWER}", note)
 
 
-def _misses(one: Population, num_experiments: int) -> Iterator[Figure]:
-    values = one.drawn(num_experiments, LOOKS)
+def _misses(population: Population, num_experiments: int) -> Iterator[Figure]:
+    values = population.drawn(num_experiments, LOOKS)
     preset = boundary_of(StopSpec(margin=MARGIN, alpha=ALPHA, budget=PRESET[-1], looks=PRESET))
-    looked = f"{num_experiments:,} experiments"
+    note = f"{num_experiments:,} experiments"
     yield Figure(
-        f"ever missed, {one.name}: sequence",
+        f"ever missed, {population.name}: sequence",
         f"{ever_missed(values, lambda n: t_mixture_boundary(n, ALPHA)):.3f}",
         f"<= {ALPHA}",
-        f"{LOOKS} looks, {looked}",
+        f"{LOOKS} looks, {note}",
     )
     few = values[:, : PRESET[-1]]
     yield Figure(
-        f"ever missed, {one.name}: preset looks", f"{ever_missed(few, preset):.3f}", f"{ALPHA}", f"at {PRESET}"
+        f"ever missed, {population.name}: preset looks", f"{ever_missed(few, preset):.3f}", f"{ALPHA}", f"at {PRESET}"
     )
     fixed = ever_missed(values, lambda n: t_quantile(1 - ALPHA, n - 1))
-    yield Figure(f"ever missed, {one.name}: fixed-n looked at", f"{fixed:.3f}", "", "negative control; not offered")
+    yield Figure(
+        f"ever missed, {population.name}: fixed-n looked at", f"{fixed:.3f}", "", "negative control; not offered"
+    )
 
 
-def _promise(one: Population, sd: float, num_experiments: int) -> Figure:
+def _promise(population: Population, sd: float, num_experiments: int) -> Figure:
     blocks = blocks_for_equivalence(sd, math.log1p(MARGIN), ALPHA, POWER)
     assert blocks is not None, "a spread that any experiment can bear"
-    share = shown_equal(one.drawn(num_experiments, blocks))
+    share = shown_equal(population.drawn(num_experiments, blocks))
     error = math.sqrt(POWER * (1 - POWER) / num_experiments)
     note = f"{blocks} blocks, {num_experiments:,} experiments, Monte Carlo error {error:.3f}"
     return Figure(f"shown equal within {MARGIN:.0%}, sd {sd:g}", f"{share:.3f}", f">= {POWER}", note)
 
 
-def _saved(one: Population, times: float, num_experiments: int) -> Iterator[Figure]:
+def _saved(population: Population, times: float, num_experiments: int) -> Iterator[Figure]:
     """Mean blocks of sequential experiments beside the fixed design that the same margin asks for."""
     sd, margin = SDS[-1], math.log1p(MARGIN)
     needs: Sequence[int | None] = (
@@ -168,7 +172,7 @@ def _saved(one: Population, times: float, num_experiments: int) -> Iterator[Figu
         ),
     }
     for name, stop in rules.items():
-        blocks, decided = blocks_taken(one.drawn(num_experiments, stop.budget) + times * margin, stop)
+        blocks, decided = blocks_taken(population.drawn(num_experiments, stop.budget) + times * margin, stop)
         yield Figure(
             f"blocks, true effect {times:g} margins, {name}",
             f"{blocks:.1f}",

@@ -69,7 +69,9 @@ def shortened(lock: str, pylock: Mapping[str, Any]) -> Iterator[str]:
         hashes = hashes_needed(packages[name, version], marker)
         if hashes:
             condition = f" ; {marker}" if marker else ""
-            yield f"{name}=={version}{condition} \\\n" + " \\\n".join(f"    --hash=sha256:{one}" for one in hashes)
+            yield f"{name}=={version}{condition} \\\n" + " \\\n".join(
+                f"    --hash=sha256:{sha256}" for sha256 in hashes
+            )
 
 
 def main(path: Path) -> None:
