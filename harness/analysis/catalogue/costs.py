@@ -142,12 +142,15 @@ def sensitivity_table(experiment: ExperimentRuns) -> Rows:
 
 def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
     """t interval of every cost ratio, on channel A where it is there; none below three replicates."""
-    compared = {names: experiment.compare(*names) for names in experiment.compared()}
-    return {
-        f"{condition} / {baseline}, channel {'A' if comparison.a else 'B'}": comparison.main.interval
-        for (condition, baseline), comparison in compared.items()
-        if comparison is not None and comparison.main.interval is not None
-    }
+    intervals: dict[str, Interval] = {}
+    for condition, baseline in experiment.compared():
+        comparison = experiment.compare(condition, baseline)
+        if comparison is None or comparison.main.interval is None:
+            continue
+        unit = "" if comparison.is_same_work else ", per generated token"
+        channel = "A" if comparison.a else "B"
+        intervals[f"{condition} / {baseline}, channel {channel}{unit}"] = comparison.main.interval
+    return intervals
 
 
 ANALYSES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def slots(n: int, count: int) -> dict[str, Any]:
     }
 
 
-def sealed(folder: Path, replicates: int) -> list[SealedRun]:
+SLOTS = tuple(slots(n, count) for n in (2, 3) for count in (8, 10, 12))
+
+
+def sealed(folder: Path, replicates: int, conditions: Sequence[dict[str, Any]] = SLOTS) -> list[SealedRun]:
     table = {
         "name": "small",
         "backend": "sim",
@@ -33,7 +37,7 @@ def sealed(folder: Path, replicates: int) -> list[SealedRun]:
         "replicates": replicates,
         "prediction": {"draws": 1},  # the nominal simulation, which is what happens in virtual time
         "workload": {"num_sessions": 2, "generate_tokens": {"law": "fixed", "value": 8}, "wait_cap_s": 1.0},
-        "condition": [slots(n, count) for n in (2, 3) for count in (8, 10, 12)],
+        "condition": list(conditions),
     }
     return list(run_experiment(parse_experiment(table, where="test"), runs_root=folder).runs)
 
@@ -75,6 +79,12 @@ def test_ratios_have_intervals_from_three_replicates_on(experiment: ExperimentRu
         assert interval.low <= interval.estimate <= interval.high
         assert "t interval" in interval.method
     assert costs.ratio_intervals(ExperimentRuns(sealed(tmp_path, 2))) == {}
+
+
+def test_an_interval_over_other_work_says_that_it_is_per_generated_token(tmp_path: Path) -> None:
+    users = [slots(2, 8), {**slots(3, 8), "baseline": "users2.slots8"}]
+    (name,) = costs.ratio_intervals(ExperimentRuns(sealed(tmp_path, 3, users)))
+    assert name == "users3.slots8 / users2.slots8, channel A, per generated token"
 
 
 def test_a_wider_default_never_agrees_less(experiment: ExperimentRuns) -> None:
