@@ -10,7 +10,6 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -55,22 +54,6 @@ def json_answer(body: dict[str, Any], *, status: int = 200, headers: dict[str, s
     response = web.Response(body=compact(body), status=status, headers=headers)
     response.headers["Content-Type"] = "application/json"
     return response
-
-
-@dataclass(frozen=True, slots=True)
-class RequestNames:
-    """The ids of one prompt's engine requests: a common random end, and the choice in front where there are several.
-
-    Source: vllm/v1/engine/input_processor.py, vllm/v1/engine/parallel_sampling.py.
-    """
-
-    external_id: str
-    choices: Choices
-    ending: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-
-    def engine_id(self, choice: int) -> str:
-        name = f"{self.external_id}-{self.ending}"
-        return name if self.choices.num == 1 else f"{choice}_{name}"
 
 
 class Api:
@@ -135,8 +118,14 @@ class Api:
         planned: list[tuple[EngineRequest, int]] = []
         for index, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
             external_id = response_id if is_chat else f"{response_id}-{index}"
-            names = RequestNames(external_id, Choices(num_choices, num_choices))
-            planned += [self._engine_request(body, prompt, max_tokens, names, choice) for choice in range(num_choices)]
+            # A common random end, and the choice in front where there are several.
+            # Source: vllm/v1/engine/input_processor.py, vllm/v1/engine/parallel_sampling.py.
+            engine_id, choices = f"{external_id}-{uuid.uuid4().hex[:8]}", Choices(num_choices, num_choices)
+            for choice in range(num_choices):
+                request, text_limit = self._engine_request(body, prompt, max_tokens, choice)
+                request.engine_id = engine_id if num_choices == 1 else f"{choice}_{engine_id}"
+                request.external_id, request.choices = external_id, choices
+                planned.append((request, text_limit))
         answer = Answer(
             self._server.metrics.dialect,
             response_id,
@@ -155,7 +144,7 @@ class Api:
         return ClientStream(answer, [limit for _, limit in planned], asyncio.get_running_loop().create_future())
 
     def _engine_request(
-        self, body: AnyRequest, prompt: list[int], max_tokens: int, names: RequestNames, choice: int
+        self, body: AnyRequest, prompt: list[int], max_tokens: int, choice: int
     ) -> tuple[EngineRequest, int]:
         tokens = np.asarray(prompt, dtype=np.int32)
         # Several sampled answers to a prompt differ; the first equals the answer to a request without ``n``.
@@ -175,8 +164,8 @@ class Api:
             keys = keys ^ np.int64(random.Random(body.cache_salt).getrandbits(62))
         request = EngineRequest(
             handle=self._server.core.new_handle(),
-            engine_id=names.engine_id(choice),
-            external_id=names.external_id,
+            engine_id="",
+            external_id="",
             prompt=tokens,
             max_tokens=max_tokens,
             block_keys=keys,
@@ -185,7 +174,6 @@ class Api:
             planned_reason=planned.reason,
             stop_reason=planned.stop_reason,
             answer=answer,
-            choices=names.choices,
         )
         return request, planned.text_limit
 

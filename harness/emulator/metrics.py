@@ -69,7 +69,7 @@ class Distribution:
 
 
 class Family(NamedTuple):
-    """One metric family. values: those of ``label``, a series each. buckets: of a histogram."""
+    """A metric family. values: those of ``label``, a series each. buckets: of a histogram; a text: those of tokens."""
 
     kind: str
     name: str
@@ -99,13 +99,12 @@ def _families(place: str, config: EngineConfig) -> list[Family]:
     """The recorded families of a place in the exposition; token buckets end at the size of a slot."""
     rows: list[dict[str, Any]] = recorded("metrics")[place]
     families = [Family(**row) for row in rows]
-    families = [family._replace(buckets=_buckets(family.buckets, config)) for family in families]
+    families = [
+        family._replace(buckets=one_two_five(config.slot_tokens)) if isinstance(family.buckets, str) else family
+        for family in families
+    ]
     counts_preemptions = dialect_of(config.rule_set).counts_preemptions
     return [family for family in families if counts_preemptions or family.name != PREEMPTIONS_PER_REQUEST]
-
-
-def _buckets(bounds: Sequence[float] | str, config: EngineConfig) -> Sequence[float]:
-    return one_two_five(config.slot_tokens) if isinstance(bounds, str) else bounds
 
 
 class Exposition(NamedTuple):

@@ -143,7 +143,9 @@ class EmulatorServer:
             stats.cancel()
             await runner.cleanup()
             self.socket.close()
-            self._log_exit()
+            self.log.line(logs.SHUTTING_DOWN, "Shutting down FastAPI HTTP server.")
+            for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete."):
+                self.log.plain(f"INFO:     {text}")
             self.driver.close()
             self.close()
 
@@ -253,11 +255,6 @@ class EmulatorServer:
         warm_up(server)
         took_s = (self._wall.now_ns() - started_ns) / NS_PER_S
         line(logs.ENGINE_READY, f"init engine (profile, create kv cache, warmup model) took {took_s:.2f} s")
-
-    def _log_exit(self) -> None:
-        self.log.line(logs.SHUTTING_DOWN, "Shutting down FastAPI HTTP server.")
-        for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete."):
-            self.log.plain(f"INFO:     {text}")
 
 
 def warm_up(server: ServerSpec) -> None:

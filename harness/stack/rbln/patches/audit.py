@@ -111,7 +111,8 @@ class _Comparison:
                 at += 1
             elif _is_logging(statement):
                 self._admit(statement, news, position)
-            elif at < len(olds) and _is_same_kind(olds[at], statement):
+            # A statement without a block holds no calls that could be added.
+            elif at < len(olds) and type(olds[at]) is type(statement) and hasattr(statement, "body"):
                 self.same(olds[at], statement)
                 at += 1
             else:
@@ -122,7 +123,8 @@ class _Comparison:
     def _admit(self, statement: ast.stmt, block: Sequence[ast.stmt], position: int) -> None:
         call = cast("ast.Call", cast("ast.Expr", statement).value)
         functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        if not functions or isinstance(self._innermost_scope(), ast.ClassDef):
+        scopes = [node for node in self.parents if isinstance(node, _SCOPES)]
+        if not functions or isinstance(scopes[-1], ast.ClassDef):
             self._refuse(statement, "adds, outside any function,")
         if position == 0 and _is_docstring(block[1] if len(block) > 1 else None):
             self._refuse(statement, "adds, before a docstring,")
@@ -133,9 +135,6 @@ class _Comparison:
         for reason in _call_problems(call, bound):
             self._refuse(statement, f"{reason} in")
         self.added.append(AddedLine(statement.lineno, cast("str", cast("ast.Constant", call.args[0]).value)))
-
-    def _innermost_scope(self) -> ast.AST | None:
-        return next((node for node in reversed(self.parents) if isinstance(node, _SCOPES)), None)
 
     def _refuse(self, node: ast.AST, what: str) -> None:
         """Raise with the nearest node that has a line in the source."""
@@ -150,11 +149,6 @@ def _text(node: ast.AST) -> str:
     """The node's source, as one short line."""
     line = ast.unparse(node).splitlines()[0]
     return repr(line if len(line) <= 100 else line[:97] + "...")
-
-
-def _is_same_kind(old: ast.stmt, new: ast.stmt) -> bool:
-    """Whether ``new`` may be ``old`` with calls added in its block; a simple statement has no block."""
-    return type(old) is type(new) and hasattr(old, "body")
 
 
 def _is_docstring(statement: ast.stmt | None) -> bool:

@@ -18,7 +18,6 @@ from harness.errors import ServerError, SpecError
 FOLDER = Path(__file__).resolve().parent
 COMMON_LOCK = FOLDER / "requirements-twin.lock"
 """Packages that all stacks share."""
-UV_LOCK = FOLDER / "requirements-uv.lock"
 _STACK_LOCK = "requirements-stack-{}.lock"
 
 

@@ -22,7 +22,6 @@ from harness.errors import ServerError, SpecError
 from harness.stack.rbln.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,
-    UV_LOCK,
     TwinEnvironment,
     TwinStack,
     default_folder,
@@ -34,6 +33,7 @@ from harness.stack.rbln.twin.environment import (
     stack_named,
     twin_variables,
 )
+from harness.uv import uv_install
 
 TORCH = "2.13.0"
 PACKAGES = ("vllm", "vllm_rbln", "optimum_rbln")
@@ -97,7 +97,10 @@ def install_twin(
         raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
     if stamp.get("stack", stack.version) != stack.version:
         raise SpecError(f"holds {stamp['stack']}", where=str(where), hint="Choose another folder with --path")
-    _announce(stack, where, on_progress)
+    total = sum(DOWNLOAD_MIB.values())
+    parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
+    on_progress(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
+    on_progress(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
     check_disk(where, FREE_MIB // 2 if "torch" in stamp else FREE_MIB)
     torch_options = (torch or TorchSource()).pip_arguments()
     if stamp.get("locks_sha256") != stack.locks_sha256:
@@ -140,14 +143,12 @@ def _install_packages(where: Path, stack: TwinStack, on_progress: OnProgress) ->
     """Every package but torch, by the locks' hashes: with uv, several times as fast, or with pip where uv fails."""
     locks = [word for lock in (COMMON_LOCK, stack.lock) for word in ("-r", str(lock))]
     on_progress(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
-    wanted = ["install", "--no-deps", "--require-hashes", *locks]
+    wanted = ["--no-deps", "--require-hashes", *locks]
     try:
-        _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(UV_LOCK))
-        _run([str(where / "bin" / "uv"), "pip", *wanted, "--quiet", "--python", str(where / "bin" / "python")], "uv")
-    except TwinInstallError as error:
-        # uv ignores pip's configuration, which may name the only index that this machine can reach.
-        on_progress(f"pip installs them, uv could not ({error})")
-        _pip(where, *wanted)
+        uv_install(str(where / "bin" / "python"), wanted)
+    except (OSError, subprocess.CalledProcessError) as error:
+        on_progress(f"pip installs them, uv could not ({getattr(error, 'output', '') or error})")
+        _pip(where, "install", *wanted)
 
 
 def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
@@ -249,13 +250,6 @@ def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
     if sys.platform == "linux" and "+cpu" not in found and os.uname().machine == "x86_64":
         return f"the torch {found} that pip finds is a GPU build"
     return ""
-
-
-def _announce(stack: TwinStack, where: Path, on_progress: OnProgress) -> None:
-    total = sum(DOWNLOAD_MIB.values())
-    parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
-    on_progress(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
-    on_progress(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
 
 
 def check_disk(where: Path, needed_mib: int) -> None:

@@ -17,7 +17,6 @@ from harness.stack.rbln.serving import logging_config
 from harness.stack.rbln.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,
-    UV_LOCK,
     TwinEnvironment,
     find_twin,
     installed_twins,
@@ -32,6 +31,7 @@ from harness.stack.rbln.twin.install import (
     choose_python,
     install_twin,
 )
+from harness.uv import UV_LOCK
 
 NOWHERE = (
     ("PIP_CONFIG_FILE", os.devnull),
