@@ -57,19 +57,21 @@ class EmulatorConfig(Spec):
     """The configuration of an emulator process. time_scale: model ns per wall ns."""
 
     server: ServerSpec = ServerSpec()
-    time_scale: float = Field(default=1.0, gt=0, le=1000)
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
-    model: str = "emulated-qwen3-4b"
-    log_format: LogFormat = "default"
-    log_level: Literal["DEBUG", "INFO"] = "DEBUG"
-    log_requests: bool = False
+    time_scale: float = Field(default=1.0, gt=0, le=1000, description="model time per wall time")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    model: str = Field(default="emulated-qwen3-4b", description="served model name")
+    log_format: LogFormat = Field(default="default", description="line format of the log: default or precise")
+    log_level: Literal["DEBUG", "INFO"] = Field(
+        default="DEBUG", description="DEBUG or INFO; DEBUG adds the [PFX] lines"
+    )
+    log_requests: bool = Field(default=False, description="log received and added requests")
     bucket_log: bool = Field(default=True, description="log [BUCKET] lines, as a patched vllm-rbln does")
-    enable_prompt_tokens_details: bool = True
-    shutdown_timeout_s: int = Field(default=0, ge=0)
-    trace_path: str | None = None
-    step_log_path: str | None = Field(default=None, description="the step log of a server with paged KV memory")
-    seed: int = Field(default=0, ge=0)
+    enable_prompt_tokens_details: bool = Field(default=True, description="show reused tokens in the usage of answers")
+    shutdown_timeout_s: int = Field(default=0, ge=0, description="seconds to drain after SIGTERM; 0: abort")
+    trace_path: str | None = Field(default=None, description="file for a JSON line per engine step")
+    step_log_path: str | None = Field(default=None, description="file for vLLM's step log (rules vllm-paged)")
+    seed: int = Field(default=0, ge=0, description="of the emulated model and of seeded faults")
     step_factor: float = Field(
         default=1.0, gt=0, le=100, description="times as long as the cost model says that every step lasts"
     )
@@ -111,41 +113,18 @@ def load_config(path: Path) -> dict[str, Any]:
     return table
 
 
-# Flags by the key that they set, with their help. A flag is its key's name, where ``_FLAG_OF`` names no other.
+# A flag is its key's name, where no other is given here.
 _FLAG_OF = {
     "max_active_seqs": "max-num-active-seqs",
     "shutdown_timeout_s": "shutdown-timeout",
     "step_log_path": "step-log",
     "trace_path": "trace",
 }
-SERVER_FLAGS = {
-    "max_num_seqs": "most requests running at once (8)",
-    "max_active_seqs": "most requests admitted at once (max-num-seqs)",
-    "rules": "scheduler and KV rules, see `harness explain server` (auto)",
-    "decode_buckets": "compiled decode batch sizes, e.g. 1,2,4,8",
-    "kv_slots": "KV slots (max-num-seqs)",
-    "slot_tokens": "tokens per slot = max_model_len (8192)",
-    "cost_model": "cost model name or TOML path (paper)",
-    "num_gpu_blocks": "KV blocks (rules vllm-paged)",
-    "block_size": "tokens of a KV block (rules vllm-paged: 16)",
-    "max_num_batched_tokens": "most tokens of a step (rules vllm-paged: 2048)",
-    "async_scheduling": "true: decide each step when the one before it begins (rules vllm-paged: false)",
-}
-EMULATOR_FLAGS = {
-    "host": "address to listen on (127.0.0.1)",
-    "port": "port to listen on; 0 takes any free one (8000)",
-    "model": "served model name (emulated-qwen3-4b)",
-    "time_scale": "model time per wall time (1)",
-    "log_format": "line format of the log: default or precise (default)",
-    "log_level": "DEBUG or INFO; DEBUG adds the [PFX] lines (DEBUG)",
-    "shutdown_timeout_s": "seconds to drain after SIGTERM; 0 aborts (0)",
-    "step_log_path": "file for vLLM's step log (rules vllm-paged)",
-    "trace_path": "file for one JSON line per engine step",
-    "seed": "seed of the emulated model and of seeded faults (0)",
-    "eos_rate": "chance that a token is EOS unless ignore_eos (0)",
-    "step_factor": "every step lasts so many times as long (1)",
-    "spin_us": "longest busy-wait before a step's end, microseconds (200)",
-}
+SERVER_KEYS = (
+    *("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model"),
+    *("prefix_caching", "num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"),
+)
+"""Keys of a ServerSpec that are flags. Every key of an EmulatorConfig is."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -156,11 +135,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--config", type=Path, help="JSON file with the keys of EmulatorConfig; flags win over it")
-    for key, text in (EMULATOR_FLAGS | SERVER_FLAGS).items():
-        add(f"--{_FLAG_OF.get(key, key.replace('_', '-'))}", dest=key, help=text)
-    add("--no-prefix-caching", action="store_true", help="recompute every prompt")
-    add("--log-requests", action="store_true", default=None, help="log received and added requests")
-    add("--fault", action="append", metavar="NAME[=VALUE]", help="one of: " + ", ".join(Fault.names()))
+    fields = {key: field for key, field in EmulatorConfig.model_fields.items() if key not in ("server", "fault")}
+    for key, field in (fields | {key: ServerSpec.model_fields[key] for key in SERVER_KEYS}).items():
+        default = "" if field.default is None else f" ({field.default})"
+        action = argparse.BooleanOptionalAction if field.annotation is bool else "store"
+        flag = f"--{_FLAG_OF.get(key, key.replace('_', '-'))}"
+        add(
+            flag,
+            dest=key,
+            default=argparse.SUPPRESS,
+            action=action,
+            help=f"{field.description}{default}".replace("%", "%%"),
+        )
+    faults = "one of: " + ", ".join(Fault.names())
+    add("--fault", action="append", default=argparse.SUPPRESS, metavar="NAME[=VALUE]", help=faults)
     return parser
 
 
@@ -169,12 +157,9 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorCon
     options = vars(_parser().parse_args(arguments))
     path: Path | None = options.pop("config")
     table = {} if path is None else load_config(path)
-    server = dict(table.get("server", {})) if isinstance(table.get("server", {}), dict) else table["server"]
-    if options.pop("no_prefix_caching"):
-        server["prefix_caching"] = False
-    for name in SERVER_FLAGS:
-        if (value := options.pop(name)) is not None:
-            server[name] = value.split(",") if name == "decode_buckets" else value
-    table.update({name: value for name, value in options.items() if value is not None})
-    table["server"] = server
+    given = {key: options.pop(key) for key in SERVER_KEYS if key in options}
+    if "decode_buckets" in given:
+        given["decode_buckets"] = given["decode_buckets"].split(",")
+    server = table.get("server", {})
+    table |= {**options, "server": {**server, **given} if isinstance(server, dict) else server}
     return parse_config(table, where=str(path) if path is not None else "command line")

@@ -77,8 +77,8 @@ class ServerSpec(Spec):
         default=None, ge=1, description="physical KV slots; left out: room for max_num_seqs of the longest requests"
     )
     slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
-    cost_model: str = "paper"
-    prefix_caching: bool = True
+    cost_model: str = Field(default="paper", description="step times: a shipped model, or the path of a TOML file")
+    prefix_caching: bool = Field(default=True, description="reuse the KV of prompts that begin alike")
     rules: RulesName = Field(default=AUTO, description="scheduler and KV rules; auto: those of the server")
     max_active_seqs: int | None = Field(
         default=None, ge=1, description="--max-num-active-seqs: admits fewer than max_num_seqs without recompiling"

@@ -6,14 +6,11 @@ A release without an entry answers as the release before it. Scheduling is in ``
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS, RuleSet
-
-# Fields of vLLM's CacheConfig that depend on no setting, by the version of vLLM.
-_CACHE_CONFIG = json.loads(Path(__file__).with_name("cache_config.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Dialect:
     """
 
     vllm: str
-    null_fields: tuple[str, ...]
+    null_fields: Sequence[str]
     has_usage_details: bool
     has_empty_tool_calls: bool
     names_fields: bool
@@ -38,36 +35,12 @@ class Dialect:
     cache_config: Mapping[str, object]
 
 
-_OF_0_11_1 = Dialect(
-    vllm="0.22.0",
-    null_fields=("kv_transfer_params",),
-    has_usage_details=False,
-    has_empty_tool_calls=True,
-    names_fields=False,
-    kv_device="GPU",
-    reports_pool=False,
-    counts_preemptions=False,
-    cache_config=_CACHE_CONFIG["0.22.0"],
-)
-_OF_0_12_0 = Dialect(
-    vllm="0.30.0",
-    null_fields=("kv_transfer_params", "ec_transfer_params", "metrics"),
-    has_usage_details=True,
-    has_empty_tool_calls=False,
-    names_fields=True,
-    kv_device="CPU",
-    reports_pool=True,
-    counts_preemptions=True,
-    cache_config=_CACHE_CONFIG["0.30.0"],
-)
+_TABLE = json.loads(Path(__file__).with_name("dialects.json").read_text(encoding="utf-8"))
 DIALECTS = {
-    "0.11.1": _OF_0_11_1,
-    # Its answers were not compared; those of 0.11.1 are assumed.
-    "0.11.2": replace(_OF_0_11_1, vllm="0.24.0"),
-    "0.12.0": _OF_0_12_0,
-    "0.12.1": replace(_OF_0_12_0, vllm="0.31.0", cache_config=_CACHE_CONFIG["0.31.0"]),
+    release: Dialect(**{**fields, "cache_config": _TABLE["cache_config"][fields["cache_config"]]})
+    for release, fields in _TABLE["releases"].items()
 }
-"""By vllm-rbln release, oldest first."""
+"""By vllm-rbln release, oldest first. The answers of 0.11.2 were not compared; those of 0.11.1 are assumed."""
 
 
 def dialect_of(rules: RuleSet) -> Dialect:

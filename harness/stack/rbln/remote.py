@@ -15,10 +15,10 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
@@ -37,7 +37,7 @@ from harness.stack.rbln.artifacts import (
 )
 from harness.stack.rbln.devices import DeviceReport, parse_devices, require_idle
 from harness.stack.rbln.observer import INSIDE
-from harness.stack.rbln.patches.shipped import DEFAULT_PATCH, Patch, require_pristine, shipped_patches, status_of
+from harness.stack.rbln.patches.shipped import DEFAULT_PATCH, require_pristine, shipped_patches, status_of
 from harness.stack.rbln.serving import (
     ServedArtifact,
     declared,
@@ -54,8 +54,7 @@ CALL_TIMEOUT_S = 180.0
 CLOCK_ROUNDS = 25
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(NamedTuple):
     """The other host's wall clock minus this host's monotonic clock, ns, known to within uncertainty_ns."""
 
     offset_ns: int
@@ -169,17 +168,8 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
     )
 
 
-def check_remote(stack: RemoteStack, server: ServerSpec, host: RemoteHost) -> tuple[int, ...]:
-    """The devices to use. Refuses what this host would refuse."""
-    check_artifact(stack.config, server, f"{host.name}:{server.artifact}")
-    devices = server.devices or tuple(range(stack.config.num_devices))
-    if stack.devices is not None:
-        require_idle(devices, stack.devices)
-    return tuple(devices)
-
-
-def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any], Patch | None, bytes | None]:
-    """The manifest's record, the patch and the patched content, for the file installed there and a patch mode."""
+def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The manifest's record of the patch, and the overlay that the host script lays out; None without a patch."""
     candidates = [patch for patch in shipped_patches() if patch.name == DEFAULT_PATCH]
     version = stack.versions.get("vllm-rbln", "")
     target = Path(f"{host}:{stack.site_packages}") / candidates[0].target
@@ -187,19 +177,24 @@ def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any],
     if mode == "none":
         if status.state == "patched":
             require_pristine(status)
-        return {"mode": "none", "version": version, "found_sha256": status.found_sha256}, None, None
+        return {"mode": "none", "version": version, "found_sha256": status.found_sha256}, None
     chosen = require_pristine(status)
     record = {"mode": mode, "name": chosen.name, "target": chosen.target, "version": version, **chosen.hashes}
-    return record, chosen, chosen.apply(stack.target or b"", target)
-
-
-def packed(folder: Path, below: str) -> dict[str, str]:
-    """Files of ``folder`` as the host script lays them out under ``below``: name to base64."""
-    return {
-        f"{below}/{path.relative_to(folder).as_posix()}": base64.b64encode(path.read_bytes()).decode()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
+    return record, {
+        "site_packages": stack.site_packages,
+        "package": chosen.package,
+        "target": chosen.target,
+        "content": base64.b64encode(chosen.apply(stack.target or b"", target)).decode(),
     }
+
+
+def laid_out_files() -> dict[str, str]:
+    """What is laid out there first, name to base64: observer, host script, logging configuration."""
+    observer = [path for path in sorted(INSIDE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    contents = {f"observer/{path.relative_to(INSIDE).as_posix()}": path.read_bytes() for path in observer}
+    contents["remote_host.py"] = HOST_SCRIPT.read_bytes()
+    contents[layout.SERVER_LOGGING] = json.dumps(logging_config()).encode()
+    return {name: base64.b64encode(content).decode() for name, content in contents.items()}
 
 
 # The other side gives up a silent connection after this time. The local end of ssh notices after 30 s.
@@ -217,15 +212,19 @@ def check_remote_server(server: ServerSpec) -> tuple[RemoteHost, RemoteStack, tu
         )
     host = RemoteHost(server.ssh, f"{server.environment}/bin/python")
     stack = look(host, server.artifact)
-    return host, stack, check_remote(stack, server, host)
+    check_artifact(stack.config, server, f"{host.name}:{server.artifact}")
+    devices = server.devices or tuple(range(stack.config.num_devices))
+    if stack.devices is not None:
+        require_idle(devices, stack.devices)
+    return host, stack, devices
 
 
 def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
     """The launch of a server on another host. port: this host's end of the forwarded connection."""
     host, stack, devices = check_remote_server(server)
-    patch_record, patch, content = patch_for(stack, server.patch, host.name)
+    patch_record, overlay = patch_for(stack, server.patch, host.name)
     model = Path(server.artifact).name
-    laid_out = host.call("prepare", _prepared(stack, patch, content))
+    laid_out = host.call("prepare", {"files": laid_out_files(), "overlay": overlay})
     folder, remote_port = str(laid_out["folder"]), int(laid_out["port"])
     env = server_env(
         server,
@@ -234,7 +233,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             "VLLM_LOGGING_CONFIG_PATH": f"{folder}/{layout.SERVER_LOGGING}",
             SOCKET_FOLDER_VARIABLE: folder,
         },
-        [*([] if content is None else [f"{folder}/overlay"]), *([f"{folder}/observer"] if server.observer else [])],
+        [*([] if overlay is None else [f"{folder}/overlay"]), *([f"{folder}/observer"] if server.observer else [])],
         Path(folder) / layout.OBSERVER if server.observer else None,
     )
     arguments = serve_arguments(server, ServedArtifact(Path(server.artifact), stack.config, model), remote_port)
@@ -268,7 +267,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         observation=declared(server, patch_record),
         effective=settings_applied(server, stack.config, stack.versions, patch_record),
         device_command=() if stack.devices is None else tuple(host.command("rbln-smi", "-j")),
-        read_offset=lambda: astuple(host.read_clock()),
+        read_offset=host.read_clock,
     )
 
 
@@ -291,30 +290,6 @@ def _write_life(run_folder: Path, host: RemoteHost, folder: str, *, local_port: 
         },
     )
     return path
-
-
-def _prepared(stack: RemoteStack, patch: Patch | None, content: bytes | None) -> dict[str, Any]:
-    """The files laid out there first: observer, host script, logging configuration, overlay."""
-    return {
-        "files": {
-            **packed(INSIDE, "observer"),
-            **{
-                name: base64.b64encode(body).decode()
-                for name, body in (
-                    ("remote_host.py", HOST_SCRIPT.read_bytes()),
-                    (layout.SERVER_LOGGING, json.dumps(logging_config()).encode()),
-                )
-            },
-        },
-        "overlay": None
-        if patch is None or content is None
-        else {
-            "site_packages": stack.site_packages,
-            "package": patch.package,
-            "target": patch.target,
-            "content": base64.b64encode(content).decode(),
-        },
-    }
 
 
 def hold_server(job: dict[str, Any]) -> int:

@@ -137,26 +137,20 @@ def find_twin(which: Path | str | None = None) -> TwinEnvironment:
 
     which: its folder, or a version of vllm-rbln; default: the newest stable version installed, else the newest.
     """
-    if not which:
-        installed = installed_twins()
-        chosen = [twin for twin in installed if is_stable(twin.version)] or installed
-        if not chosen:
-            raise ServerError("no installed twin", where=str(twin_root()), hint="Run harness server twin install")
-        return chosen[-1]
-    if isinstance(which, str) and any(stack.version == which for stack in known_stacks()):
-        installed_twin = next((twin for twin in installed_twins() if twin.version == which), None)
-        if installed_twin is None:
-            raise ServerError(
-                f"no installed twin of {which}",
-                where=str(twin_root()),
-                hint=f"Run harness server twin install --stack {which}",
-            )
-        return installed_twin
-    folder = Path(which).absolute()
-    stamp = read_stamp(folder)
-    if not stamp.get("complete"):
-        raise ServerError("no installed twin", where=str(folder), hint="Run harness server twin install")
-    return TwinEnvironment(folder, stamp)
+    if which and (isinstance(which, Path) or which not in [stack.version for stack in known_stacks()]):
+        folder = Path(which).absolute()
+        stamp = read_stamp(folder)
+        if not stamp.get("complete"):
+            raise ServerError("no installed twin", where=str(folder), hint="Run harness server twin install")
+        return TwinEnvironment(folder, stamp)
+    installed = [twin for twin in installed_twins() if not which or twin.version == which]
+    if not installed:
+        of_version, flag = (f" of {which}", f" --stack {which}") if which else ("", "")
+        raise ServerError(
+            f"no installed twin{of_version}", where=str(twin_root()), hint=f"Run harness server twin install{flag}"
+        )
+    stable = [twin for twin in installed if is_stable(twin.version)]
+    return (stable or installed)[-1]
 
 
 def read_stamp(folder: Path) -> dict[str, Any]:
