@@ -340,8 +340,8 @@ class StatsWindow:
         rates = (self.num_computed / interval_s, self.num_generated / interval_s)
         is_idle = not any((*rates, *self._last_rates))
         self._last_rates, self.num_computed, self.num_generated = rates, 0, 0
-        asked = sum(num_tokens for num_tokens, _ in self._lookups)
-        hit_rate = sum(num_hits for _, num_hits in self._lookups) / asked if asked else 0.0
+        num_queried = sum(num_tokens for num_tokens, _ in self._lookups)
+        hit_rate = sum(num_hits for _, num_hits in self._lookups) / num_queried if num_queried else 0.0
         return (
             f"Engine 000: Avg prompt throughput: {rates[0]:.1f} tokens/s, "
             f"Avg generation throughput: {rates[1]:.1f} tokens/s, Running: {self.num_running} reqs, "

@@ -116,7 +116,7 @@ class EmulatorServer:
                     self.log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
 
     async def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until a signal ends it."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)

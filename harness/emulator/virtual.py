@@ -23,8 +23,8 @@ NEVER_NS = 1 << 62
 class VirtualDriver:
     """Plays a plan on a server's core in virtual time; the clock jumps from one event to the next.
 
-    A subclass makes the requests and is told what happens. It may look at the server at ``next_look_ns``, and let equal
-    decode steps be taken together where nobody acts and nothing is looked at meanwhile.
+    A subclass makes the requests and handles the events. It may look at the server at ``next_look_ns``. Equal decode
+    steps are taken together up to the next act of a client and the next look, where the subclass allows it.
     """
 
     takes_equal_steps = False
@@ -34,7 +34,9 @@ class VirtualDriver:
         self.names: dict[int, tuple[int, int]] = {}
         self.next_look_ns = NEVER_NS
         self._handles: dict[tuple[int, int], int] = {}
-        self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
+        self._leaves_by_tokens = any(
+            request.abort_after_tokens for session in plan.sessions for request in session.requests
+        )
 
     def request_of(self, act: Act) -> EngineRequest:
         """The request that an act sends."""
@@ -74,7 +76,7 @@ class VirtualDriver:
         return now_ns
 
     def _ends_ns(self, start: StepStart) -> list[int]:
-        """When the running step ends, and its equal followers as far as nobody acts and nothing is looked at."""
+        """When the running step ends, and its equal followers up to the next act of a client and the next look."""
         ends_ns = self.core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
         if len(ends_ns) == 1:
             return ends_ns
@@ -100,7 +102,7 @@ class VirtualDriver:
             self.core.submit(request)
 
     def _finish(self, end: StepEnd) -> None:
-        """What follows a finished request becomes due, and who has enough leaves."""
+        """What follows a finished request becomes due. Clients that have enough tokens leave."""
         end_ns = end.ends_ns[-1]
         self.ended(end)
         for request in end.finished:

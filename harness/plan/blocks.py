@@ -78,7 +78,7 @@ class _Prefix(NamedTuple):
 
 
 class BlockKeys:
-    """The block keys of one plan, worked out session by session when first asked for."""
+    """The block keys of one plan, computed session by session when first needed."""
 
     def __init__(self, plan: Plan, block_tokens: int = BLOCK_TOKENS) -> None:
         self._plan = plan
@@ -136,8 +136,8 @@ class BlockKeys:
             for name in self._plan.sessions[session].blocks:
                 stream.extend(self._plan.block_tokens, mix64(NAMED_BLOCK ^ name), self._seed)
                 named += self._plan.block_tokens
-        own = self._origin(session, position, is_generated=False)
-        stream.extend(request.new_tokens - shared - named, own, self._seed)
+        origin = self._origin(session, position, is_generated=False)
+        stream.extend(request.new_tokens - shared - named, origin, self._seed)
 
     @staticmethod
     def _origin(session: int, request: int, *, is_generated: bool) -> int:

@@ -212,9 +212,9 @@ def draw_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
 
 def requested_keys(workload: WorkloadSpec) -> str:
     """num_sessions and the keys that differ from their defaults, as JSON: a key that is added later changes no hash."""
-    asked = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
-    asked["num_sessions"] = workload.num_sessions
-    return json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    keys = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
+    keys["num_sessions"] = workload.num_sessions
+    return json.dumps(keys, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +238,9 @@ def _drawn(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Built:
     for index, (group, place, laws) in enumerate(members(workload)):
         after, offset_ns = _start(workload, index)
         offset_ns += round((group.start_s + place * group.start_offset_s) * NS_PER_S)
-        own = tuple(requests[first : first + laws.requests_per_session])
-        first += len(own)
-        sessions.append(SessionPlan(index, offset_ns, after, None, own))
+        of_session = tuple(requests[first : first + laws.requests_per_session])
+        first += len(of_session)
+        sessions.append(SessionPlan(index, offset_ns, after, None, of_session))
     return _Built(tuple(sessions), int(waited.sum()), int((drawn.wait_ns[0][waited] > cap_ns).sum()))
 
 

@@ -180,13 +180,13 @@ class Plan:
 
     def waits_by_kind_ns(self) -> dict[WaitKind, list[int]]:
         """The waits that are really waited, by what they wait for; kinds without one are left out."""
-        found: dict[WaitKind, list[int]] = {}
+        waits_ns: dict[WaitKind, list[int]] = {}
         for session in self.sessions:
             if session.is_start_waited:
-                found.setdefault(session.start_kind, []).append(session.start_offset_ns)
+                waits_ns.setdefault(session.start_kind, []).append(session.start_offset_ns)
             for request in session.requests[:-1]:
-                found.setdefault(request.wait_kind, []).append(request.wait_after_ns)
-        return found
+                waits_ns.setdefault(request.wait_kind, []).append(request.wait_after_ns)
+        return waits_ns
 
     def request(self, session: int, request: int) -> RequestPlan:
         """One request by its two indices; raises IndexError when there is none."""

@@ -1,7 +1,7 @@
 """Token ids and words of a plan's prompts: a pure function of (plan seed, session, request, position).
 
 Counts are exact and prompts unique by construction: no two sessions share an aligned run of tokens that the plan does
-not declare shared. Nothing is kept: each request's ids are computed when asked for, so a plan of any size fits.
+not declare shared. Nothing is kept: each request's ids are computed when needed, so a plan of any size fits.
 """
 
 from __future__ import annotations
@@ -135,16 +135,16 @@ class TokenStreams:
     def _fresh(self, session: int, request: int, span: int, marks: _Marks) -> NDArray[np.int64]:
         planned = self._plan.request(session, request)
         start, stop = planned.keep_tokens, planned.prompt_tokens
-        own = self._draw(session, request, start, stop, span)
-        marks.write(own, start, self._mark(session, request))
+        numbers = self._draw(session, request, start, stop, span)
+        marks.write(numbers, start, self._mark(session, request))
         if start == 0 and self._plan.shared_prefix_tokens:
             shared = self._draw(self._plan.num_sessions, 0, 0, min(self._plan.shared_prefix_tokens, stop), span)
             marks.write(shared, 0, self._mark(self._plan.num_sessions, 0))
-            own[: len(shared)] = shared
+            numbers[: len(shared)] = shared
         if request == 0 and start == 0:
             for place, name in enumerate(self._plan.sessions[session].blocks):
-                self._write_block(own, place * self._plan.block_tokens, name, span, marks)
-        return own
+                self._write_block(numbers, place * self._plan.block_tokens, name, span, marks)
+        return numbers
 
     def _write_block(self, numbers: NDArray[np.int64], start: int, name: int, span: int, marks: _Marks) -> None:
         """Overwrite ``block_tokens`` numbers from ``start`` with those of a named block."""

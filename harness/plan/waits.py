@@ -1,6 +1,6 @@
 """How long tools take: a mixture of tools by call count, each with an inverse CDF through its published quantiles.
 
-Distributions come from TOML files, shipped or a user's own; nothing is fitted or capped here without being told.
+Distributions come from TOML files, shipped or a user's own; nothing is fitted or capped here.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class ExperimentSpec(Spec):
 def _with_resolved_conditions(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """The table with the defaults that follow from a condition's changes written into the condition.
 
-    A record has all keys of [server] and [workload], so these defaults could not be told from written values there.
+    A record has all keys of [server] and [workload], so there these defaults would look like written values.
     """
     conditions = table.get("condition")
     if not isinstance(conditions, list | tuple):

@@ -230,8 +230,8 @@ class RecompilationRule(_Rule):
         return any({x, y} <= artifacts for x, y in self.comparisons)
 
     def missing_from(self, conditions: Conditions) -> list[str]:
-        asked = dict.fromkeys(artifact for pair in self.comparisons for artifact in pair)
-        return unmatched({"artifact": tuple(asked)}, conditions)
+        artifacts = dict.fromkeys(artifact for pair in self.comparisons for artifact in pair)
+        return unmatched({"artifact": tuple(artifacts)}, conditions)
 
     @property
     def factors_named(self) -> tuple[str, ...]:

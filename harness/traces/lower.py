@@ -86,9 +86,9 @@ def sessions_of(
         start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" else 0
         if how.concurrency is not None and place >= how.concurrency:
             root_after, start_ns = ends[place - how.concurrency], 0
-        own = _Segments(recording, named_tokens, len(sessions), root_after, start_ns)
-        sessions.extend(own.sessions())
-        ends.append(own.ends())
+        segments = _Segments(recording, named_tokens, len(sessions), root_after, start_ns)
+        sessions.extend(segments.sessions())
+        ends.append(segments.ends())
     left.counts = +left.counts
     return tuple(sessions), named_tokens if any(session.blocks for session in sessions) else 0, left
 

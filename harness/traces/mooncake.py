@@ -43,12 +43,12 @@ class BlockNames:
 
     def numbers(self, names: Iterable[object]) -> tuple[int, ...] | None:
         """None where a name is neither a number nor a text."""
-        found: list[int] = []
+        numbers: list[int] = []
         for name in names:
             if not isinstance(name, (int, str)):
                 return None
-            found.append(self._numbers.setdefault(name, len(self._numbers)))
-        return tuple(found)
+            numbers.append(self._numbers.setdefault(name, len(self._numbers)))
+        return tuple(numbers)
 
 
 def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:

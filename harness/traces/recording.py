@@ -223,7 +223,16 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
     )
     for recording in recordings:
         record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns}
-        record["requests"] = [_row(request) for request in recording.requests]
+        record["requests"] = [
+            [
+                -1 if request.base is None else request.base,
+                request.after,
+                request.wait_ns,
+                WAIT_KINDS.index(request.wait_kind),
+                *(request.prompt_tokens, request.keep_tokens, request.generate_tokens),
+            ]
+            for request in recording.requests
+        ]
         if any(request.blocks for request in recording.requests):
             record["blocks"] = [request.blocks for request in recording.requests]
         aborts = [
@@ -233,17 +242,6 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
         if left := [abort for abort in aborts if abort[1] or abort[2]]:
             record["aborts"] = left
         yield _line(record)
-
-
-def _row(request: RecordedRequest) -> list[Any]:
-    lengths = (request.prompt_tokens, request.keep_tokens, request.generate_tokens)
-    return [
-        -1 if request.base is None else request.base,
-        request.after,
-        request.wait_ns,
-        WAIT_KINDS.index(request.wait_kind),
-        *lengths,
-    ]
 
 
 def _line(record: dict[str, Any]) -> bytes:

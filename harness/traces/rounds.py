@@ -158,14 +158,14 @@ class _Tree:
                     max(turn.output_tokens, 1),
                 )
             )
-            base = own = len(self._requests) - 1
+            base = place_of_turn = len(self._requests) - 1
             stream_tokens = turn.input_tokens + turn.visible_tokens
-            after, ended_ns = (own,), turn.end_ns
+            after, ended_ns = (place_of_turn,), turn.end_ns
             for child in turn.children:
                 if child in above or child not in self._by_session or len(above) > DEEPEST:
                     self._notes.drop("sub-agents without a recording, or in a circle", hidden_name(session))
                     continue
-                last, child_end_ns = self._add(child, (own,), turn.end_ns, above | {child})
+                last, child_end_ns = self._add(child, (place_of_turn,), turn.end_ns, above | {child})
                 if any(end >= child_end_ns for _, end in turn.tool_spans):
                     # The parent waited for this child: its wait counts from the end of the last child.
                     after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
@@ -258,9 +258,9 @@ class _ClaudeLog:
             return session
         if agent := text_of(record, "agentId"):
             return agent_session(session, agent)
-        own = text_of(record, "uuid")
-        root = self._side_roots.get(text_of(record, "parentUuid"), own)
-        self._side_roots[own] = root
+        uuid = text_of(record, "uuid")
+        root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
+        self._side_roots[uuid] = root
         self._notes.labels.add("side chains without a link run as sessions of their own")
         return agent_session(session, root)
 

@@ -118,7 +118,7 @@ def check_artifact(config: ArtifactConfig, server: ServerSpec, where: str) -> No
         ("decode_buckets", list(server.decode_buckets), list(config.decoder_batch_sizes)),
         ("slot_tokens", server.slot_tokens, config.max_seq_len),
     ]
-    different = [f"{key} is {asked}, compiled {made}" for key, asked, made in wanted if asked != made]
+    different = [f"{key} is {requested}, compiled {made}" for key, requested, made in wanted if requested != made]
     slots = server.physical_slots(config.slots_per_seq)
     if slots > config.kvcache_num_blocks:
         # vllm-rbln does not check this and would address KV memory that does not exist.

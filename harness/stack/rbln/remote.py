@@ -1,7 +1,7 @@
 """A server on another host, over the ``ssh`` client alone: checked, laid out, and served through one forwarded port.
 
-The command, patch, observer and refusals are those of this host. No files stay on the other host and no protocol of
-our own listens there. Its log carries its own wall clock, whose offset to this host's clock is measured and recorded
+The command, patch, observer and refusals are those of this host. No files stay on the other host and the harness
+opens no port there. Its log carries its own wall clock, whose offset to this host's clock is measured and recorded
 with its uncertainty.
 """
 
@@ -315,8 +315,8 @@ def hold_server(job: dict[str, Any]) -> int:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         # One request is enough; a second handler would wait for the lock that this one holds.
-        for asked in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(asked, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         ended.set()
         # A requested stop, not a lost connection: the files will be fetched.
         _send(connection, b"stop\n", is_last=True)

@@ -238,10 +238,10 @@ def _diff(before: Known | None, old: Sequence[Statement] | None, new: Sequence[S
     return tuple(lines)
 
 
-def _same_start(one: str, other: str) -> int:
+def _same_start(first: str, second: str) -> int:
     """Length of the shared start of two long statements, so that a shortened line still shows the difference."""
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-    return max(0, same - SHOWN_BEFORE_CHANGE) if max(len(one), len(other)) > MAX_SHOWN_CHARS else 0
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    return max(0, same - SHOWN_BEFORE_CHANGE) if max(len(first), len(second)) > MAX_SHOWN_CHARS else 0
 
 
 def _shown(text: str, start: int = 0) -> str:
