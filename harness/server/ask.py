@@ -50,12 +50,7 @@ class Reply(NamedTuple):
             return None
 
 
-def ask(host: str, port: int, path: str, *, deadline_s: float) -> Reply:
-    """GET ``path`` from a server of plain HTTP, as ``ask_endpoint`` does."""
-    return ask_endpoint(Endpoint(host, port), path, deadline_s=deadline_s)
-
-
-def ask_endpoint(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
+def ask(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
     """GET ``path`` from a server. ``deadline_s`` wall seconds cover all of it, from connecting to the last byte.
 
     Proxy settings of the environment are ignored.
@@ -193,7 +188,7 @@ class Scraper(Rounds):
     def scrape(self, reason: Reason) -> int:
         """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
         at_ns = self._clock.now_ns()
-        reply = ask_endpoint(self._endpoint, "/metrics", deadline_s=self.timeout_s)
+        reply = ask(self._endpoint, "/metrics", deadline_s=self.timeout_s)
         line: dict[str, Any] = {
             "at_ns": at_ns,
             "done_ns": self._clock.now_ns(),

@@ -16,7 +16,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.records import Finding, Observation
 from harness.redact import redacted_arguments, redacted_env
-from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask_endpoint
+from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask
 from harness.server.process import ExitReport, ServerLog, ServerProcess
 
 LogFormat = Literal["default", "precise"]
@@ -162,4 +162,4 @@ def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:
     """The server's answer to GET ``path``."""
-    return ask_endpoint(endpoint, path, deadline_s=ANSWER_TIMEOUT_S)
+    return ask(endpoint, path, deadline_s=ANSWER_TIMEOUT_S)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.server.ask import HTTP_OK, ask
@@ -276,7 +277,7 @@ class ServerProcess:
         self._address = (host, port)
         while _wall_clock.now_ns() < deadline_ns:
             self.check()
-            reply = ask(host, port, path, deadline_s=HEALTH_TIMEOUT_S)
+            reply = ask(Endpoint(host, port), path, deadline_s=HEALTH_TIMEOUT_S)
             if reply.status == HTTP_OK:
                 self.check()
                 return _wall_clock.now_ns() - started_ns

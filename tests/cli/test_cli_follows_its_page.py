@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.client.target import Endpoint
 from harness.errors import ExitCode
 from harness.server.ask import ask
 from harness.spec import load_experiment
@@ -36,7 +37,9 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
             request.addfinalizer(started.wait)
             request.addfinalizer(started.kill)
             port = int(words[words.index("--port") + 1])
-            assert comes_true(lambda port=port: ask("127.0.0.1", port, "/health", deadline_s=10.0).status == 200, 60.0)
+            assert comes_true(
+                lambda port=port: ask(Endpoint("127.0.0.1", port), "/health", deadline_s=10.0).status == 200, 60.0
+            )
             continue
         done = _called(words, tmp_path)
         if "--confirmatory" in words:

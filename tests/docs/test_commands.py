@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.client.target import Endpoint
 from harness.server.ask import ask
 from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.checkout import ROOT
@@ -120,4 +121,4 @@ def start_server(words: str, folder: Path, shell: dict[str, str], request: pytes
     request.addfinalizer(started.kill)
     port = re.search(r"--port (\d+)", words)
     assert port is not None, words
-    assert comes_true(lambda: ask("127.0.0.1", int(port[1]), "/health", deadline_s=10.0).status == 200, 60.0)
+    assert comes_true(lambda: ask(Endpoint("127.0.0.1", int(port[1])), "/health", deadline_s=10.0).status == 200, 60.0)

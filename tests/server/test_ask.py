@@ -11,6 +11,7 @@ import pytest
 
 from harness.client.answer import Answer
 from harness.client.exchange import Exchange
+from harness.client.target import Endpoint
 from harness.server.ask import HTTP_OK, NO_ANSWER, ask
 from harness.server.process import free_port
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
@@ -62,7 +63,7 @@ def whole(body: bytes, *headers: bytes) -> bytes:
 )
 def test_a_server_that_misbehaves_is_a_word_in_the_reply_within_the_deadline(reply: Reply, says: str) -> None:
     with RawServer(lambda _asked: reply) as server:
-        answer = ask(server.host, server.port, "/metrics", deadline_s=1.0)
+        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=1.0)
     assert (answer.status, answer.body) == (NO_ANSWER, b"")
     assert says in answer.error
 
@@ -81,7 +82,7 @@ def test_a_server_that_misbehaves_is_a_word_in_the_reply_within_the_deadline(rep
 def test_every_framing_of_an_answer_is_understood(pieces: list[bytes], after: str) -> None:
     ends_at_close = pieces[0] == HEAD + b"\r\n"
     with RawServer(lambda _asked: Reply(pieces, CLOSE if ends_at_close else after)) as server:
-        answer = ask(server.host, server.port, "/health", deadline_s=10.0)
+        answer = ask(Endpoint(server.host, server.port), "/health", deadline_s=10.0)
     assert answer == (HTTP_OK, b"hello", "")
 
 
@@ -94,14 +95,14 @@ def test_json_of_any_depth_and_size_of_number_is_no_exception() -> None:
         return Reply([whole(next(bodies))])
 
     with RawServer(reply) as server:
-        read = [ask(server.host, server.port, "/version", deadline_s=10.0).json() for _ in range(5)]
+        read = [ask(Endpoint(server.host, server.port), "/version", deadline_s=10.0).json() for _ in range(5)]
     assert read[0] is read[2] is read[3] is None
     assert read[4] == {"version": "1"}
 
 
 def test_no_server_and_no_such_host_are_words_too() -> None:
-    assert ask("127.0.0.1", free_port(), "/", deadline_s=5.0).error.startswith("ConnectionRefusedError")
-    assert ask("no host", 80, "/", deadline_s=5.0).error
+    assert ask(Endpoint("127.0.0.1", free_port()), "/", deadline_s=5.0).error.startswith("ConnectionRefusedError")
+    assert ask(Endpoint("no host", 80), "/", deadline_s=5.0).error
 
 
 def test_an_answer_is_freed_at_once_while_a_replay_collects_no_cycles() -> None:
@@ -110,7 +111,7 @@ def test_an_answer_is_freed_at_once_while_a_replay_collects_no_cycles() -> None:
         gc.collect()
         gc.disable()
         try:
-            ask(server.host, server.port, "/metrics", deadline_s=1.0)
+            ask(Endpoint(server.host, server.port), "/metrics", deadline_s=1.0)
             held = sum(isinstance(item, Exchange | Answer) for item in gc.get_objects())
         finally:
             gc.enable()

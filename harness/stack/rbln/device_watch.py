@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.client.target import Endpoint
 from harness.clock import Clock
 from harness.errors import ServerError
 from harness.records import Finding, layout
@@ -59,7 +60,7 @@ class Sample:
 def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
     """The exporter's answer as text; ServerError without an answer of status 200."""
     parts = urlsplit(url)
-    reply = ask(parts.hostname or "", parts.port or 80, parts.path or "/metrics", deadline_s=timeout_s)
+    reply = ask(Endpoint(parts.hostname or "", parts.port or 80), parts.path or "/metrics", deadline_s=timeout_s)
     if reply.error:
         raise ServerError(
             f"gives no answer ({reply.error.split(':')[0]})", where=url, hint="Check server.device_metrics_url"
