@@ -28,7 +28,7 @@ WORTH_S = 0.4
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use; in a container or task set fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 

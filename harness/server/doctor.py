@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from harness.client.answer import NO_KERNEL_STAMP
 from harness.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
+from harness.processes import num_cores
 from harness.server.process import FREE_PORT_RANGE, free_port
 from harness.server.provenance import (
     CLOCK_SOURCE,
     clock_source,
-    memory_bytes,
     output_of,
     package_versions,
-    usable_cores,
 )
 
 GIB = 1 << 30
@@ -59,7 +60,7 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
     oldest, newest = PYTHON_RANGE
     libraries = required_libraries()
     missing = sorted(set(libraries) - package_versions(libraries).keys())
-    cores, total_bytes, source = usable_cores(), memory_bytes(), clock_source()
+    cores, total_bytes, source = num_cores(), psutil.virtual_memory().total, clock_source()
     timer_problem, port_problem = _problem(lambda: DeadlineTimer().close()), _problem(free_port)
     has_stamps = kernel_stamps_arrive()
     git = first_line_of("git", "--version")
@@ -88,8 +89,8 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
         ),
         Check(
             name="memory",
-            ok=None if total_bytes is None else total_bytes >= 2 * GIB * 0.95,
-            found="unknown" if total_bytes is None else f"{total_bytes / GIB:.1f} GiB",
+            ok=total_bytes >= 2 * GIB * 0.95,
+            found=f"{total_bytes / GIB:.1f} GiB",
             need="2 GiB for the emulator",
             how="Use a machine with more memory",
         ),

@@ -18,7 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.clock import realtime_minus_monotonic_ns, utc_now
+from harness.processes import num_cores
 from harness.spec.recorded import recorded_command
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -114,13 +117,13 @@ def host_facts() -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
-        "cpu_usable": usable_cores(),
+        "cpu_usable": num_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
         "load_average_1min": round(os.getloadavg()[0], 2),
     }
     optional = {
         "os": _field("/etc/os-release", "PRETTY_NAME", "="),
         "cpu_model": _field("/proc/cpuinfo", "model name", ":"),
-        "memory_bytes": memory_bytes(),
         "cpu_governor": _governors(),
         "cgroup_cpu_max": read_line("/sys/fs/cgroup/cpu.max"),
     }
@@ -136,17 +139,6 @@ def clock_facts() -> dict[str, Any]:
         "boot_id": read_line("/proc/sys/kernel/random/boot_id"),
     }
     return {key: value for key, value in facts.items() if value is not None}
-
-
-def usable_cores() -> int:
-    """Cores that this process may use; in a container or task set fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
-
-
-def memory_bytes() -> int | None:
-    """Physical memory; None where /proc does not state it."""
-    total = _field("/proc/meminfo", "MemTotal", ":")
-    return None if total is None else int(total.split()[0]) * 1024
 
 
 def clock_source() -> str | None:
