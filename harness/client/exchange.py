@@ -46,14 +46,14 @@ class Exchange:
     """A request and its answer so far.
 
     payload: the request's bytes until they are sent. status: 0 until the head is complete. problem: why the answer is
-    not HTTP, empty while it is. is_over: the answer is complete. is_queued: a job will interpret the waiting receives.
+    not HTTP, empty while it is. has_head, is_over: the head, the answer is complete. is_queued: a job will interpret
+    the waiting receives.
     """
 
     __slots__ = (
         "_has_framing",
         "_head_bytes",
         "_is_compressed",
-        "_is_head_complete",
         "_last",
         "_new_body",
         "_parser",
@@ -61,6 +61,7 @@ class Exchange:
         "answer",
         "error_body",
         "first_byte_ns",
+        "has_head",
         "is_kept_alive",
         "is_over",
         "is_queued",
@@ -81,7 +82,7 @@ class Exchange:
         self.is_over = self.is_kept_alive = self.is_queued = False
         # Summed over heads: an interim answer has a head too.
         self._head_bytes = 0
-        self._has_framing = self._is_head_complete = self._is_compressed = False
+        self._has_framing = self.has_head = self._is_compressed = False
         self._new_body: list[bytes] = []
         self._waiting: deque[Piece] = deque()
         self._last: Piece | None = None
@@ -103,7 +104,7 @@ class Exchange:
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
-        self._is_head_complete = True
+        self.has_head = True
         if self._is_compressed and self._parser.get_status_code() == 200:
             self.problem = "compressed, which was not asked for"
 
@@ -114,7 +115,7 @@ class Exchange:
         assert self._parser is not None
         if self._parser.get_status_code() < MIN_FINAL_STATUS:
             # An interim answer (100 Continue): the final one follows.
-            self._is_head_complete = False
+            self.has_head = False
             return
         self.is_over = True
         # The parser forgets the message's framing after this call.
@@ -128,7 +129,7 @@ class Exchange:
             self.first_byte_ns = received_ns
             self._parser = httptools.HttpResponseParser(self)
         self._parse(self._parser, data)
-        if not self._is_head_complete:
+        if not self.has_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.problem = self.problem or "not HTTP: the head does not end"
@@ -186,11 +187,6 @@ class Exchange:
         self._parser = None
 
     @property
-    def has_head(self) -> bool:
-        """Whether the head of the answer is complete."""
-        return self._is_head_complete
-
-    @property
     def ends_at_close(self) -> bool:
         """Whether the answer ends with the connection."""
-        return self._is_head_complete and not self._has_framing and not self.problem
+        return self.has_head and not self._has_framing and not self.problem
