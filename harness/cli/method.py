@@ -143,7 +143,7 @@ def decide(
 
 
 def _decision_record(decision: Decision) -> dict[str, Any]:
-    from harness.analysis.catalogue.__init__ import interval_record
+    from harness.analysis.catalogue import interval_record
 
     return {
         "rule": decision.rule,

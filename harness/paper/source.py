@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.catalogue import analyse
-from harness.analysis.catalogue.__init__ import AnalysisResult
+from harness.analysis.catalogue import AnalysisResult, analyse
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.compiled.records import record_as_dict

@@ -34,8 +34,7 @@ from harness.report.plots import SEQUENCE_CAPTION, cost_plot, lateness_plot, reu
 from harness.report.serving_plots import serving_plot, sweep_plot
 from harness.report.svg import Sheet
 from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
-from harness.report.view import Check, ReportView, TimelineView
-from harness.report.write import LAG_P99, START_SPREAD
+from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, TimelineView
 from harness.spec import factors_text
 from harness.table import cell_text, table_of, to_csv
 

@@ -19,7 +19,6 @@ from harness.errors import SpecError
 from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.records import SealedRun
 from harness.records.schema import ABORTED
-from harness.traces.columns import COLUMNS
 from harness.traces.mooncake import MOONCAKE_BLOCK_TOKENS
 
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -99,20 +98,23 @@ def _table(run: SealedRun) -> bytes:
         raise SpecError("sessions wait for one another, which columns cannot say", hint="Use agentic-mooncake or otel")
     if plan.num_abortable:
         raise SpecError("a client leaves answers, which columns cannot say", hint="Use agentic-mooncake")
+    rows = [
+        {
+            "session_id": session.index,
+            "input_len": request.new_tokens,
+            "output_len": request.generate_tokens,
+            "arrival_time": session.start_offset_ns // NS_PER_MS,
+            "round_idx": place,
+            "tool_wait_after_ms": request.wait_after_ns / NS_PER_MS,
+            "prefix_len": request.keep_tokens,
+        }
+        for session in plan.sessions
+        for place, request in enumerate(session.requests)
+    ]
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["session_id", *COLUMNS])
+    writer = csv.DictWriter(text, rows[0])
     writer.writeheader()
-    for session in plan.sessions:
-        for place, request in enumerate(session.requests):
-            numbers = (
-                request.new_tokens,
-                request.generate_tokens,
-                session.start_offset_ns // NS_PER_MS,
-                place,
-                request.wait_after_ns / NS_PER_MS,
-                request.keep_tokens,
-            )
-            writer.writerow({"session_id": session.index, **dict(zip(COLUMNS, numbers, strict=True))})
+    writer.writerows(rows)
     return text.getvalue().encode()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
-from harness.analysis.catalogue.__init__ import AnalysisResult
+from harness.analysis.catalogue import AnalysisResult
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.drift import Drift
 from harness.analysis.method.speeds import places_table
@@ -23,6 +23,7 @@ from harness.table import Table
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+LAG_P99, START_SPREAD = "re-arrival lag p99", "start spread"
 
 
 @dataclass(frozen=True, slots=True)

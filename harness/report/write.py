@@ -30,8 +30,9 @@ from harness.report.facts import (
     spec_text,
     written_workload,
 )
+from harness.report.page import render_page
 from harness.report.timeline import requests_in_stalls, timeline
-from harness.report.view import Check, FindingView, ReportView, Results, TimelineView
+from harness.report.view import LAG_P99, START_SPREAD, Check, FindingView, ReportView, Results, TimelineView
 
 
 def check_report_page(path: Path) -> Path:
@@ -61,8 +62,6 @@ def write_report(  # noqa: PLR0913  # an option each
     where it is at hand.
     Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
     """
-    from harness.report.page import render_page
-
     path = check_report_page(Path(path))
     page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path, summary=summary))
     try:
@@ -80,8 +79,6 @@ def write_report(  # noqa: PLR0913  # an option each
 MAX_TIMELINES = 6
 # Requests, and groups of steps, that timelines beyond those may draw together: some 100 bytes each.
 MAX_MARKS = 6_000
-LAG_P99 = "re-arrival lag p99"
-START_SPREAD = "start spread"
 
 
 def gather(  # noqa: PLR0913  # an option each

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import summarise
-from harness.analysis.catalogue.__init__ import AnalysisResult
+from harness.analysis.catalogue import AnalysisResult
 from harness.analysis.method.decide import Decision, Outcome
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import run_figures
-from harness.analysis.catalogue import analyse, analyses
-from harness.analysis.catalogue.__init__ import AnalysisResult
+from harness.analysis.catalogue import AnalysisResult, analyse, analyses
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.verdicts import ExperimentRuns, decide_experiment
 from harness.errors import SpecError
