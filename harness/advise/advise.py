@@ -66,11 +66,11 @@ class Advice:
         )
         yield f"order: {first}"
         for slots, ratio in self.ladder:
-            verdict = "helps" if ratio.is_told_apart and ratio.high < 1 else "no longer helps: stop adding slots"
+            verdict = "helps" if ratio.shows_difference and ratio.high < 1 else "no longer helps: stop adding slots"
             yield f"  {slots} slots: {ratio.low:.4f} to {ratio.high:.4f} of the cost with the slots before; {verdict}"
         for step in self.steps:
             ratio = step.prediction
-            note = "" if ratio.is_told_apart else ", no difference from the baseline shown"
+            note = "" if ratio.shows_difference else ", no difference from the baseline shown"
             yield (
                 f"  {step.name:<18} {ratio.candidate.label:<28} predicted {ratio.mean:.4f} "
                 f"({ratio.level:.0%} {ratio.low:.4f} to {ratio.high:.4f}{note})"
@@ -183,7 +183,7 @@ def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
             break
         found = predict(space, candidate, space.inputs.users, reference=before)
         rungs.append((slots, found))
-        if not (found.is_told_apart and found.high < 1):
+        if not (found.shows_difference and found.high < 1):
             break
         before = candidate
     return tuple(rungs)
@@ -192,7 +192,7 @@ def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
 def _steps(space: SpaceSpec, ladder: Sequence[tuple[int, Prediction]]) -> tuple[Step, ...]:
     """The best change of slots alone, of buckets alone, and of both."""
     base = space.baseline.shape
-    helped = [slots for slots, found in ladder if found.is_told_apart and found.high < 1]
+    helped = [slots for slots, found in ladder if found.shows_difference and found.high < 1]
     steps: list[Step] = []
     if helped:
         steps.append(_step(space, "slots", base._replace(kv_slots=helped[-1])))
@@ -222,7 +222,7 @@ def smallest_enough(steps: Sequence[Step], *, is_reuse_first: bool) -> Step | No
     """The smallest step, by priority, that differs from the baseline and keeps most of the best saving."""
     order = ("slots", "buckets") if is_reuse_first else ("buckets", "slots")
     by_size = sorted(steps, key=lambda step: order.index(step.name) if step.name in order else len(order))
-    good = [step for step in by_size if step.prediction.is_told_apart and step.saving > 0]
+    good = [step for step in by_size if step.prediction.shows_difference and step.saving > 0]
     most = max((step.saving for step in good), default=0.0)
     return next((step for step in good if step.saving >= ENOUGH * most), None)
 

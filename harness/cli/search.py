@@ -93,7 +93,7 @@ def predict(
             for users in spec.inputs.users:
                 prediction = run_prediction(spec, server.shape, users, changed)
                 note = "" if changed is None else f"{changed.name}: {LABEL}"
-                note = note or ("" if prediction.is_told_apart else "=")
+                note = note or ("" if prediction.shows_difference else "=")
                 ratios = (prediction.ratio_of_sums, prediction.median_of_pairs, prediction.mean)
                 interval = f"{prediction.low:.4f} - {prediction.high:.4f}"
                 rows.append((name, str(users), prediction.rules, *(f"{ratio:.4f}" for ratio in ratios), interval, note))
@@ -232,7 +232,7 @@ def _show(console: Console, result: SearchResult, top: int, *, with_intervals: b
     if not console.is_terminal:
         console.width = 160
     with time_left("intervals") as tell:
-        parts = list(search_tables(result, top, with_intervals=with_intervals, tell=tell))
+        parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=tell))
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False)

@@ -1,7 +1,7 @@
 """What the engine must know of a server: its shape and rules, the settings requested and in force, its fresh tables.
 
 Settings in force hold keys of a ServerSpec with the values that a server showed (``usable_kv_slots`` may stand for
-``kv_slots``); a key that nobody showed is absent. Nothing here depends on time or on requests.
+``kv_slots``); a key that no source showed is absent. Nothing here depends on time or on requests.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class CostModel:
         return fs_to_ns(calls * (self.call_fs + self.token_fs * computed_tokens) + self.position_fs * positions)
 
     def is_prefill_extrapolated(self, computed_tokens: int) -> bool:
-        """Whether T(q) is asked for outside the prompt lengths it was fitted on; an unstated range vouches for none."""
+        """Whether T(q) lies outside the fitted prompt lengths; also True where their range is not stated."""
         if computed_tokens == 0:
             return False
         fitted = self.fitted_prefill_tokens
@@ -257,7 +257,7 @@ def find_cost_file(name_or_path: str | Path) -> Path:
         folder = shipped_folder(COSTS)
         if folder is not None and (path := folder / f"{text}.toml").is_file():
             return path
-    known = ", ".join(cost_model_names()) or "none found"
+    known = ", ".join(cost_model_names()) or "none"
     raise SpecError("no such cost model", where=text, hint=f"Give a .toml file, or one of: {known}")
 
 

@@ -89,7 +89,7 @@ class Step(NamedTuple):
 
     kind: PREFILL, DECODE, MIXED or IDLE. requests: handles in batch order. bucket: 0 unless DECODE. hash_hit_tokens:
     what the hash map promised (the vendor's prefix_cache_hits), cached_tokens what is really reused. context_tokens:
-    summed sequence lengths. dummy_slot: -1 when none was asked for. cached_slots, cached_lengths: source of the reuse.
+    summed sequence lengths. dummy_slot: -1 when none was needed. cached_slots, cached_lengths: source of the reuse.
     failed_copy: which of these could not be copied, -1 for none; computed_tokens is then the whole prompt.
     admissions: requests that start to run. Paged rules only: tokens, that each of ``requests`` computes; unfinished,
     requests whose prompt is not computed at the end of the step, which get no token. With asynchronous scheduling a
@@ -337,7 +337,7 @@ class Scheduler:
 
     @property
     def evictions(self) -> dict[str, int]:
-        """Slots evicted since the start, by who asked."""
+        """Slots evicted since the start, by cause."""
         server = self._state.server
         return {
             "request": int(server["evictions_request"][0]),

@@ -31,7 +31,7 @@ SLOT_PENDING = 2
 HASHED_MATCHED = 2
 HASHED_UNLINKED = 3
 
-# Who asked for an eviction.
+# The cause of an eviction.
 CALLER_NONE = 0
 CALLER_REQUEST = 1
 CALLER_DUMMY = 2
@@ -179,7 +179,7 @@ class Prefix:
 
 
 class Eviction:
-    """One slot evicted by the last call, who asked, and the row that had filled it."""
+    """One slot evicted by the last call, the cause, and the row that had filled it."""
 
     slot: int
     caller: int

@@ -282,17 +282,17 @@ def _drawn_results(
 
 def case_config(case: Case) -> EngineConfig:
     """The configuration of a case."""
-    asked = case.config
+    config = case.config
     return EngineConfig(
-        max_num_seqs=asked.limit,
-        decode_buckets=tuple(sorted(asked.buckets)),
-        kv_slots=asked.slots or asked.limit,
-        slot_tokens=asked.slot_tokens,
+        max_num_seqs=config.limit,
+        decode_buckets=tuple(sorted(config.buckets)),
+        kv_slots=config.slots or config.limit,
+        slot_tokens=config.slot_tokens,
         rules=case.rules,
-        block_tokens=(asked.block_size or PAGED_BLOCK_TOKENS) if case.is_paged else PREFILL_CHUNK_TOKENS,
-        num_gpu_blocks=asked.num_gpu_blocks,
-        max_num_batched_tokens=asked.max_num_batched_tokens or PAGED_STEP_TOKENS,
-        async_scheduling=bool(asked.async_scheduling),
+        block_tokens=(config.block_size or PAGED_BLOCK_TOKENS) if case.is_paged else PREFILL_CHUNK_TOKENS,
+        num_gpu_blocks=config.num_gpu_blocks,
+        max_num_batched_tokens=config.max_num_batched_tokens or PAGED_STEP_TOKENS,
+        async_scheduling=bool(config.async_scheduling),
     )
 
 

@@ -54,7 +54,7 @@ def test_lost_reuse_is_met_with_slots_until_they_no_longer_help(tmp_path: Path) 
     advice = advise(measured(tmp_path), tmp_path / "advice")
     assert advice.proposal is not None
     assert advice.proposal.prediction.candidate.kv_slots > 8
-    helped = [found.is_told_apart and found.high < 1 for _, found in advice.ladder]
+    helped = [found.shows_difference and found.high < 1 for _, found in advice.ladder]
     assert helped[:-1] == [True] * (len(helped) - 1)
     text = "\n".join(advice.lines())
     assert text.startswith("Predicted: simulated in virtual time")
@@ -89,7 +89,7 @@ def test_a_baseline_that_keeps_its_reuse_gets_buckets_first(tmp_path: Path) -> N
     assert not advice.diagnosis.is_reuse_first
     assert advice.proposal is not None
     assert advice.proposal.name == "buckets"
-    assert not any(found.is_told_apart for _, found in advice.ladder)
+    assert not any(found.shows_difference for _, found in advice.ladder)
 
 
 def test_where_nothing_helps_the_baseline_is_kept(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class Prediction:
     samples: int
 
     @property
-    def is_told_apart(self) -> bool:
+    def shows_difference(self) -> bool:
         """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
@@ -83,16 +83,16 @@ def predict(
     base = space.baseline.shape if reference is None else reference
     ablated = changed or PLAIN
     rules = ablated.rules or space.rules
-    nominal = _nominal(space, (candidate, base), chosen, ablated)
-    low_median, high_median = bootstrap_median(nominal[0] / nominal[1], space.prediction)
+    costs, base_costs = _nominal(space, (candidate, base), chosen, ablated)
+    low_median, high_median = bootstrap_median(costs / base_costs, space.prediction)
     ratios = sampled_ratios(space, candidate, base, chosen, ablated)
     return Prediction(
         candidate,
         base,
         chosen,
         rules,
-        ratio_of_sums(nominal[0].tolist(), nominal[1].tolist()),
-        median_of_paired_ratios(nominal[0].tolist(), nominal[1].tolist()),
+        float(costs.sum() / base_costs.sum()),
+        float(np.median(costs / base_costs)),
         low_median,
         high_median,
         float(np.mean(ratios)),
@@ -109,15 +109,6 @@ def bootstrap_median(ratios: FloatArray, prediction: DrawsSpec) -> tuple[float, 
     medians = np.median(ratios[drawn], axis=1)
     tail = (1 - prediction.level) / 2
     return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
-
-
-def median_of_paired_ratios(changed: Sequence[float], baseline: Sequence[float]) -> float:
-    """Median over replicates of changed / baseline, each pair on the same plan."""
-    return float(np.median(np.asarray(changed) / np.asarray(baseline)))
-
-
-def ratio_of_sums(changed: Sequence[float], baseline: Sequence[float]) -> float:
-    return float(np.sum(changed) / np.sum(baseline))
 
 
 class Sampled(NamedTuple):
@@ -263,12 +254,12 @@ def _plan_figures(
             device_ns, np.ones_like(device_ns), np.bincount(owner, is_reused), np.bincount(owner, again)
         )
     check_slots(arrays, config)
-    found = [
+    of_plans = [
         window_figures(arrays, plan, config, layout.costs_of_plan(costs, plan), window)
         for plan in range(len(arrays.plans))
     ]
     names = ("device_ns", "completed", "reused", "rearrivals")
-    return _PlanFigures(*(np.array([getattr(figures, name) for figures in found]) for name in names))
+    return _PlanFigures(*(np.array([getattr(figures, name) for figures in of_plans]) for name in names))
 
 
 def _pin(arrays: layout.PlanArrays, space: SpaceSpec, changed: Ablation) -> layout.PlanArrays:

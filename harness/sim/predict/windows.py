@@ -48,11 +48,6 @@ class WindowFigures(NamedTuple):
     latencies_ns: IntArray
 
     @property
-    def reuse_share(self) -> float:
-        """Share of the re-arrivals that reused anything; 1 when there were no re-arrivals."""
-        return self.reused / self.rearrivals if self.rearrivals else 1.0
-
-    @property
     def padding_ratio(self) -> float:
         """p = sum(b - n) / sum(b) over the decode steps."""
         return (self.decode_slots - self.decode_requests) / self.decode_slots if self.decode_slots else 0.0

@@ -147,8 +147,8 @@ def row_without_figures(space: SpaceSpec, index: int, candidate: ServerShape, ru
 def figures_by_role(job: Job, candidate: ServerShape, groups: Sequence[Group]) -> dict[str, list[GroupFigures]]:
     """Figures on the search and the evaluation plans; raises PlanError when a request does not fit."""
     by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
-    for group, found in zip(groups, job.evaluator.evaluate(candidate, groups), strict=True):
-        by_role[group.role].append(found)
+    for group, figures in zip(groups, job.evaluator.evaluate(candidate, groups), strict=True):
+        by_role[group.role].append(figures)
     return by_role
 
 
@@ -165,15 +165,15 @@ def candidate_row(job: Job, index: int, rung: Rung, groups: Sequence[Group], num
     search = by_role["search"]
     row |= {
         "num_plans": num_plans,
-        "wait_ns": sum(found.wait_ns for found in search),
-        "p99_completion_ns": max(found.p99_ns for found in search),
-        "cached_tokens": sum(found.cached_tokens for found in search),
-        "evictions": sum(found.evictions for found in search),
+        "wait_ns": sum(figures.wait_ns for figures in search),
+        "p99_completion_ns": max(figures.p99_ns for figures in search),
+        "cached_tokens": sum(figures.cached_tokens for figures in search),
+        "evictions": sum(figures.evictions for figures in search),
     }
-    for role, found_all in by_role.items():
-        if found_all:
-            row[f"{role}_device_ns"] = [found.device_ns for found in found_all]
-            row[f"{role}_completed"] = [found.completed for found in found_all]
+    for role, groups_of_role in by_role.items():
+        if groups_of_role:
+            row[f"{role}_device_ns"] = [figures.device_ns for figures in groups_of_role]
+            row[f"{role}_completed"] = [figures.completed for figures in groups_of_role]
     return row
 
 

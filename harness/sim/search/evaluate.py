@@ -208,19 +208,19 @@ class Evaluator:
         return self._requests[group]
 
     def _windows(self, config: EngineConfig, group: Group, window: WindowSpec) -> GroupFigures:
-        found = [
+        of_plans = [
             window_figures(self.inputs.arrays, plan, config, self._cost_model, window)
             for plan in range(group.first, group.last)
         ]
-        latencies = np.concatenate([figures.latencies_ns for figures in found])
+        latencies = np.concatenate([figures.latencies_ns for figures in of_plans])
         return GroupFigures(
-            device_ns=sum(figures.device_ns for figures in found),
-            decode_ns=sum(figures.decode_ns for figures in found),
-            wait_ns=sum(figures.wait_session_ns for figures in found),
+            device_ns=sum(figures.device_ns for figures in of_plans),
+            decode_ns=sum(figures.decode_ns for figures in of_plans),
+            wait_ns=sum(figures.wait_session_ns for figures in of_plans),
             p99_ns=nearest_rank(latencies, 0.99),
-            completed=sum(figures.completed for figures in found),
-            cached_tokens=sum(figures.cached_tokens for figures in found),
-            evictions=sum(figures.evictions for figures in found),
+            completed=sum(figures.completed for figures in of_plans),
+            cached_tokens=sum(figures.cached_tokens for figures in of_plans),
+            evictions=sum(figures.evictions for figures in of_plans),
         )
 
     def _memory(self, config: EngineConfig) -> tuple[EngineState, layout.Scratch, layout.Outcome]:

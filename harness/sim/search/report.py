@@ -23,9 +23,9 @@ def search_tables(
     top: int,
     *,
     with_intervals: bool = True,
-    tell: Callable[[float], None] = lambda _share: None,
+    on_progress: Callable[[float], None] = lambda _share: None,
 ) -> Iterator[Table | str]:
-    """The results of a search, in reading order. tell: receives the share of intervals that are computed."""
+    """The results of a search, in reading order. on_progress: receives the share of intervals that are computed."""
     space = result.space
     num_excluded = sum(row != "" for row in result.ledger["excluded"].to_pylist())
     yield (
@@ -35,7 +35,7 @@ def search_tables(
     if result.halving is not None:
         yield from halving_lines(result.halving)
     # Intervals are drawn by the compiled simulator, which does not know paged rules.
-    yield best_table(result, top, with_intervals=with_intervals and not space.is_paged, tell=tell)
+    yield best_table(result, top, with_intervals=with_intervals and not space.is_paged, on_progress=on_progress)
     yield front_table(result)
     if len(space.inputs.users) > 1:
         yield sensitivity_table(result)
@@ -56,7 +56,7 @@ def halving_lines(halving: Halving) -> Iterator[str]:
     )
 
 
-def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Callable[[float], None]) -> Table:
+def best_table(result: SearchResult, top: int, *, with_intervals: bool, on_progress: Callable[[float], None]) -> Table:
     """The best candidates; each beside the first, with an interval."""
     space, scores, evaluation = result.space, result.scores, result.evaluation
     place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
@@ -67,7 +67,7 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     shared = parallel_map(lambda each, _tell: predict(space, each, space.inputs.users, reference=best), others)
     for num_done, (place, prediction) in enumerate(shared, 1):
         beside[place + 1] = interval_text(prediction)
-        tell(num_done / len(others))
+        on_progress(num_done / len(others))
     rows: list[tuple[Cell, ...]] = []
     for rank, index in enumerate(result.ranked[:top], 1):
         place = place_of[index]
@@ -94,7 +94,7 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
 
 def interval_text(prediction: Prediction) -> str:
     """ "0.9980-1.0040 =" where the interval contains 1, "0.9700-0.9900  " where it does not."""
-    return f"{prediction.low:.4f}-{prediction.high:.4f} {' ' if prediction.is_told_apart else '='}"
+    return f"{prediction.low:.4f}-{prediction.high:.4f} {' ' if prediction.shows_difference else '='}"
 
 
 def front_table(result: SearchResult) -> Table:

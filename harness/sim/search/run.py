@@ -213,9 +213,8 @@ def judged_rows(rows: pa.Table) -> pa.Table:
 def read_chunk(path: Path, chunk: Chunk) -> pa.Table:
     """A chunk from disk; raises RecordsError when it is not what its name says."""
     try:
-        with pq.ParquetFile(
-            path, page_checksum_verification=True
-        ) as file:  # read_table would load what datasets of many files need
+        # read_table would load what datasets of many files need.
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             rows = file.read()
     except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise RecordsError(
@@ -237,14 +236,14 @@ def _open_folder(searcher: Searcher, budget_s: float | None) -> dict[str, Any]:
     }
     if path.is_file():
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            kept = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise RecordsError("is damaged", where=str(path), hint="Give another folder") from error
-        if {key: found.get(key) for key in identity} != identity:
+        if {key: kept.get(key) for key in identity} != identity:
             raise SpecError(
                 "this folder holds the ledger of another search", where=str(searcher.folder), hint="Give another folder"
             )
-        return found["schedule"]
+        return kept["schedule"]
     with disk_errors(searcher.folder):
         searcher.folder.mkdir(parents=True, exist_ok=True)
         schedule = _plan_rungs(searcher, budget_s)
@@ -371,8 +370,8 @@ def _halving(searcher: Searcher, rungs: Sequence[Rung], passed: Sequence[pa.Tabl
     )
 
 
-def share_at_most(found: int, drawn: int, confidence: float = 0.95) -> float:
-    """Clopper-Pearson upper bound of a share of which ``found`` of ``drawn`` were seen (0 of n: about 3 / n)."""
+def share_at_most(hits: int, drawn: int, confidence: float = 0.95) -> float:
+    """Clopper-Pearson upper bound of a share that had ``hits`` in ``drawn`` tries (0 of n: about 3 / n)."""
     from scipy.special import betaincinv
 
-    return 1.0 if found >= drawn else float(betaincinv(found + 1, drawn - found, confidence))
+    return 1.0 if hits >= drawn else float(betaincinv(hits + 1, drawn - hits, confidence))

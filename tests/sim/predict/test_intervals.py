@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engine import load_cost_model
+from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
 from harness.experiment.plans import build_plan
-from harness.sim import plan_arrays
+from harness.sim import plan_arrays, simulate
 from harness.sim.predict.draws import Perturbation, jitter, perturbation_of, perturbed
 from harness.sim.predict.intervals import bootstrap_median, predict, sampled_ratios
 from harness.sim.search.space import DrawsSpec, SpaceSpec, parse_space
@@ -62,11 +62,25 @@ def test_predictions_are_repeatable() -> None:
     assert predict(space(), MORE_SLOTS, 8) == predict(space(), MORE_SLOTS, 8)
 
 
-def test_a_configuration_is_not_told_apart_from_itself() -> None:
+def test_a_configuration_shows_no_difference_from_itself() -> None:
     base = space().baseline.shape
     found = predict(space(), base, 8)
     assert found.ratio_of_sums == found.median_of_pairs == 1.0
-    assert not found.is_told_apart
+    assert not found.shows_difference
+
+
+def test_nominal_ratios_are_those_of_the_simulated_evaluation_plans() -> None:
+    spec = space()
+    prediction = predict(spec, MORE_SLOTS, 8)
+    plans = [build_plan(spec.inputs.workload_of(8), 2, replicate) for replicate in range(spec.inputs.replicates)]
+    costs, base_costs = (
+        np.array([simulate(plan, EngineConfig.of_shape(shape, spec.rules)).device_ns for plan in plans])
+        for shape in (MORE_SLOTS, spec.baseline.shape)
+    )
+    assert len(plans) > 1
+    assert prediction.ratio_of_sums == pytest.approx(costs.sum() / base_costs.sum())
+    assert prediction.median_of_pairs == pytest.approx(np.median(costs / base_costs))
+    assert prediction.ratio_of_sums != pytest.approx(prediction.median_of_pairs)
 
 
 def test_more_replicates_narrow_the_interval() -> None:

@@ -15,7 +15,6 @@ from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, simulate
 from harness.sim.kernel.arrays import PlanArrays
-from harness.sim.predict.intervals import median_of_paired_ratios, ratio_of_sums
 from harness.sim.predict.windows import users_of, window_figures, window_stats
 from harness.sim.search.run import search
 from harness.sim.search.space import parse_space
@@ -127,14 +126,8 @@ def test_the_beginning_of_a_life_is_not_steady() -> None:
     start = window_stats(arrays, outcome, EIGHT, 0, 2 * NS_PER_S)
     later = window_stats(arrays, outcome, EIGHT, 10 * NS_PER_S, 20 * NS_PER_S)
     assert start.rearrivals == 0
-    assert start.reuse_share == 1.0
     assert later.rearrivals > 0
     assert 0 <= later.padding_ratio < 1
-
-
-def test_both_kinds_of_ratio_are_given() -> None:
-    assert median_of_paired_ratios([1.0, 2.0, 9.0], [2.0, 2.0, 3.0]) == 1.0
-    assert ratio_of_sums([1.0, 2.0, 9.0], [2.0, 2.0, 3.0]) == pytest.approx(12 / 7)
 
 
 def test_candidates_can_be_judged_by_their_steady_state(tmp_path: Path) -> None:
