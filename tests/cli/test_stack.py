@@ -65,6 +65,8 @@ def test_a_wheel_that_no_patch_fits_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "vllm_rbln-9.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(TARGET, "# another release\n")
+        archive.writestr("vllm_rbln-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-rbln\nVersion: 9.9\n")
+        archive.writestr("vllm_rbln/__init__.py", "")
     done = _harness("patch", "verify", str(wheel))
     assert done.returncode == 2
     assert f"no patch fits {TARGET}" in done.stderr
