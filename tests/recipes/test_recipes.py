@@ -137,10 +137,13 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
         f"harness/stack/rbln/twin/requirements-stack-{new}.lock", lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0")
     )
     house.edit("harness/stack/rbln/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
+    like_0_12_0 = (
+        '{"vllm": "0.33.0", "null_fields": [], "has_usage_details": true, "has_empty_tool_calls": false,'
+        ' "names_fields": true, "kv_device": "CPU", "reports_pool": true, "counts_preemptions": true,'
+        ' "cache_config": "0.30.0"}'
+    )
     house.edit(
-        "harness/stack/rbln/dialect.py",
-        '_CACHE_CONFIG["0.31.0"]),\n}',
-        f'_CACHE_CONFIG["0.31.0"]),\n"{new}": replace(_OF_0_12_0, vllm="0.33.0")}}',
+        "harness/stack/rbln/dialects.json", '\n },\n "cache_config"', f',"{new}": {like_0_12_0}\n }},\n "cache_config"'
     )
     spoken = house.python("-c", SPOKEN, new, "0.12.0")
     assert spoken == "0.33.0 vendor-0.12.1 0.33.0\n0.30.0 vendor-0.12.0 0.30.0\n"
