@@ -166,11 +166,6 @@ class Plan:
         """Sum of the waits that are really waited."""
         return sum(self.waited_ns())
 
-    @property
-    def decode_tokens(self) -> int:
-        """Decode work of the plan, sum(G - 1): the prefill gives the first token of each request."""
-        return sum(request.generate_tokens - 1 for session in self.sessions for request in session.requests)
-
     def waited_ns(self) -> Iterator[int]:
         """The waits that are really waited, by session and request."""
         for session in self.sessions:

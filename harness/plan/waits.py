@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -233,17 +232,6 @@ class WaitDistribution:
     def is_none(self) -> bool:
         """True when every wait is zero."""
         return all(law.cdf(0.0) == 1.0 for law in self.laws)
-
-    def quantile(self, tool: int | str, u: float) -> float:
-        """Latency in ms that a share ``u`` of one tool's calls does not exceed; ``tool``: its row or its name."""
-        return self.laws[self.tools.index(tool) if isinstance(tool, str) else tool].quantile_ms(u)
-
-    def draw(self, rng: random.Random) -> int:
-        """One wait in ns, uncapped.
-
-        Only ``random()`` is used: its sequence for a seed is the one thing Python promises not to change.
-        """
-        return int(self.waits_ns(np.array(rng.random()), np.array(rng.random())))
 
     def waits_ns(self, picks: FloatArray, u: FloatArray) -> npt.NDArray[np.int64]:
         """A wait in ns, uncapped, from each two deviates: the first picks the tool, the second its quantile."""
