@@ -65,7 +65,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """Where one comparison's log ratio scatters. plan, restart, device: None where not told apart.
+    """Where one comparison's log ratio scatters. plan, restart, device: None where they cannot be separated.
 
     mean: ln of the ratio of sums; sd: of one block on whichever device; device: between devices, beyond that of their
     own blocks, ``within`` them.

@@ -167,8 +167,8 @@ def draw(
     n = np.arange(LIMIT + 1)
     bucket_of = np.array([0, *(config.bucket_of(seqs) for seqs in n[1:].tolist())])
     counts: list[tuple[IntArray, IntArray, IntArray]] = []
-    asked = tuple(variant.workload.items())
-    for arrays in drawn_inputs(users, num_plans, asked, base_seed, variant.treatment):
+    keys = tuple(variant.workload.items())
+    for arrays in drawn_inputs(users, num_plans, keys, base_seed, variant.treatment):
         outcome = run_batch(arrays, config, model)
         slots = outcome.histogram @ bucket_of
         counts.append((slots - outcome.histogram @ n, slots, outcome.totals["decode_ns"]))
@@ -178,14 +178,14 @@ def draw(
 
 @lru_cache(maxsize=64)
 def drawn_inputs(
-    users: int, num_plans: int, asked: tuple[tuple[str, Any], ...], base_seed: int, treatment: Treatment
+    users: int, num_plans: int, keys: tuple[tuple[str, Any], ...], base_seed: int, treatment: Treatment
 ) -> tuple[PlanArrays, PlanArrays]:
     """The plans of a draw with waits and without; drawn once for all rules, costs and buckets.
 
-    asked: keys of a WorkloadSpec beside the number of sessions. No start of these is a wait, so that without waits
+    keys: keys of a WorkloadSpec beside the number of sessions. No start of these is a wait, so that without waits
     is with waits of nothing.
     """
-    workload = WorkloadSpec(num_sessions=users, **dict(asked))
+    workload = WorkloadSpec(num_sessions=users, **dict(keys))
     arrays = input_arrays([Input(workload, base_seed, block) for block in range(num_plans)], treatment)
     return arrays, with_column(arrays, "wait_ns", np.zeros_like(arrays.requests["wait_ns"]))
 
@@ -222,7 +222,7 @@ class SignRow(NamedTuple):
         return TABLE_I[self.users]
 
     @property
-    def is_told(self) -> bool:
+    def is_clear(self) -> bool:
         """Whether the interval of the pooled difference leaves 0 out."""
         return self.interval[0] > 0 or self.interval[1] < 0
 
@@ -276,12 +276,12 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
     users = [first, *reversed(others)]
     num_drawn = 0
 
-    def on_told(sessions: int) -> None:
+    def on_drawn(sessions: int) -> None:
         nonlocal num_drawn
         num_drawn += sessions
         tell(num_drawn / sum(users))
 
-    found = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_told))
+    found = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_drawn))
     draws = {each: found[users.index(each)] for each in TABLE_I}
     return rendered("signs.md.j2", **_facts(num_sums, draws))
 
@@ -301,7 +301,7 @@ def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, Draws]]) -> dict[str
     """Everything that the page shows, by its name there."""
     draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in drawn.items()}
     rows = [sign_row(users, of_users) for users, of_users in draws.items()]
-    decided = [row for row in rows if row.is_told]
+    decided = [row for row in rows if row.is_clear]
     same = [row for row in decided if np.sign(row.delta_p) == np.sign(row.printed.delta_p)]
     ratios = np.concatenate([of_users.sums_decode_ratio() for of_users in draws.values()])
     num_others = max(2, num_sums // ALTERNATIVE_PART)
@@ -323,7 +323,7 @@ def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, Draws]]) -> dict[str
         "rows": rows,
         "same": _users(same),
         "opposite": _users([row for row in decided if row not in same]),
-        "neither": _users([row for row in rows if not row.is_told]),
+        "neither": _users([row for row in rows if not row.is_clear]),
         "all_signs": float(np.prod([row.share for row in rows])),
         "above_one": np.mean(ratios > 1),
         "num_figures": len(ratios),

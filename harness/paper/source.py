@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.analysis.catalogue import AnalysisResult, analyse
 from harness.analysis.method.decide import Decision
+from harness.analysis.method.stats import grouped
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
@@ -57,15 +58,12 @@ class Source:
 
     @cached_property
     def _sealed(self) -> Mapping[str, list[SealedRun]]:
-        found: dict[str, list[SealedRun]] = {}
-        for run in RunStore(self.runs_root).sealed():
-            found.setdefault(run.experiment, []).append(run)
-        return found
+        return grouped(RunStore(self.runs_root).sealed(), lambda run: run.experiment)
 
     @cached_property
     def _by_experiment(self) -> Mapping[str, list[SealedRun]]:
-        valid = {name: [run for run in runs if run.is_valid] for name, runs in self._sealed.items()}
-        return {name: runs for name, runs in valid.items() if runs}
+        valid = (run for runs in self._sealed.values() for run in runs if run.is_valid)
+        return grouped(valid, lambda run: run.experiment)
 
     def runs(self, experiment: str) -> list[SealedRun]:
         """Valid runs; NotRunError when there is none."""

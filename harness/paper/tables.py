@@ -47,10 +47,10 @@ def paper_tables(source: Source, numbers: Sequence[str] = ()) -> list[Table]:
     """The named tables, or all 27, in the paper's order. SpecError for a number that the paper does not have."""
     tables: list[dict[str, Any]] = load_toml(Path(__file__).with_name("tables.toml"))["table"]
     known = {table["number"]: table for table in tables}
-    asked = [number.upper() for number in numbers]
-    if unknown := [number for number in asked if number not in known]:
+    wanted_numbers = [number.upper() for number in numbers]
+    if unknown := [number for number in wanted_numbers if number not in known]:
         raise SpecError(f"the paper has no table {unknown[0]!r}", where="--table", hint=f"Tables: {', '.join(known)}")
-    chosen = [table for number, table in known.items() if not asked or number in asked]
+    chosen = [table for number, table in known.items() if not wanted_numbers or number in wanted_numbers]
     return [_table(TableSpec.model_validate(table), source) for table in chosen]
 
 

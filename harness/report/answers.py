@@ -45,7 +45,8 @@ class Channel:
         return comparison.ratio_a if self.is_a else comparison.ratio_b
 
     def interval(self, comparison: Comparison) -> Interval | None:
-        return comparison.interval_a if self.is_a else comparison.interval_b
+        channel = comparison.a if self.is_a else comparison.b
+        return None if channel is None else channel.interval
 
     def ratio_of(self, condition: ConditionFigures, replicate: int) -> float | None:
         """The ratio of one replicate; None where the baseline has no valid run of it."""

@@ -42,7 +42,7 @@ def test_the_printed_sign_is_that_of_all_plans_together(users: int) -> None:
     # Where N is in the grid, waits take requests off it; where it is not, they bring them onto it (Table I).
     row = sign_row(users, drawn(users))
     assert np.sign(row.delta_p) == np.sign(TABLE_I[users].delta_p)
-    assert row.is_told
+    assert row.is_clear
     assert row.share > 0.5
 
 

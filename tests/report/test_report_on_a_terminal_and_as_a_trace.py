@@ -61,8 +61,8 @@ def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
     assert "Emulated with modelled step times; no NPU was measured." in emulated
     compared = summarise(seal_demo(tmp_path / "again", num_replicates=3)).condition("bucket6-nowaits").comparison
     assert compared is not None
-    assert compared.interval_a is not None
-    assert f"{compared.interval_a.low:.3f}\u2013{compared.interval_a.high:.3f}" in emulated
+    assert compared.main.interval is not None
+    assert f"{compared.main.interval.low:.3f}\u2013{compared.main.interval.high:.3f}" in emulated
 
 
 def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:

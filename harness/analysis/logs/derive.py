@@ -281,7 +281,7 @@ class _KvRows:
 
     Inside one schedule() an eviction is followed by the ALLOC of that slot (request), or by nothing before the next
     model step (dummy), or preceded by the FREE-REQUEST of a preemption (preempt). Without model-step lines the first
-    two cannot be told apart: a dummy's slot is exactly the one the next admission receives.
+    two cannot be distinguished: a dummy's slot is exactly the one the next admission receives.
     """
 
     def __init__(self, to_clock: ToRunClock) -> None:

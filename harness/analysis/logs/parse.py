@@ -201,7 +201,7 @@ def _place(header: re.Match[bytes]) -> Place:
 
 
 def _may_be_ours(line: bytes) -> bool:
-    """Most foreign lines are told apart here, without looking at their header."""
+    """Most foreign lines are recognised here, without looking at their header."""
     # Written out: a loop over the markers would cost a microsecond a line.
     return (
         b"[BUCKET] " in line

@@ -95,14 +95,6 @@ class Comparison:
         return self.b.ratio
 
     @property
-    def interval_a(self) -> Interval | None:
-        return None if self.a is None else self.a.interval
-
-    @property
-    def interval_b(self) -> Interval | None:
-        return self.b.interval
-
-    @property
     def per_replicate(self) -> tuple[tuple[int, float | None, float | None], ...]:
         """(replicate, ratio A, ratio B) of each block."""
         a = (None,) * len(self.replicates) if self.a is None else self.a.by_block

@@ -42,7 +42,7 @@ class Drift:
 
 
 def drift(runs: Sequence[SealedRun]) -> Drift | None:
-    """Least squares of ln B on condition, replicate and place in the order; None where these are not told apart.
+    """Least squares of ln B on condition, replicate and place in the order; None where these cannot be separated.
 
     left: the largest part of the slope that any two conditions keep, by their mean places: 0 over whole squares.
     """
@@ -63,7 +63,7 @@ def drift(runs: Sequence[SealedRun]) -> Drift | None:
 def slope_of(
     log_cost: FloatArray, condition: NDArray[np.int64], block: NDArray[np.int64], place: FloatArray
 ) -> Estimate | None:
-    """The slope on ``place`` beside a level for each condition and each block; None where it is not told apart.
+    """The slope on ``place`` beside a level for each condition and each block; None where it cannot be separated.
 
     All of shape (runs,). Source: Frisch and Waugh (1933), Lovell (1963): the slope is that of the two residuals.
     """

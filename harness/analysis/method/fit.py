@@ -100,11 +100,11 @@ def fit_decode(
         raise SpecError(
             "contexts of the steps are unknown", where="calibration", hint="Turn the [PFX] log on, or use --no-context"
         )
-    is_asked = has_contexts if with_context is None else with_context
-    if with_context is None and is_asked and not _is_determined(_design(points, with_context=True).columns):
-        is_asked = False
-    fit = _fit_decode(points, seed, block_steps, with_context=is_asked)
-    if with_context is None and is_asked and _is_nothing(fit.intervals["context_us_per_token"]):
+    is_fitted = has_contexts if with_context is None else with_context
+    if with_context is None and is_fitted and not _is_determined(_design(points, with_context=True).columns):
+        is_fitted = False
+    fit = _fit_decode(points, seed, block_steps, with_context=is_fitted)
+    if with_context is None and is_fitted and _is_nothing(fit.intervals["context_us_per_token"]):
         plain = _fit_decode(points, seed, block_steps, with_context=False)
         interval = fit.intervals["context_us_per_token"]
         ends = f"[{interval.low:.6f}, {interval.high:.6f}] us/token"

@@ -342,7 +342,7 @@ def _unfollowed(run: SealedRun) -> list[tuple[int, int]]:
 
 
 def prefill_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[PrefillPoint, ...]:
-    """Every prefill of valid runs whose time can be told. Times in model ms; empty when there is none.
+    """Every prefill of valid runs whose time is known. Times in model ms; empty when there is none.
 
     "log": from the request's ALLOC line to the next line of a step, an admission or an end; the server's own stamps.
     "chunks": from sending to the first token, of requests that were alone; it contains HTTP.

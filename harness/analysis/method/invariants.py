@@ -252,7 +252,7 @@ def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_
 
 
 def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
-    """Every answer has an id of its own: the lines of the reuse log are told apart by nothing else."""
+    """Every answer has an id of its own: nothing else separates the lines of the reuse log."""
     named = Counter(one for (one,) in values_of(requests, "response_id") if one)
     if repeated := [name for name, count in named.items() if count > 1]:
         yield (invalid if derived.num_kv_lines else warning)(
@@ -381,7 +381,7 @@ _DEBUG_HINT = "The server must log at level DEBUG for vllm_rbln.v1.core.prefix_c
 
 
 # What a served stack says of itself at its start.
-_TOLD_AT_START = frozenset({"max_num_seqs", "slot_tokens", "prefix_caching", "kv_slots"})
+_SHOWN_AT_START = frozenset({"max_num_seqs", "slot_tokens", "prefix_caching", "kv_slots"})
 # Reported by a finding of their own, or not of the server.
 _NOT_HELD = frozenset({"rules", "cost_model"})
 
@@ -396,8 +396,8 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
     in_force = {name: table[name] for name in shown_names if name in table}
     shown, is_fresh = keys_shown(in_force), kind_of_run(manifest.backend).is_restarted
     # Paged KV memory has no slots.
-    told = _TOLD_AT_START - {"kv_slots"} if server.is_paged else _TOLD_AT_START
-    held = varied | ((told | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
+    at_start = _SHOWN_AT_START - {"kv_slots"} if server.is_paged else _SHOWN_AT_START
+    held = varied | ((at_start | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
     for evidence in differences(server, in_force, held):
         yield invalid("setting-differs", evidence, "Change [server], the artifact or the server so that they agree")
     if unshown := varied - shown:

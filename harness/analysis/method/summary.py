@@ -289,7 +289,7 @@ WORK = {
 LATENESS = same("rearrival_p50_ms", "rearrival_p99_ms", "start_spread_ms")
 COMPARED = {
     **same("ratio_a", "ratio_b"),
-    **{f"ratio_{channel}_{end}": f"interval_{channel}.{end}" for channel in "ab" for end in ("low", "high")},
+    **{f"ratio_{channel}_{end}": f"{channel}.interval.{end}" for channel in "ab" for end in ("low", "high")},
     **same("ratio_of", "tau"),
     "channels": "verdict.value",
     "is_agreed": "is_agreed",

@@ -56,5 +56,5 @@ def test_a_duet_has_a_row_for_each_round_and_rounds_are_what_scatters(tmp_path: 
         assert row["mean_%"] == pytest.approx((float(row["dev0_%"] or 0) + float(row["dev1_%"] or 0)) / 2)
     compared = summarise(experiment.all_runs).condition("more").comparison
     assert compared is not None
-    assert compared.interval_b is not None
-    assert (compared.interval_b.unit, compared.interval_b.num_units) == ("rounds", 3)
+    assert compared.b.interval is not None
+    assert (compared.b.interval.unit, compared.b.interval.num_units) == ("rounds", 3)

@@ -112,11 +112,11 @@ def test_an_interval_needs_three_replicates() -> None:
     own, base = ([run(cost + k, cost + k + 9, replicate=k) for k in range(3)] for cost in (900, 1000))
     found = compare("base", own, base)
     assert found is not None
-    assert found.interval_a is not None
-    assert found.interval_a.contains(found.ratio_a)
+    assert found.main.interval is not None
+    assert found.main.interval.contains(found.ratio_a)
     two = compare("base", own[:2], base[:2])
     assert two is not None
-    assert two.interval_a is None
+    assert two.main.interval is None
 
 
 def without_a(found: RunFigures) -> RunFigures:

@@ -128,9 +128,9 @@ def test_the_tables_of_a_fleet_show_each_device_and_their_mean(unequal: tuple[Se
     assert [row["device"] for row in on_b] == ["dev0", "dev1", "dev2", "dev3", "all", "these alone"]
     compared = summary.condition("more").comparison
     assert compared is not None
-    assert compared.interval_b is not None
-    assert (on_b[4]["low"], on_b[4]["high"]) == (compared.interval_b.low, compared.interval_b.high)
-    assert compared.interval_b.unit == "devices"
+    assert compared.b.interval is not None
+    assert (on_b[4]["low"], on_b[4]["high"]) == (compared.b.interval.low, compared.b.interval.high)
+    assert compared.b.interval.unit == "devices"
 
 
 def test_runs_of_other_devices_are_compared_only_with_a_word(unequal: tuple[SealedRun, ...]) -> None:
