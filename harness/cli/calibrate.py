@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.cli.addresses import ResumeOption, override_table, sealed_runs
-from harness.cli.run import RunsOption, ensure_machine_code, interruptible
+from harness.cli.run import RunsOption, ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
@@ -73,13 +73,18 @@ def calibrate(
     Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
     from harness.runner.calibrate import CalibrationSpec, check_folder, fit_runs, write_cost_file
+    from harness.spec import check_name
 
     console = terminal()
     check_folder(output)
+    try:
+        check_name(f"calibrate-{name}")
+    except ValueError as error:
+        raise SpecError(str(error), where="calibrate") from error
     layout: dict[str, Any] = QUICK if quick else {"layout": "joined"} if joined else {}
     server, scale = _server(experiment, changes or [])
     spec = CalibrationSpec(
-        name=_checked_name(f"calibrate-{name}"),
+        name=f"calibrate-{name}",
         backend=backend,
         server=server,
         base_seed=seed,
@@ -93,14 +98,6 @@ def calibrate(
     _show(console, calibration, path, runs)
     if not fit_only and not kind_named(backend).has_device:
         _show_recovery(console, path, spec)
-
-
-def _checked_name(name: str) -> str:
-    from harness.spec import NAME_PATTERN
-
-    if not NAME_PATTERN.match(name):
-        raise SpecError(f"name {name!r} must match {NAME_PATTERN.pattern}", where="calibrate")
-    return name
 
 
 def _server(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec, float]:
@@ -121,14 +118,13 @@ def _server(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec
 
 
 def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool) -> Sequence[SealedRun]:
-    from harness.cli.progress import TerminalProgress
-    from harness.runner import StopFlag, run_experiment
+    from harness.cli.progress import watched
+    from harness.runner import run_experiment
     from harness.runner.calibrate import calibration_experiment
 
     planned = calibration_experiment(spec)
     ensure_machine_code(planned)
-    stop = StopFlag()
-    with TerminalProgress(console) as progress, interruptible(stop, console):
+    with watched(console) as (progress, stop):
         outcome = run_experiment(
             planned,
             runs_root=runs,

@@ -49,7 +49,7 @@ def compare(
 
     Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
-    table = _compared(list(dict.fromkeys(places)), baseline, runs)
+    table = compared(list(dict.fromkeys(places)), baseline, runs)
     if form in (TableForm.csv, TableForm.json):
         print_tables([table], form)
         return
@@ -61,7 +61,7 @@ def compare(
         print_tables([rounded], form)
 
 
-def _compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
+def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     """The places against their baselines; SpecError where both sides are of other benchmarks."""
     from harness.analysis.method.across import compare_all, compare_with_peer, pairs_of
     from harness.export import peer_side

@@ -5,7 +5,6 @@ These commands never change what was measured.
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -60,30 +59,17 @@ def _encoded(rows: pa.Table, form: RowForm) -> bytes:
     """The rows as a file of that form; SpecError where a cell does not fit into one."""
     import pyarrow as pa
 
+    from harness.records.disk import csv_bytes, parquet_bytes
+
+    encode = {"csv": csv_bytes, "json": _json, "jsonl": _json_lines, "parquet": parquet_bytes}[form]
     try:
-        return _ENCODERS[form](rows)
+        return encode(rows)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise SpecError(
             f"a cell of the answer cannot be written as {form}: {in_one_line(error)}",
             where="--format",
             hint="Cast its column to text, select COLUMN::varchar, or choose another format",
         ) from error
-
-
-def _csv(rows: pa.Table) -> bytes:
-    from pyarrow.csv import write_csv
-
-    buffer = io.BytesIO()
-    write_csv(rows, buffer)
-    return buffer.getvalue()
-
-
-def _parquet(rows: pa.Table) -> bytes:
-    from pyarrow.parquet import write_table
-
-    buffer = io.BytesIO()
-    write_table(rows, buffer)
-    return buffer.getvalue()
 
 
 def _json_lines(rows: pa.Table) -> bytes:
@@ -99,9 +85,6 @@ def _json_text(cell: object) -> str:
     if isinstance(cell, bytes):
         raise ValueError("JSON has no bytes")
     return str(cell)
-
-
-_ENCODERS = {"csv": _csv, "json": _json, "jsonl": _json_lines, "parquet": _parquet}
 
 
 def list_runs(

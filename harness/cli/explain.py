@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.terminal import show, terminal
+from harness.cli.terminal import print_or_write, show, terminal
 from harness.errors import SpecError
-from harness.outputs import write_text
 from harness.table import Table
 
 if TYPE_CHECKING:
@@ -170,8 +169,7 @@ def _explain_tables(output: Path | None) -> None:
     from harness.records.schema import RUN_COLUMNS
 
     if output is not None:
-        write_text(output, dictionary_markdown())
-        print(f"wrote {output}")
+        print_or_write(dictionary_markdown(), output)
         return
     from rich.text import Text
 

@@ -15,7 +15,7 @@ from harness.cli.addresses import RunsOption, complete_sealed, valid_runs
 from harness.cli.terminal import terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
-from harness.table import Table, to_text
+from harness.table import to_text
 
 if TYPE_CHECKING:
     from harness.analysis.method.gate import GateResult, GateRun
@@ -84,7 +84,7 @@ def gate(
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
             print(f"wrote {path}")
         return
-    from harness.analysis.method.gate import gate_policy, judge
+    from harness.analysis.method.gate import GateVerdict, gate_policy, judge
     from harness.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
@@ -95,7 +95,8 @@ def gate(
     if summary is not None:
         kept = summary.read_text(encoding="utf-8") if str(summary) == os.environ.get(STEP_SUMMARY) else ""
         write_text(summary, kept + gate_markdown(result))
-    raise typer.Exit(int(_exit_code(result)))
+    codes = {GateVerdict.PASS: ExitCode.PASS, GateVerdict.WORSE: ExitCode.RULE_FAILED}
+    raise typer.Exit(int(codes.get(result.verdict, ExitCode.CANNOT_TELL)))
 
 
 def _side(address: str, runs: Path) -> list[GateRun]:
@@ -106,25 +107,15 @@ def _side(address: str, runs: Path) -> list[GateRun]:
     return load_baseline(place) if is_baseline(place) else [gate_run(run) for run in valid_runs(address, runs)]
 
 
-def _exit_code(result: GateResult) -> ExitCode:
-    from harness.analysis.method.gate import GateVerdict
-
-    codes = {GateVerdict.PASS: ExitCode.PASS, GateVerdict.WORSE: ExitCode.RULE_FAILED}
-    return codes.get(result.verdict, ExitCode.CANNOT_TELL)
-
-
 def _print(result: GateResult, form: GateForm) -> None:
     from rich.text import Text
 
-    from harness.report.gate import gate_json, gate_lines, gate_markdown, shown_rows
+    from harness.report.gate import gate_json, gate_lines, gate_markdown, shown_table
 
     if form != "text":
         print(gate_json(result) if form == "json" else gate_markdown(result), end="")
         return
     out = terminal()
-    heads, rows = shown_rows(result)
-    answer, *rest = gate_lines(result)
-    table = Table(answer, "", heads, tuple(map(tuple, rows)))
-    out.print(Text(to_text(table, out.width)), soft_wrap=True, end="")
-    for line in rest:
+    out.print(Text(to_text(shown_table(result), out.width)), soft_wrap=True, end="")
+    for line in gate_lines(result):
         out.print(Text(line), soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import ExperimentArgument, MaybeExperimentArgument, experiment_with
-from harness.cli.terminal import printable_lines, show, terminal, time_left
+from harness.cli.terminal import print_facts, show, terminal, time_left
 from harness.cli.trace import check_trace_format
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
@@ -53,10 +53,7 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
     """
     from harness.plan import describe, read_plan
 
-    facts = describe(read_plan(path))
-    width = max(len(key) for key in facts)
-    for key, value in facts.items():
-        print(f"{key:<{width}}  {printable_lines(str(value))}")
+    print_facts(describe(read_plan(path)))
 
 
 def waits_show(

@@ -32,12 +32,9 @@ def compare(*addresses: str | Path, baseline: str | Path | None = None, runs_roo
 
     addresses: folders of runs, or names and files of experiments. baseline: compare with the conditions there instead.
     """
-    from harness.analysis.method.across import compare_all, pairs_of
-    from harness.cli.compare import sides_at
+    from harness.cli.compare import compared
 
-    root = Path(runs_root)
-    sides = [side for address in addresses for side in sides_at(str(address), root)]
-    return compare_all(pairs_of(sides, [] if baseline is None else sides_at(str(baseline), root)))
+    return compared(list(map(str, addresses)), None if baseline is None else str(baseline), Path(runs_root))
 
 
 def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:

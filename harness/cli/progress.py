@@ -1,12 +1,12 @@
-"""Progress for people: a live bar on a terminal, plain lines when output goes to a file.
-
-Shows what it is told and predicts nothing itself.
-"""
+"""Progress of runs: a live bar on a terminal, plain lines in a file; and Ctrl-C, which ends them."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -34,7 +34,38 @@ from harness.runner.progress import (
     RunSealed,
     RunStarted,
     ServerReady,
+    StopFlag,
 )
+
+
+@contextmanager
+def watched(console: Console, runs: Path | None = None) -> Generator[tuple[TerminalProgress, StopFlag]]:
+    """(progress on the console, the flag that signals set) while runs are performed.
+
+    The first Ctrl-C ends after the present run, the second aborts it.
+    """
+    stop = StopFlag()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            stop.abort()
+            if number == signal.SIGTERM:  # after a hang-up there is no terminal left to write to
+                console.print("stopping: this run is aborted, sealed runs are kept")
+            return
+        stop.request()
+        console.print(
+            "aborting this run; sealed runs are kept"
+            if stop.now.is_set()
+            else "ending after this run (Ctrl-C again aborts it)"
+        )
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with TerminalProgress(console, runs) as progress:
+            yield progress, stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class _Now(ProgressColumn):

@@ -6,6 +6,7 @@ Needs no device and no torch, starts and changes nothing but the table it is tol
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +19,7 @@ from harness.cli.addresses import (
     changes_of,
     experiment_with,
 )
-from harness.cli.terminal import print_tables, printable_drawing, terminal_width
+from harness.cli.terminal import print_tables, printable_drawing, terminal_width, time_left
 from harness.errors import ExitCode, SpecError
 from harness.kinds import KINDS, kind_named
 from harness.table import TableForm, written
@@ -51,9 +52,6 @@ def check(
     Exit code 0 when all hold, 3 when something changed that matters, 2 for what is no release. Example:
     `harness stack check vllm_rbln-0.12.1a8-py3-none-any.whl --against 0.12.0`
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from harness.stack.rbln.releases.check import check_release
     from harness.stack.rbln.releases.sources import RBLN, Release, open_sources, wheel_beside
     from harness.stack.rbln.releases.table import load_table
@@ -75,10 +73,14 @@ def check(
             return None
         return next((one for place in places if (one := wheel_beside(place, package, version))), None)
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"vllm-rbln {rbln.version}", total=len(facts.facts))
+    checked = count(1)
+    with time_left(f"vllm-rbln {rbln.version}") as tell:
         found = check_release(
-            facts, Release(rbln, engine), against=against, find=find, on_fact=lambda _name: progress.advance(task)
+            facts,
+            Release(rbln, engine),
+            against=against,
+            find=find,
+            on_fact=lambda _name: tell(next(checked) / len(facts.facts)),
         )
     typer.echo(_as_json(found) if output == "json" else _as_text(found))
     raise typer.Exit(int(ExitCode.PASS if found.holds else ExitCode.RUN_INVALID))

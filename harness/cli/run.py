@@ -1,16 +1,14 @@
 """``harness run`` and ``harness report``: perform an experiment, and show what its sealed runs say.
 
-Turns signals into wishes (first Ctrl-C: end after this run; second: abort it). Never touches a server itself.
+No server is started or stopped here.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 import sys
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,15 +35,13 @@ from harness.shipped import shipped_names
 from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from rich.console import Console
 
     from harness.analysis import ExperimentSummary
     from harness.prereg import Ticket
     from harness.records import SealedRun
     from harness.report.view import Results
-    from harness.runner import ExperimentOutcome, StopFlag
+    from harness.runner import ExperimentOutcome
     from harness.spec import ExperimentSpec
 
 
@@ -136,15 +132,14 @@ def perform(
     until: end when the experiment's stopping rule has decided.
     again: the command that continues it; default: ``harness run --confirmatory`` of the frozen file.
     """
-    from harness.cli.progress import TerminalProgress
+    from harness.cli.progress import watched
     from harness.report.write import check_report_page
-    from harness.runner import StopFlag, run_experiment
+    from harness.runner import run_experiment
 
     console = terminal(is_error=form is not TableForm.text)
     page = check_report_page(page or runs / f"{spec.name}.html")
     ensure_machine_code(spec)
-    stop = StopFlag()
-    with TerminalProgress(console, runs) as progress, interruptible(stop, console):
+    with watched(console, runs) as (progress, stop):
         outcome = run_experiment(
             spec,
             runs_root=runs,
@@ -437,26 +432,3 @@ def _show_order(
         console.print(f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
         console.print(f"{num_sealed} more are sealed already")
-
-
-@contextmanager
-def interruptible(stop: StopFlag, console: Console) -> Generator[None, None, None]:
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGINT:
-            stop.abort()
-            if number == signal.SIGTERM:  # after a hang-up there is no terminal left to tell
-                console.print("stopping: this run is aborted, sealed runs are kept")
-            return
-        stop.request()
-        console.print(
-            "aborting this run; sealed runs are kept"
-            if stop.now.is_set()
-            else "ending after this run (Ctrl-C again aborts it)"
-        )
-
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.addresses import RunsOption, override_table
-from harness.cli.terminal import format_duration, say, show, terminal, time_left
+from harness.cli.terminal import format_duration, print_or_write, say, show, terminal, time_left
 from harness.errors import ExitCode
-from harness.outputs import check_output, write_text
+from harness.outputs import check_output
 from harness.shipped import find_shipped
 from harness.table import Table
 
@@ -150,11 +150,7 @@ def paper_rules(
         check_output(output)
     with time_left("searching") as tell:
         text = page(tell)
-    if output is None:
-        print(text)
-    else:
-        write_text(output, text)
-        print(f"wrote {output}")
+    print_or_write(text, output)
 
 
 def coverage(

@@ -101,9 +101,8 @@ def patch_check(
     Exit code 0 when they are the same, 3 when not. Example:
     `harness server patch check twin-survival --runs runs/check`
     """
-    from harness.cli.progress import TerminalProgress
-    from harness.cli.run import ensure_machine_code, interruptible
-    from harness.runner import StopFlag
+    from harness.cli.progress import watched
+    from harness.cli.run import ensure_machine_code
     from harness.runner.paired import run_paired
     from harness.spec import experiment_file, experiment_table, parse_experiment
     from harness.stack.rbln.patches.check import paired_spec
@@ -113,8 +112,7 @@ def patch_check(
     table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
     spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
     ensure_machine_code(spec)
-    stop = StopFlag()
-    with TerminalProgress(console) as progress, interruptible(stop, console):
+    with watched(console) as (progress, stop):
         outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)
     if outcome is None:
         say(console, "not both runs are sealed; continue with the same command and --resume")

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from harness.cli.addresses import RunsOption
-from harness.cli.terminal import terminal, time_left
-from harness.outputs import check_output, write_text
+from harness.cli.terminal import print_or_write, terminal, time_left
+from harness.outputs import check_output
 from harness.table import TableForm, written
 
 
@@ -45,11 +45,7 @@ def tables(
         check_output(output)  # before minutes of work, not after
     made = paper_tables(Source(runs, search, artifacts), numbers or ())
     content = written(made, TableForm("markdown" if form == "md" else form), terminal().width)
-    if output is None:
-        print(content, end="")
-        return
-    write_text(output, content)
-    print(f"tables: {output}")
+    print_or_write(content, output, "tables:")
 
 
 def signs(
@@ -68,8 +64,4 @@ def signs(
         check_output(output)
     with time_left("drawing plans") as tell:
         text = page(sums, tell)
-    if output is None:
-        print(text, end="")
-        return
-    write_text(output, text)
-    print(f"wrote {output}")
+    print_or_write(text, output)

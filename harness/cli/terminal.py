@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from harness.outputs import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,6 +82,22 @@ def print_tables(tables: Sequence[Table], form: TableForm, remarks: Iterable[str
     console = terminal()
     for text in (written(tables, form, console.width).removesuffix("\n"), *remarks):
         say(console, text, markup=False)
+
+
+def print_or_write(text: str, output: Path | None, label: str = "wrote") -> None:
+    """Print a text, or write it to a file and name that file."""
+    if output is None:
+        print(text, end="")
+        return
+    write_text(output, text)
+    print(f"{label} {output}")
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Names and untrusted values in two columns."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {printable_lines(str(value))}")
 
 
 def printable_drawing(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption, SealedArgument, sealed_runs
-from harness.cli.terminal import printable_lines
+from harness.cli.terminal import print_facts, printable_lines
 from harness.errors import SpecError
 from harness.shipped import find_shipped
 
@@ -168,7 +168,4 @@ def _show(trace: str) -> None:
 
     path = Path(trace) if Path(trace).is_file() else find_shipped("traces", trace, what="trace")
     with open_trace(path) as reader:
-        facts = describe_trace(reader)
-    width = max(len(key) for key in facts)
-    for key, value in facts.items():
-        print(f"{key:<{width}}  {printable_lines(str(value))}")
+        print_facts(describe_trace(reader))

@@ -6,7 +6,7 @@ A module of commands is loaded when one of its commands is called or listed, so 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -217,11 +217,14 @@ def _respell(words: list[str]) -> list[str]:
     return [*ALIASES[words[0]].split(), *words[1:]] if words and words[0] in ALIASES else words
 
 
-def _untype_flags(options: Iterable[object]) -> None:
-    """Help names no type for what takes no value."""
-    for option in options:
-        if isinstance(option, TyperOption) and option.is_flag:
-            option.metavar = ""
+class _PlainHelp:
+    """Help that names no type for an option without a value."""
+
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
+        for option in self.get_params(ctx):
+            if isinstance(option, TyperOption) and option.is_flag:
+                option.metavar = ""
+        super().format_help(ctx, formatter)  # pyright: ignore[reportAttributeAccessIssue]  # of the command beside it
 
 
 def _in_words_of_a_file(error: typer.BadParameter) -> str:
@@ -239,7 +242,7 @@ def _in_words_of_a_file(error: typer.BadParameter) -> str:
     return words if repr(given) in words else f"{given!r} {words}"
 
 
-class Command(TyperCommand):
+class Command(_PlainHelp, TyperCommand):
     """A command of this command line."""
 
     older_options: Mapping[str, str] = {}
@@ -255,22 +258,14 @@ class Command(TyperCommand):
         name, is_given, value = word.partition("=")
         return f"{self.older_options[name]}{is_given}{value}" if name in self.older_options else word
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _untype_flags(self.get_params(ctx))
-        super().format_help(ctx, formatter)
 
-
-class Group(TyperGroup):
+class Group(_PlainHelp, TyperGroup):
     """A group of commands that are loaded when they are asked for."""
 
     branch: Branch
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self.branch.respell(args))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _untype_flags(self.get_params(ctx))
-        super().format_help(ctx, formatter)
 
 
 class Commands(Mapping[str, Any]):

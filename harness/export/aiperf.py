@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary
 
 SCHEMA_VERSION = "1.4"
 NO_ROOM = (
@@ -31,8 +31,12 @@ _PERCENTILES = {
 }
 
 
-def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
-    """One line of ``profile_export.jsonl``."""
+def records(run: MeasuredRun) -> list[dict[str, Any]]:
+    """The lines of ``profile_export.jsonl``."""
+    return [_record(run, request) for request in run.window]
+
+
+def _record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
     agent = f"{run.run.label}/s{request.session}"
     return {
         "metadata": {
@@ -78,29 +82,27 @@ def _ms(value_ns: float | None) -> float | None:
 def summary_file(run: MeasuredRun) -> dict[str, Any]:
     """``profile_export_aiperf.json``: figures over the answered requests."""
     answered, figures = run.answered, run.figures
-    span_s = (run.end_ns - run.start_ns) / NS_PER_S if run.window else 0.0
-    gaps = [gap for request in answered for gap in request.itl_ns.tolist()]
     scalars: dict[str, tuple[float | None, str]] = {
         "request_count": (len(answered), "requests"),
         "error_request_count": (len(run.window) - len(answered), "requests"),
-        "benchmark_duration": (span_s, "sec"),
+        "benchmark_duration": (run.span_s, "sec"),
         "request_throughput": (None if figures is None else figures.requests_per_s.mean, "requests/sec"),
         "output_token_throughput": (None if figures is None else figures.tokens_per_s.mean, "tokens/sec"),
         "goodput": (
             None if figures is None or figures.goodput_per_s is None else figures.goodput_per_s.mean,
             "requests/sec",
         ),
-        "total_isl": (sum(request.prompt_tokens for request in answered), "tokens"),
-        "total_osl": (sum(request.output_tokens for request in answered), "tokens"),
+        "total_isl": (run.prompt_tokens, "tokens"),
+        "total_osl": (run.output_tokens, "tokens"),
     }
     distributions = {
-        "time_to_first_token": (summary([one.ttft_ns for one in answered], 1 / NS_PER_MS), "ms"),
-        "inter_token_latency": (summary([one.tpot_ns for one in answered], 1 / NS_PER_MS), "ms"),
-        "inter_chunk_latency": (summary(gaps, 1 / NS_PER_MS), "ms"),
-        "request_latency": (summary([one.e2e_ns for one in answered], 1 / NS_PER_MS), "ms"),
-        "input_sequence_length": (summary([one.prompt_tokens for one in answered]), "tokens"),
-        "output_sequence_length": (summary([one.output_tokens for one in answered]), "tokens"),
-        "usage_prompt_cache_read_tokens": (summary([one.cached_tokens for one in answered]), "tokens"),
+        "time_to_first_token": (run.over_answered("ttft_ns", 1 / NS_PER_MS), "ms"),
+        "inter_token_latency": (run.over_answered("tpot_ns", 1 / NS_PER_MS), "ms"),
+        "inter_chunk_latency": (run.over_answered("itl_ns", 1 / NS_PER_MS), "ms"),
+        "request_latency": (run.over_answered("e2e_ns", 1 / NS_PER_MS), "ms"),
+        "input_sequence_length": (run.over_answered("prompt_tokens"), "tokens"),
+        "output_sequence_length": (run.over_answered("output_tokens"), "tokens"),
+        "usage_prompt_cache_read_tokens": (run.over_answered("cached_tokens"), "tokens"),
     }
     return {
         "schema_version": SCHEMA_VERSION,

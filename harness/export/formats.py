@@ -3,104 +3,88 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from harness.errors import SpecError
 from harness.export import aiperf, guidellm, inference_perf, otel, rows, vllm_bench
 from harness.export.measured import MeasuredRun, measured
 from harness.plan.files import write_atomic
 from harness.records import SealedRun
+from harness.records.disk import csv_bytes, parquet_bytes
 
-MakeRun = Callable[[MeasuredRun], bytes]
-MakeTable = Callable[[Sequence[SealedRun]], bytes]
+# What a file holds: a table, lines of JSON in a .jsonl file, else one JSON value.
+Content = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. of_run: a file for each run. of_all: one file for all runs. no_room: what its shape cannot hold."""
+    """One format. of_run: the files of each run. of_all: files for all runs. no_room: what its shape cannot hold."""
 
     name: str
     no_room: tuple[str, ...]
-    of_run: tuple[tuple[str, MakeRun], ...] = ()
-    of_all: tuple[tuple[str, MakeTable], ...] = ()
+    of_run: Mapping[str, Callable[[MeasuredRun], Content]] = field(default_factory=dict[str, Any])
+    of_all: Mapping[str, Callable[[Sequence[SealedRun]], Content]] = field(default_factory=dict[str, Any])
 
     def names(self, runs: Sequence[SealedRun]) -> list[str]:
         """The files that these runs make, in the order of ``files``."""
-        each = [f"{run.label}/{name}" for run in runs for name, _ in self.of_run]
-        return each + [name for name, _ in self.of_all]
+        return [*(f"{run.label}/{name}" for run in runs for name in self.of_run), *self.of_all]
 
     def files(self, runs: Sequence[SealedRun]) -> Iterator[bytes]:
-        """Their content."""
+        """Their bytes."""
         for run in runs if self.of_run else ():
-            taken = measured(run)
-            for _, make in self.of_run:
-                yield make(taken)
-        for _, make in self.of_all:
-            yield make(runs)
+            measured_run = measured(run)
+            for name, make in self.of_run.items():
+                yield _encoded(name, make(measured_run))
+        for name, make in self.of_all.items():
+            yield _encoded(name, make(runs))
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
-def _json_lines(values: Iterator[Any]) -> bytes:
-    return b"".join(map(_json, values))
+def _encoded(name: str, content: Content) -> bytes:
+    if isinstance(content, pa.Table):
+        return csv_bytes(content) if name.endswith(".csv") else parquet_bytes(content)
+    values = content if name.endswith(".jsonl") else [content]
+    return b"".join(json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n" for value in values)
 
 
 _TABLE = (
+    Format("vllm-bench", vllm_bench.NO_ROOM, {"result.json": vllm_bench.result_file}),
     Format(
-        name="vllm-bench",
-        no_room=vllm_bench.NO_ROOM,
-        of_run=(("result.json", lambda run: _json(vllm_bench.result_file(run))),),
+        "aiperf",
+        aiperf.NO_ROOM,
+        {"profile_export.jsonl": aiperf.records, "profile_export_aiperf.json": aiperf.summary_file},
+    ),
+    Format("guidellm", guidellm.NO_ROOM, {"benchmarks.json": guidellm.report}),
+    Format(
+        "inference-perf",
+        inference_perf.NO_ROOM,
+        {
+            "summary_lifecycle_metrics.json": inference_perf.summary_file,
+            "stage_0_lifecycle_metrics.json": inference_perf.summary_file,
+            "per_request_lifecycle_metrics.json": inference_perf.records,
+        },
+    ),
+    Format("otel", otel.NO_ROOM, {"traces.json": lambda run: otel.resource_spans(run, otel.spans_of(run))}),
+    Format(
+        "csv",
+        rows.NO_ROOM_IN_CSV,
+        of_all={
+            "requests.csv": partial(rows.requests_table, has_tokens=False),
+            "serving.csv": rows.serving_table,
+        },
     ),
     Format(
-        name="aiperf",
-        no_room=aiperf.NO_ROOM,
-        of_run=(
-            ("profile_export.jsonl", lambda run: _json_lines(aiperf.record(run, one) for one in run.window)),
-            ("profile_export_aiperf.json", lambda run: _json(aiperf.summary_file(run))),
-        ),
-    ),
-    Format(
-        name="guidellm",
-        no_room=guidellm.NO_ROOM,
-        of_run=(("benchmarks.json", lambda run: _json(guidellm.report(run))),),
-    ),
-    Format(
-        name="inference-perf",
-        no_room=inference_perf.NO_ROOM,
-        of_run=(
-            ("summary_lifecycle_metrics.json", lambda run: _json(inference_perf.summary_file(run))),
-            ("stage_0_lifecycle_metrics.json", lambda run: _json(inference_perf.summary_file(run))),
-            (
-                "per_request_lifecycle_metrics.json",
-                lambda run: _json([inference_perf.record(run, one) for one in run.window]),
-            ),
-        ),
-    ),
-    Format(
-        name="otel",
-        no_room=otel.NO_ROOM,
-        of_run=(("traces.json", lambda run: _json(otel.resource_spans(run, otel.spans_of(run)))),),
-    ),
-    Format(
-        name="csv",
-        no_room=rows.NO_ROOM_IN_CSV,
-        of_all=(
-            ("requests.csv", lambda runs: rows.csv_bytes(rows.requests_table(runs, has_tokens=False))),
-            ("serving.csv", lambda runs: rows.csv_bytes(rows.serving_table(runs))),
-        ),
-    ),
-    Format(
-        name="parquet",
-        no_room=(),
-        of_all=(
-            ("requests.parquet", lambda runs: rows.parquet_bytes(rows.requests_table(runs, has_tokens=True))),
-            ("serving.parquet", lambda runs: rows.parquet_bytes(rows.serving_table(runs))),
-        ),
+        "parquet",
+        (),
+        of_all={
+            "requests.parquet": partial(rows.requests_table, has_tokens=True),
+            "serving.parquet": rows.serving_table,
+        },
     ),
 )
 FORMATS = {form.name: form for form in _TABLE}

@@ -73,7 +73,7 @@ def report(run: MeasuredRun) -> dict[str, Any]:
                 },
                 "start_time": run.start_ns / NS_PER_S,
                 "end_time": run.end_ns / NS_PER_S,
-                "duration": (run.end_ns - run.start_ns) / NS_PER_S,
+                "duration": run.span_s,
             }
         ],
     }
@@ -93,7 +93,7 @@ def _state(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, Any]
 def _scheduler(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, Any]:
     first_s, last_s = run.start_ns / NS_PER_S, run.end_ns / NS_PER_S
     late = summary([request.sent_ns - request.due_ns for request in run.window], 1 / NS_PER_S)
-    took = summary([request.e2e_ns for request in run.answered], 1 / NS_PER_S)
+    took = run.over_answered("e2e_ns", 1 / NS_PER_S)
     # GuideLLM writes -1 for a delay that it did not observe; here its workers and their queues do not exist.
     absent = ("queued_time", "resolve_start_delay", "resolve_targeted_start_delay", "request_start_delay")
     unseen = (*absent, "resolve_end_delay", "resolve_time", "finalized_delay", "processed_delay")
@@ -159,25 +159,25 @@ def _metrics(run: MeasuredRun, answered: list[MeasuredRequest], left: list[Measu
     figures = run.figures
     span_ns = run.end_ns - run.start_ns
     sums = {
-        "prompt_tokens_per_second": sum(request.prompt_tokens for request in answered),
-        "tokens_per_second": sum(request.prompt_tokens + request.output_tokens for request in answered),
+        "prompt_tokens_per_second": run.prompt_tokens,
+        "tokens_per_second": run.prompt_tokens + run.output_tokens,
     }
     per_s = {name: tokens / span_ns * NS_PER_S if span_ns else None for name, tokens in sums.items()}
     busy_ns = sum(request.done_ns - request.sent_ns for request in answered)
-    firsts = summary([request.ttft_ns for request in answered], 1 / NS_PER_MS)
+    firsts = run.over_answered("ttft_ns", 1 / NS_PER_MS)
     distributions = {
         "requests_per_second": summary([None if figures is None else figures.requests_per_s.mean]),
         "request_concurrency": summary([busy_ns / span_ns if span_ns else None]),
-        "request_latency": summary([request.e2e_ns for request in answered], 1 / NS_PER_S),
+        "request_latency": run.over_answered("e2e_ns", 1 / NS_PER_S),
         "request_dispatch_delay": summary([one.sent_ns - one.due_ns for one in answered], 1 / NS_PER_S),
         "request_streaming_iterations_count": summary([len(request.token_ns) for request in answered]),
-        "prompt_token_count": summary([request.prompt_tokens for request in answered]),
-        "output_token_count": summary([request.output_tokens for request in answered]),
+        "prompt_token_count": run.over_answered("prompt_tokens"),
+        "output_token_count": run.over_answered("output_tokens"),
         "total_token_count": summary([request.prompt_tokens + request.output_tokens for request in answered]),
         "time_to_first_token_ms": firsts,
         "time_to_first_output_token_ms": firsts,
         "time_per_output_token_ms": summary([_whole_by_tokens_ms(request) for request in answered]),
-        "inter_token_latency_ms": summary([request.tpot_ns for request in answered], 1 / NS_PER_MS),
+        "inter_token_latency_ms": run.over_answered("tpot_ns", 1 / NS_PER_MS),
         "time_to_last_round_trip_ms": None,
         "avg_round_trip_time_ms": None,
         "prompt_tokens_per_second": summary([per_s["prompt_tokens_per_second"]]),

@@ -17,8 +17,12 @@ NO_ROOM = (
 )
 
 
-def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
-    """One record of ``per_request_lifecycle_metrics.json``."""
+def records(run: MeasuredRun) -> list[dict[str, Any]]:
+    """``per_request_lifecycle_metrics.json``."""
+    return [_record(run, request) for request in run.window]
+
+
+def _record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
     usage: dict[str, Any] = {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.output_tokens}
     if request.cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": request.cached_tokens}
@@ -84,11 +88,10 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
     """``summary_lifecycle_metrics.json`` and ``stage_0_lifecycle_metrics.json``: one run has one stage."""
     window, answered, figures = run.window, run.answered, run.figures
     left = [request for request in window if not request.is_answered]
-    span_s = (run.end_ns - run.start_ns) / NS_PER_S
+    span_s = run.span_s
     send_s = (max((request.sent_ns for request in window), default=0) - run.start_ns) / NS_PER_S
-    num_input = sum(request.prompt_tokens for request in answered)
-    num_output = sum(request.output_tokens for request in answered)
     # inference-perf divides by the span from the first start to the last end, failed requests among them.
+    num_input, num_output = run.prompt_tokens, run.output_tokens
     rates = {"input": num_input, "output": num_output, "total": num_input + num_output}
     successes: dict[str, Any] = {
         "count": len(answered),
@@ -105,7 +108,10 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
         },
         "prompt_tokens": _prompt_tokens(answered),
         "output_len": _block([request.output_tokens for request in answered]),
-        "output_tokens": {"total": num_output, **(_block([request.output_tokens for request in answered]) or {})},
+        "output_tokens": {
+            "total": num_output,
+            **(_block([request.output_tokens for request in answered]) or {}),
+        },
         "token_count_mismatches": 0,
     }
     if figures is not None and figures.goodput_per_s is not None and figures.good_share is not None:
@@ -143,8 +149,8 @@ def _prompt_tokens(requests: Sequence[MeasuredRequest]) -> dict[str, Any]:
 
 
 def _block(values: Sequence[float | None], scale: float = 1.0) -> dict[str, float] | None:
-    found = summary(values, scale)
-    if found is None:
+    figure = summary(values, scale)
+    if figure is None:
         return None
-    percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in found.percentiles.items()}
-    return {"mean": found.mean, "min": found.low, "max": found.high, **percentiles}
+    percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in figure.percentiles.items()}
+    return {"mean": figure.mean, "min": figure.low, "max": figure.high, **percentiles}

@@ -6,8 +6,8 @@ replay, and model time from there on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,48 +22,54 @@ from harness.analysis.method.serving import (
     token_chunks,
 )
 from harness.analysis.method.stats import quantiles
+from harness.clock import NS_PER_S
 from harness.records import SealedRun, origin_of
 from harness.records.manifest import table_at
 from harness.records.schema import ABORTED, values_of
 
 # Columns of the requests table that a request has unchanged.
 AS_RECORDED = ("session", "request_id", "response_id", "status", "http_status", "finish_reason", "cached_tokens")
+UNIX_NS = "ns since 1970"
 PERCENTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+
+
+def _column(meaning: str, unit: str = "") -> Any:
+    """A field that is also a column of the tables of requests."""
+    return field(metadata={"meaning": meaning, "unit": unit})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRequest:
     """One request that was sent. Latencies in model ns, None where they were not observed.
 
-    is_in_window: due in the measurement window; other requests enter no figure. token_ns: instant of each token.
-    itl_ns: gap before each token after the first. wait_ns: planned tool wait after it.
+    Requests outside the measurement window enter no figure.
     """
 
-    session: int
-    turn: int
-    request_id: str
-    response_id: str
-    status: str
-    http_status: int | None
-    finish_reason: str
-    trigger_ns: int
-    due_ns: int
-    sent_ns: int
-    head_ns: int | None
-    done_ns: int
-    prompt_tokens: int
-    cached_tokens: int | None
-    output_tokens: int
-    max_tokens: int
-    wait_ns: int
-    is_in_window: bool
-    prefix: str
-    ttft_ns: float | None
-    tpot_ns: float | None
-    e2e_ns: float | None
-    queue_ns: float | None
-    token_ns: NDArray[np.int64]
-    itl_ns: FloatArray
+    session: int = _column("which session of the plan, from 0")
+    turn: int = _column("which request of that session, from 0")
+    request_id: str = _column("id that the client sent along")
+    response_id: str = _column("id that the server answered with")
+    status: str = _column("ok or aborted (the client left, as planned)")
+    http_status: int | None = _column("status of the response")
+    finish_reason: str = _column("why the answer ended, in the server's word")
+    trigger_ns: int = _column("end of what it waited for", UNIX_NS)
+    due_ns: int = _column("when it should leave", UNIX_NS)
+    sent_ns: int = _column("when it left", UNIX_NS)
+    head_ns: int | None = _column("head of the response", UNIX_NS)
+    done_ns: int = _column("end of the response", UNIX_NS)
+    prompt_tokens: int = _column("prompt", "tokens")
+    cached_tokens: int | None = _column("reused part of it; null where unknown", "tokens")
+    output_tokens: int = _column("generated tokens", "tokens")
+    max_tokens: int = _column("answer of the plan", "tokens")
+    wait_ns: int = _column("planned tool wait after it", "ns")
+    is_in_window: bool = _column("whether it was due in the measurement window")
+    prefix: str = _column("first, reused, recomputed or unknown; empty outside the figures")
+    ttft_ns: float | None = _column("from sending to its first token", "ns")
+    tpot_ns: float | None = _column("mean time between its tokens after the first", "ns")
+    e2e_ns: float | None = _column("sent until the end of the response", "ns")
+    queue_ns: float | None = _column("from sending to its slot, by the log", "ns")
+    token_ns: NDArray[np.int64] = _column("instant of each token", UNIX_NS)  # noqa: RUF009  # makes a field
+    itl_ns: FloatArray = _column("gap before each token after the first", "ns")  # noqa: RUF009  # makes a field
 
     @property
     def is_answered(self) -> bool:
@@ -110,6 +116,26 @@ class MeasuredRun:
     def end_ns(self) -> int:
         """The last end of the window."""
         return max((request.done_ns for request in self.window), default=0)
+
+    @property
+    def span_s(self) -> float:
+        """From the first send to the last end."""
+        return (self.end_ns - self.start_ns) / NS_PER_S
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all answered prompts."""
+        return sum(request.prompt_tokens for request in self.answered)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(request.output_tokens for request in self.answered)
+
+    def over_answered(self, name: str, scale: float = 1.0) -> Summary | None:
+        """The summary of an attribute of the answered requests, or of its elements, each value times ``scale``."""
+        values = [getattr(request, name) for request in self.answered]
+        return summary(np.concatenate([np.empty(0), *values]) if name == "itl_ns" else values, scale)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -214,7 +240,7 @@ class Summary:
         return self.percentiles[q]
 
 
-def summary(values: Sequence[float | None], scale: float = 1.0) -> Summary | None:
+def summary(values: Iterable[float | None], scale: float = 1.0) -> Summary | None:
     """The summary of what was observed, each value times ``scale``; None where nothing was."""
     known = np.array([value for value in values if value is not None], dtype=np.float64) * scale
     if not len(known):

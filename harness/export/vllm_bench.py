@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary
 
 NO_ROOM = (
     "cached prompt tokens, session and turn of a request, its finish reason",
@@ -24,10 +24,6 @@ NO_ROOM = (
 def result_file(run: MeasuredRun) -> dict[str, Any]:
     """The run as one result; a request that the client left has an error, no tokens and no times, as failures have."""
     requests, answered, figures = run.window, run.answered, run.figures
-    span_s = 0.0 if not requests else (run.end_ns - run.start_ns) / NS_PER_S
-    num_input = sum(request.prompt_tokens for request in answered)
-    num_output = sum(request.output_tokens for request in answered)
-    gaps_ns = np.concatenate([np.empty(0), *(request.itl_ns for request in answered)]).tolist()
     return {
         "date": datetime.fromtimestamp(run.start_ns / NS_PER_S, timezone.utc).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "openai",
@@ -40,15 +36,15 @@ def result_file(run: MeasuredRun) -> dict[str, Any]:
         "request_rate": None,
         "burstiness": None,
         "max_concurrency": None,
-        "duration": span_s,
+        "duration": run.span_s,
         "completed": len(answered),
         "failed": len(requests) - len(answered),
-        "total_input_tokens": num_input,
-        "total_output_tokens": num_output,
+        "total_input_tokens": run.prompt_tokens,
+        "total_output_tokens": run.output_tokens,
         "request_throughput": 0.0 if figures is None else figures.requests_per_s.mean,
         "request_goodput": None if figures is None or figures.goodput_per_s is None else figures.goodput_per_s.mean,
         "output_throughput": 0.0 if figures is None else figures.tokens_per_s.mean,
-        "total_token_throughput": (num_input + num_output) / span_s if span_s else 0.0,
+        "total_token_throughput": (run.prompt_tokens + run.output_tokens) / run.span_s if run.span_s else 0.0,
         "input_lens": [request.prompt_tokens for request in requests],
         "output_lens": [request.output_tokens if request.is_answered else 0 for request in requests],
         "ttfts": [(request.ttft_ns or 0.0) / NS_PER_S for request in requests],
@@ -59,10 +55,10 @@ def result_file(run: MeasuredRun) -> dict[str, Any]:
         "generated_texts": [""] * len(requests),
         "errors": ["" if request.is_answered else "aborted by the client, as planned" for request in requests],
         "max_concurrent_requests": most_at_once(requests),
-        **_summaries("ttft", summary([request.ttft_ns for request in answered], 1 / NS_PER_MS)),
-        **_summaries("tpot", summary([request.tpot_ns for request in answered], 1 / NS_PER_MS)),
-        **_summaries("itl", summary(gaps_ns, 1 / NS_PER_MS)),
-        **_summaries("e2el", summary([request.e2e_ns for request in answered], 1 / NS_PER_MS)),
+        **_summaries("ttft", run.over_answered("ttft_ns", 1 / NS_PER_MS)),
+        **_summaries("tpot", run.over_answered("tpot_ns", 1 / NS_PER_MS)),
+        **_summaries("itl", run.over_answered("itl_ns", 1 / NS_PER_MS)),
+        **_summaries("e2el", run.over_answered("e2e_ns", 1 / NS_PER_MS)),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Generator, Iterator
@@ -93,6 +94,22 @@ def _groups_of_stream(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:
             num_waiting -= group_rows
     if num_waiting or not rows.num_rows:
         yield pa.Table.from_batches(waiting, rows.schema).combine_chunks()
+
+
+def csv_bytes(table: pa.Table) -> bytes:
+    """The table as CSV."""
+    from pyarrow.csv import write_csv
+
+    buffer = io.BytesIO()
+    write_csv(table, buffer)
+    return buffer.getvalue()
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """The table as Parquet; columns carry their meaning and unit."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
 
 
 def is_as_written_here(path: Path, table: pa.Table) -> bool:

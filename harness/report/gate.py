@@ -44,16 +44,15 @@ def _row(test: GateTest) -> dict[str, Cell]:
 
 
 def gate_lines(result: GateResult) -> list[str]:
-    """The result for a terminal: the answer first, what was not passed, then what a reader must know."""
-    answer = f"gate {result.experiment}: {ANSWERS[result.verdict]}"
-    return [answer, *filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in result.notes)]
+    """The lines below that table: what was not passed, then what a reader must know."""
+    return [*filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in result.notes)]
 
 
-def shown_rows(result: GateResult) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Heads and cells of the table as people read it."""
-    heads = ("condition", "figure", "pairs", "baseline", "new", "ratio", "interval", "limit", "verdict")
-    return heads, [
-        [
+def shown_table(result: GateResult) -> Table:
+    """The table as people read it, under the answer."""
+    columns = ("condition", "figure", "pairs", "baseline", "new", "ratio", "interval", "limit", "verdict")
+    rows = (
+        (
             test.condition,
             test.figure,
             str(test.num_pairs),
@@ -62,22 +61,23 @@ def shown_rows(result: GateResult) -> tuple[tuple[str, ...], list[list[str]]]:
             "-" if test.low is None or test.high is None else f"{test.low:.4f} to {test.high:.4f}",
             f"{test.limit:g}",
             test.verdict.value,
-        ]
+        )
         for test in result.tests
-    ]
+    )
+    return Table(f"gate {result.experiment}: {ANSWERS[result.verdict]}", "", columns, tuple(rows))
 
 
 def gate_markdown(result: GateResult) -> str:
     """A summary for the page of a CI job."""
-    heads, rows = shown_rows(result)
-    bold = [[*row[:-1], row[-1] if row[-1] == GateVerdict.PASS.value else f"**{row[-1]}**"] for row in rows]
+    shown = shown_table(result)
+    bold = [(*row[:-1], row[-1] if row[-1] == GateVerdict.PASS.value else f"**{row[-1]}**") for row in shown.rows]
     meanings = [f"{name}: {FIGURES[name].meaning}" for name in result.policy.limits]
     lines = [
         f"## Gate of {result.experiment}: {result.verdict.value}",
         "",
         f"{ANSWERS[result.verdict]}. {result.origin}".strip(),
         "",
-        markdown_rows(heads, bold),
+        markdown_rows(shown.columns, bold),
         "",
         *(f"- {line}" for line in _open_tests(result)),
         *(f"- {note}" for note in result.notes),
