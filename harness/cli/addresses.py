@@ -109,7 +109,7 @@ def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str
     target: Any = table
     for part in parts:
         if isinstance(target, list):
-            named = [one for one in cast("list[Any]", target) if isinstance(one, dict) and one.get("name") == part]
+            named = [item for item in cast("list[Any]", target) if isinstance(item, dict) and item.get("name") == part]
             if not named:
                 raise SpecError(f"{key!r}: nothing is named {part!r}", where="--set", hint="Check the dotted key")
             target = named[0]

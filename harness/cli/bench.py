@@ -1,6 +1,6 @@
 """``harness bench``: what the harness can do on this machine, beside its marks.
 
-Prints; judges only what it is asked to compare; leaves nothing but the file it is told to write.
+Prints the figures. Writes only the file that ``--output`` names.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def bench(
     then = None if compare is None else read_figures(compare)
     if output is not None:
         check_output(output)
-    console, found = terminal(), list["Figure"]()
+    console, figures = terminal(), list["Figure"]()
     for name in wanted:
-        found += _client(quick, peers or []) if name == "client" else _printed(console, SECTIONS[name]())
+        figures += _client(quick, peers or []) if name == "client" else _printed(console, SECTIONS[name]())
     if output is not None:
-        write_figures(output, found)
+        write_figures(output, figures)
     if then is not None:
-        told = changes(then, found)
-        say(console, "\n".join(["", COMPARED, *map(str, told)]), markup=False)
-        if any(change.verdict == "slower" for change in told):
+        compared = changes(then, figures)
+        say(console, "\n".join(["", COMPARED, *map(str, compared)]), markup=False)
+        if any(change.verdict == "slower" for change in compared):
             raise typer.Exit(int(ExitCode.RULE_FAILED))
 
 

@@ -103,7 +103,7 @@ def list_runs(
     console = terminal()
     for run in store.sealed():
         verdict = "valid" if run.is_valid else f"INVALID: {escape_markup('; '.join(run.invalid_reasons))}"
-        tries = "".join(f"; repeats {one.folder}, INVALID" for one in run.manifest.earlier_tries)
+        tries = "".join(f"; repeats {earlier.folder}, INVALID" for earlier in run.manifest.earlier_tries)
         say(console, f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}")
     for folder in store.foreign():
         name = escape_markup(str(folder.relative_to(runs)))

@@ -108,8 +108,8 @@ def _topics() -> list[str]:
 
 
 def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
-    said = " ".join((model.__doc__ or "").split())
-    print(f"{PLACES.get(topic, f'[{topic}]')}  {said}\n")
+    meaning = " ".join((model.__doc__ or "").split())
+    print(f"{PLACES.get(topic, f'[{topic}]')}  {meaning}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
         if only not in ("", name):
@@ -128,7 +128,7 @@ def _default(model: type[BaseModel], name: str) -> str:
         return f"see harness explain {name}"
     if value is None:
         return "(not set)"
-    return json.dumps(value, default=lambda found: found.model_dump() if hasattr(found, "model_dump") else str(found))
+    return json.dumps(value, default=lambda part: part.model_dump() if hasattr(part, "model_dump") else str(part))
 
 
 def _allowed(key: Mapping[str, Any]) -> str:

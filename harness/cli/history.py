@@ -48,13 +48,13 @@ def history(
     from harness.analysis.method.history import histories
     from harness.report.history_page import history_lines, history_table, write_history
 
-    found = histories([one for place in places for one in _placed(place, runs)], figures or ["cost"])
-    table = history_table(found)
+    results = histories([point for place in places for point in _placed(place, runs)], figures or ["cost"])
+    table = history_table(results)
     if form not in (TableForm.csv, TableForm.json):
         table = with_four_digits(table, ("value", "low", "high"))
-    print_tables([table], form, remarks=history_lines(found))
+    print_tables([table], form, remarks=history_lines(results))
     if output is not None:
-        write_history(output, found)
+        write_history(output, results)
 
 
 def _placed(address: str, runs: Path) -> Iterator[Placed]:

@@ -1,6 +1,6 @@
 """``harness plan``, ``waits``, ``simulate``: make and look at inputs, before any server is started.
 
-Writes only the file it is told to.
+Writes only the files that the commands name.
 """
 
 from __future__ import annotations
@@ -165,23 +165,27 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     planned = checked(resolve(spec))
     with time_left("predicting") as on_progress:
         predictions = predict_experiment(planned, on_progress=on_progress)
-    console, asked = terminal(), spec.prediction
-    interval = [f"{asked.level:.0%} interval"] * (asked.draws > 1)
+    console, wanted = terminal(), spec.prediction
+    interval = [f"{wanted.level:.0%} interval"] * (wanted.draws > 1)
     headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
     rows: list[tuple[str, ...]] = []
     for run in planned:
-        found = predictions[run.condition.name][run.replicate]
-        device = drawn_interval([found], "device_ns")
-        seconds = (found.decode_ns, found.prefill_ns, found.waiting_session_ns, found.end_ns)
-        counts = (f"{found.num_reused}/{found.num_rearrivals}", str(found.cached_tokens), str(found.num_evictions))
+        means = predictions[run.condition.name][run.replicate]
+        device = drawn_interval([means], "device_ns")
+        seconds = (means.decode_ns, means.prefill_ns, means.waiting_session_ns, means.end_ns)
+        counts = (
+            f"{means.num_reused}/{means.num_rearrivals}",
+            str(means.cached_tokens),
+            str(means.num_evictions),
+        )
         drawn = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
-        device_s = f"{found.device_ns / NS_PER_S:.3f}"
+        device_s = f"{means.device_ns / NS_PER_S:.3f}"
         rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
-    how = f"means of {asked.draws} draws" if asked.draws > 1 else "one simulation of each, without perturbations"
+    how = f"means of {wanted.draws} draws" if wanted.draws > 1 else "one simulation of each, without perturbations"
     console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
     console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
-    if asked.draws > 1:
-        for line in dict.fromkeys(perturbation_of(asked, run.cost_file).line() for run in planned):
+    if wanted.draws > 1:
+        for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
             console.print(line)
     show(console, Table("", "", headings, tuple(rows)))
     _print_ratios(console, spec, predictions)

@@ -212,15 +212,15 @@ def check_archive(
     """
     from harness.prereg import check_published
 
-    found = check_published(archive, signers)
-    _show(found.judgement.decisions, "confirmatory", 0, is_full=False)
-    for abort in found.judgement.aborts:
+    checked = check_published(archive, signers)
+    _show(checked.judgement.decisions, "confirmatory", 0, is_full=False)
+    for abort in checked.judgement.aborts:
         print(f"started and not sealed: {abort}")
-    for told in found.proven:
-        print(f"proven: {told}")
-    for told in found.unproven:
-        print(f"not proven: {told}")
-    found.judgement.require_passed()
+    for claim in checked.proven:
+        print(f"proven: {claim}")
+    for claim in checked.unproven:
+        print(f"not proven: {claim}")
+    checked.judgement.require_passed()
 
 
 def analyse(
@@ -316,8 +316,8 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
         # One of little work tells whether sharing is worth it; then those of most, so that the last is a short one.
         order.sort(key=lambda place: -sum(work[specs[place].name].values()) - analyses[specs[place].name])
         order.insert(0, order.pop())
-    said: dict[int, tuple[str, int]] = {}
-    num_said, done = 0, 0.0
+    results: dict[int, tuple[str, int]] = {}
+    num_printed, done = 0, 0.0
 
     def perform(place: int, tell: Callable[[float], None]) -> tuple[str, int]:
         name = specs[place].name
@@ -332,17 +332,17 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
 
     with time_left("catalogue") as show:
 
-        def on_told(share: float) -> None:
+        def on_share(share: float) -> None:
             nonlocal done
             done += share
             show(done / whole)
 
-        for place, found in parallel_map(perform, order, on_told, processes):
-            said[order[place]] = found
-            while num_said in said:
-                print(said[num_said][0], flush=True)
-                num_said += 1
-    if num_invalid := sum(invalid for _, invalid in said.values()):
+        for place, found in parallel_map(perform, order, on_share, processes):
+            results[order[place]] = found
+            while num_printed in results:
+                print(results[num_printed][0], flush=True)
+                num_printed += 1
+    if num_invalid := sum(invalid for _, invalid in results.values()):
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
 
 

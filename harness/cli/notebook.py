@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[SealedRun]:
     """The sealed runs of an experiment, invalid ones included.
 
-    address: its name below ``runs_root``, its file, or a folder of runs. Raises SpecError where there are none.
+    address: its name below ``runs_root``, its file, or a folder of runs. Raises SpecError where there are nneed.
     """
     from harness.records.addresses import sealed_runs
 
@@ -69,19 +69,19 @@ def power(
 
     spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
     components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
-    found = [needed(one, Goal(margin=margin, precision=precision)) for one in components]
+    needs = [needed(parts, Goal(margin=margin, precision=precision)) for parts in components]
     rows = [
         {
-            "condition": one.components.condition,
-            "baseline": one.components.baseline,
-            "log_ratio": one.components.mean,
-            "sd_of_log_ratio": one.components.sd,
-            "for_precision": one.precision,
-            "for_equivalence": one.equivalence,
-            "for_difference": one.difference,
-            "as_found": one.as_predicted,
+            "condition": need.components.condition,
+            "baseline": need.components.baseline,
+            "log_ratio": need.components.mean,
+            "sd_of_log_ratio": need.components.sd,
+            "for_precision": need.precision,
+            "for_equivalence": need.equivalence,
+            "for_difference": need.difference,
+            "as_found": need.as_predicted,
         }
-        for one in found
+        for need in needs
     ]
     caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}."
     return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.spec.rules import SuperiorityRule
 
 DASH = "> 1000"
-# Blocks on each device for which the number of devices is told.
+# Blocks on each device for which the number of devices is printed.
 EACH = (1, 2, 4, 8)
 
 
@@ -75,32 +75,34 @@ def power(
     components = measured_components(spec, sealed) if sealed else simulated
     components = _chosen(components, comparison or [], str(path))
     if goal.rule is not None:
-        components = [one for one in components if goal.rule.applies_to(one.condition, spec.factors[one.condition])]
+        components = [
+            parts for parts in components if goal.rule.applies_to(parts.condition, spec.factors[parts.condition])
+        ]
     if not components:
         raise SpecError("no comparison is left to plan for", where=str(path), hint="Check the rule's conditions")
-    found = [needed(one, goal) for one in components]
+    needs = [needed(parts, goal) for parts in components]
     origin = f"simulated: {blocks} plan draws, each restarted with the client's jitter"
     if sealed:
         notes = list(filter(None, [origin_of(sealed)]))
-        counted = f"{max(one.num_blocks for one in components)} sealed blocks under {runs}"
+        counted = f"{max(parts.num_blocks for parts in components)} sealed blocks under {runs}"
         origin = "\n".join((f"{'of' if notes else 'measured in'} {counted}", *notes))
     block = format_duration(costs.block_s)
-    one_device = "one device; " if all(one.num_devices == 1 for one in components) else ""
+    one_device = "one device; " if all(parts.num_devices == 1 for parts in components) else ""
     lines = [
-        *_answers(found, goal),
+        *_answers(needs, goal),
         f"{spec.name}: log cost ratio of one block, {origin}",
-        *_spreads(found),
+        *_spreads(needs),
         f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)",
         "",
-        *_needs(found, goal, costs),
+        *_needs(needs, goal, costs),
         "",
-        *_devices(found, goal),
-        *_allocation(found, goal, costs),
-        *_paste(found, goal),
+        *_devices(needs, goal),
+        *_allocation(needs, goal, costs),
+        *_paste(needs, goal),
     ]
     print("\n".join(lines))
     if output is not None:
-        page = write_power_page(output, f"Power of {spec.name}", found, goal, "\n".join(lines))
+        page = write_power_page(output, f"Power of {spec.name}", needs, goal, "\n".join(lines))
         print(f"page: {page}")
 
 
@@ -132,27 +134,27 @@ def scatter(
             where=experiment,
             hint="Run it on a server: --backend emulator, twin or rbln",
         )
-    found, bias = measured(sealed), cost_bias(sealed)
+    settings, bias = measured(sealed), cost_bias(sealed)
     print(f"{experiment}: {len(sealed)} valid runs on the {kind.label}")
     if not kind.has_device:
         print("No NPU was measured: this is the scatter of the machine that stood in for one.")
     if bias is not None:
         print(f"undisturbed decode steps last {bias:+.2%} against the cost model, on the mean of runs")
     print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
-    for key, one in found.items():
-        print(f"{key} = {one.value:.3g}  # from {one.num_units:,} {one.unit}")
+    for key, setting in settings.items():
+        print(f"{key} = {setting.value:.3g}  # from {setting.num_units:,} {setting.unit}")
     drawn = [key for key in PerturbationSpec.model_fields if key.endswith(("_ms", "_sd"))]
-    if left := [key for key in drawn if key not in found]:
+    if left := [key for key in drawn if key not in settings]:
         print(f"# these runs cannot tell {', '.join(left)}")
 
 
 def _chosen(components: Sequence[Components], names: Sequence[str], where: str) -> list[Components]:
-    known = [one.condition for one in components]
+    known = [parts.condition for parts in components]
     if unknown := [name for name in names if name not in known]:
         raise SpecError(
             f"compares no condition {unknown[0]!r} with a baseline", where=where, hint=f"There are {', '.join(known)}"
         )
-    return [one for one in components if not names or one.condition in names]
+    return [parts for parts in components if not names or parts.condition in names]
 
 
 def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | None:
@@ -168,19 +170,19 @@ def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | No
     return None
 
 
-def _answers(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
+def _answers(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
     """A sentence for each comparison under the goal's rule: how many replicates show it cheaper."""
     if goal.rule is None:
         return
     by = f" by at least {100 * goal.rule.margin:g} %" if goal.rule.margin else ""
-    for one in found:
-        parts = one.components
+    for need in needs:
+        parts = need.components
         change = f"it costs {_percent(parts.mean)[1:]} {'less' if parts.mean < 0 else 'more'}"
-        if one.proposed is None:
+        if need.proposed is None:
             yield f"{parts.condition}: no number of replicates up to 1,000 shows it cheaper{by}, if {change}"
         else:
             yield (
-                f"{parts.condition}: {one.proposed} replicates show it cheaper{by} with probability {goal.power:g}, "
+                f"{parts.condition}: {need.proposed} replicates show it cheaper{by} with probability {goal.power:g}, "
                 f"if {change}"
             )
     yield ""
@@ -191,60 +193,61 @@ def _percent(log_ratio: float) -> str:
     return f"{100 * math.expm1(log_ratio):+.1f} %"
 
 
-def _spreads(found: Sequence[Needed]) -> Iterator[str]:
-    width = max(len(one.components.condition) for one in found)
+def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
+    width = max(len(need.components.condition) for need in needs)
     yield f"{'':<{width}}    ratio      sd    plan  restart   (sd of ln ratio)"
-    for one in found:
-        parts = one.components
+    for need in needs:
+        parts = need.components
         levels = "  ".join("     -" if part is None else f"{part:.4f}" for part in (parts.plan, parts.restart))
         yield f"{parts.condition:<{width}}  {_percent(parts.mean):>9}  {parts.sd:.4f}  {levels}"
 
 
-def _needs(found: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
-    width = max(len(one.components.condition) for one in found)
+def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
+    width = max(len(need.components.condition) for need in needs)
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g} (hours)"
     heads = [f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found"]
     heads += [f"cheaper {goal.rule.margin:.1%}"] if goal.rule else []
     yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   looked at: half, nine of ten"
-    for one in found:
-        cells = [one.precision, one.equivalence, one.difference, one.as_predicted]
-        cells += [one.superiority] if goal.rule else []
-        looked = ", ".join(_blocks(count) for count in (one.looked_50, one.looked_90))
+    for need in needs:
+        cells = [need.precision, need.equivalence, need.difference, need.as_predicted]
+        cells += [need.superiority] if goal.rule else []
+        looked = ", ".join(_blocks(count) for count in (need.looked_50, need.looked_90))
         row = "".join(f"{_with_hours(count, costs):>16}" for count in cells)
-        yield f"{one.components.condition:<{width}}  {row}   {looked}"
+        yield f"{need.components.condition:<{width}}  {row}   {looked}"
 
 
-def _devices(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
+def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
     """What the devices of sealed runs add, and how many of them the margin needs."""
     from harness.advise.power import devices_for_equivalence
 
-    for one in found:
-        parts = one.components
+    for need in needs:
+        parts = need.components
         if parts.device is not None:
-            needs = [_blocks(devices_for_equivalence(parts, goal, each)) for each in EACH]
+            devices = [_blocks(devices_for_equivalence(parts, goal, each)) for each in EACH]
             yield (
                 f"{parts.condition}: sd {parts.device:.4f} between its {parts.num_devices} devices, {parts.within:.4f} "
                 f"within; devices that show equal {goal.margin:.1%} with {', '.join(map(str, EACH))} blocks each: "
-                f"{', '.join(needs)}"
+                f"{', '.join(devices)}"
             )
 
 
-def _allocation(found: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
+def _allocation(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
     from harness.advise.power import allocated
 
     yield "repeat no plan draw: a new one costs no more, and holds the restart's spread as well"
     if goal.compile_sd == 0:
         yield "compiles: their spread is not estimated (--compile-sd), so what is found holds for the artifact measured"
         return
-    for one in found:
-        best = allocated(one.components, goal, costs)
+    for need in needs:
+        best = allocated(need.components, goal, costs)
         hours = best.hours(costs)
-        told = "more compiles than can be had" if hours is None else f"{best.compiles} compiles, {hours:.1f} h"
-        yield f"{one.components.condition}: {best.blocks} blocks of each of {told} (compile: {costs.compile_s:.0f} s)"
+        compiles = "more compiles than can be had" if hours is None else f"{best.compiles} compiles, {hours:.1f} h"
+        seconds = f"compile: {costs.compile_s:.0f} s"
+        yield f"{need.components.condition}: {best.blocks} blocks of each of {compiles} ({seconds})"
 
 
-def _paste(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
-    most = max(found, key=lambda one: one.proposed or 10_000)
+def _paste(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
+    most = max(needs, key=lambda need: need.proposed or 10_000)
     if most.proposed is None:
         name = most.components.condition
         ways = "name others with --comparison" if goal.rule else "leave it out with --comparison, or widen --margin"
@@ -254,9 +257,9 @@ def _paste(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
     what = f"power {goal.power:g} at margin {margin:g}, alpha {alpha:g}, sd {most.components.sd:.4f}"
     yield "paste above the first table of the experiment:"
     yield f"replicates = {most.proposed}  # {what} ({most.components.condition})"
-    if all(one.looked_90 for one in found):
-        half = max(one.looked_50 or 0 for one in found)
-        budget = max(one.looked_90 or 0 for one in found)
+    if all(need.looked_90 for need in needs):
+        half = max(need.looked_50 or 0 for need in needs)
+        budget = max(need.looked_90 or 0 for need in needs)
         yield f"or, to stop when the answer is known (half of such experiments end by block {half}):"
         yield "[stop]"
         yield f"margin = {goal.margin:g}"

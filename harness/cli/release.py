@@ -1,6 +1,6 @@
-"""``harness stack``: what of a release of the vendor's stack may be used, and how a new one is written into the table.
+"""``harness stack``: check whether a release of the vendor's stack is supported, and record it in the table of facts.
 
-Needs no device and no torch, starts and changes nothing but the table it is told to write.
+Needs no device and no torch, starts nothing, and changes only the table that the command names.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ def check(
     def find(package: str, version: str) -> Sources | None:
         if package == RBLN and version == rbln.version:
             return None
-        return next((one for place in places if (one := wheel_beside(place, package, version))), None)
+        return next((wheel for place in places if (wheel := wheel_beside(place, package, version))), None)
 
     checked = count(1)
     with time_left(f"vllm-rbln {rbln.version}") as tell:
-        found = check_release(
+        result = check_release(
             facts,
             Release(rbln, engine),
             against=against,
             find=find,
             on_fact=lambda _name: tell(next(checked) / len(facts.facts)),
         )
-    typer.echo(_as_json(found) if output == "json" else _as_text(found))
-    raise typer.Exit(int(ExitCode.PASS if found.holds else ExitCode.RUN_INVALID))
+    typer.echo(_as_json(result) if output == "json" else _as_text(result))
+    raise typer.Exit(int(ExitCode.PASS if result.holds else ExitCode.RUN_INVALID))
 
 
 def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption = None) -> None:
@@ -98,8 +98,8 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
     rbln = open_sources(release)
     engine = _vllm_of(rbln, vllm)
     write_table(recorded(facts, Release(rbln, engine)), place)
-    engine_said = f"vLLM {engine.version}" if engine else f"vLLM {rbln.vllm_pin or 'of no version'}, not read"
-    typer.echo(f"{place}: vllm-rbln {rbln.version} with {engine_said}, {len(facts.facts)} facts")
+    engine_text = f"vLLM {engine.version}" if engine else f"vLLM {rbln.vllm_pin or 'of no version'}, not read"
+    typer.echo(f"{place}: vllm-rbln {rbln.version} with {engine_text}, {len(facts.facts)} facts")
 
 
 def compare(
@@ -179,40 +179,40 @@ def steps(
         print(printable_drawing(written(tables, form, terminal_width())), end="")
 
 
-def _as_text(found: ReleaseCheck) -> str:
+def _as_text(result: ReleaseCheck) -> str:
     how = {"read": "read", "recorded": "not read; its record counts", "not found": "neither found nor recorded"}
     lines = [
-        f"vllm-rbln {found.version} with vLLM {found.vllm_version or '?'} ({how[found.vllm_source]}): "
-        f"{len(found.facts) - len(found.changed)} of {len(found.facts)} facts as in {found.compared_with}"
+        f"vllm-rbln {result.version} with vLLM {result.vllm_version or '?'} ({how[result.vllm_source]}): "
+        f"{len(result.facts) - len(result.changed)} of {len(result.facts)} facts as in {result.compared_with}"
     ]
-    for one in found.changed:
-        known = f"; as in {', '.join(one.known_in)}" if one.known_in else ""
-        lines.append(f"{one.state}: {one.fact.name} ({', '.join(one.fact.bears)}){known}")
-        lines.append(f"    {one.fact.file}")
-        lines += [f"    {line}" for line in one.diff]
-    lines += [f"{use.what}: {use.verdict} ({use.why})" for use in found.uses]
+    for checked in result.changed:
+        known = f"; as in {', '.join(checked.known_in)}" if checked.known_in else ""
+        lines.append(f"{checked.state}: {checked.fact.name} ({', '.join(checked.fact.bears)}){known}")
+        lines.append(f"    {checked.fact.file}")
+        lines += [f"    {line}" for line in checked.diff]
+    lines += [f"{use.what}: {use.verdict} ({use.why})" for use in result.uses]
     return "\n".join(lines)
 
 
-def _as_json(found: ReleaseCheck) -> str:
+def _as_json(result: ReleaseCheck) -> str:
 
     return json.dumps(
         {
-            "release": found.version,
-            "vllm": {"version": found.vllm_version, "source": found.vllm_source},
-            "compared_with": found.compared_with,
-            "holds": found.holds,
-            "uses": [{"what": use.what, "verdict": use.verdict, "why": use.why} for use in found.uses],
+            "release": result.version,
+            "vllm": {"version": result.vllm_version, "source": result.vllm_source},
+            "compared_with": result.compared_with,
+            "holds": result.holds,
+            "uses": [{"what": use.what, "verdict": use.verdict, "why": use.why} for use in result.uses],
             "facts": [
                 {
-                    "name": one.fact.name,
-                    "file": one.fact.file,
-                    "bears": list(one.fact.bears),
-                    "state": one.state,
-                    "known_in": list(one.known_in),
-                    "diff": list(one.diff),
+                    "name": checked.fact.name,
+                    "file": checked.fact.file,
+                    "bears": list(checked.fact.bears),
+                    "state": checked.state,
+                    "known_in": list(checked.known_in),
+                    "diff": list(checked.diff),
                 }
-                for one in found.facts
+                for checked in result.facts
             ],
         },
         indent=2,

@@ -291,26 +291,26 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     from harness.records import origin_of
 
     kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
-    found = (
+    predictions = (
         prediction_table(ExperimentRuns(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
     )
-    if found is None or not found.rows:
+    if predictions is None or not predictions.rows:
         raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
     note = origin_of(sealed)
     if form is not TableForm.text:
-        rows = tuple((*row, kind) for row in found.rows)
-        table = Table(found.name, f"{found.caption}.", (*found.columns, "backend"), rows, note)
+        rows = tuple((*row, kind) for row in predictions.rows)
+        table = Table(predictions.name, f"{predictions.caption}.", (*predictions.columns, "backend"), rows, note)
         return written([table], form)
     lines = [note] if note else []
-    for row in found.records():
+    for row in predictions.records():
         lines.append(f"{row['condition']}")
         for name in ("predicted", "observed"):
             low, high = row[f"{name}_low"], row[f"{name}_high"]
-            told = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
             observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
             ratio = row["predicted_ratio"] if name == "predicted" else observed
             source = row["prediction" if name == "predicted" else "observation"]
-            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}  ({source})")
+            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{interval}  reused {row[f'{name}_reuse']}  ({source})")
     return "\n".join(lines) + "\n"
 
 
@@ -347,22 +347,22 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
 
-    asked = sealed[0].manifest.requested_experiment
+    experiment = sealed[0].manifest.requested_experiment
     valid = [run for run in sealed if run.is_valid]
     is_measured = not kind_named(sealed[0].manifest.backend).is_virtual
     analysis, predicted, decisions, notes = None, None, (), list[str]()
-    if valid and (asked.get("analysis") or is_measured):
+    if valid and (experiment.get("analysis") or is_measured):
         try:
             frozen = check_sealed_runs(sealed)
             predictions = predictions_for(valid, frozen)
-            if asked.get("analysis"):
+            if experiment.get("analysis"):
                 analysis = analyse(sealed, predictions)
             if is_measured and (table := prediction_table(ExperimentRuns(valid, predictions))).rows:
                 predicted = table
         except HarnessError as error:
-            name = repr(asked["analysis"]) if asked.get("analysis") else "of predictions"
+            name = repr(experiment["analysis"]) if experiment.get("analysis") else "of predictions"
             notes.append(f"The analysis {name} gave nothing: {error.what}.")
-    if asked.get("rules") and valid:
+    if experiment.get("rules") and valid:
         try:
             decisions = tuple(judge(sealed).decisions)
         except HarnessError as error:

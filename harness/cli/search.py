@@ -167,13 +167,13 @@ def coverage(
     from harness.advise.coverage import check_coverage
     from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
 
-    asked = _space(space, changes)
-    if not rule_set(asked.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
-        print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({asked.rules})")
-        asked = asked.model_copy(update={"rules": NEWEST_STABLE})
-    for users in asked.inputs.users:
+    spec = _space(space, changes)
+    if not rule_set(spec.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
+        print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({spec.rules})")
+        spec = spec.model_copy(update={"rules": NEWEST_STABLE})
+    for users in spec.inputs.users:
         with time_left(f"N={users}") as tell:
-            counts = check_coverage(asked, trials, users=users, tell=tell)
+            counts = check_coverage(spec, trials, users=users, tell=tell)
         for line in counts.lines():
             print(line, flush=True)
 

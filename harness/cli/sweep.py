@@ -49,8 +49,8 @@ def sweep(
     path, recorded, _ = experiment_at(experiment, runs)
     table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
-    asked = asked_again(changes or [], backend, replicates)
-    again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked}"
+    options = asked_again(changes or [], backend, replicates)
+    again = f"harness sweep {experiment} --over {shlex.quote(over)}{options}"
     perform(spec, path, runs, resume=resume, again=again)
 
 
@@ -72,7 +72,7 @@ def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
         hint = "Write e.g. --over workload.num_sessions=2,4,8"
         raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
     conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
-    base = next((one for one in conditions if one.get("name") == table.get("baseline")), conditions[0])
+    base = next((each for each in conditions if each.get("name") == table.get("baseline")), conditions[0])
     short = name.replace("_", "-")
     made = [
         override_table(

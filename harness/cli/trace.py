@@ -135,7 +135,7 @@ def perfetto(
     """
     from harness.report import write_perfetto
 
-    print(f"trace: {write_perfetto([_run(experiment, one, runs) for one in run], output)}")
+    print(f"trace: {write_perfetto([_run(experiment, label, runs) for label in run], output)}")
 
 
 def _show_what_fits(trace: str, max_context: int, scale: str) -> None:

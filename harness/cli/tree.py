@@ -260,7 +260,7 @@ class Command(_PlainHelp, TyperCommand):
 
 
 class Group(_PlainHelp, TyperGroup):
-    """A group of commands that are loaded when they are asked for."""
+    """A group of commands; each is loaded at its first use."""
 
     branch: Branch
 

@@ -51,49 +51,38 @@ def resource_spans(run: MeasuredRun, spans: list[Span]) -> dict[str, Any]:
 
 
 def _session(run: MeasuredRun, requests: list[MeasuredRequest]) -> Iterator[Span]:
-    first = requests[0]
-    trace = _identity(run, f"session {first.session}", 32)
-    parent = _identity(run, f"span {first.session}", 16)
+    number = requests[0].session
+    trace = _identity(run, f"session {number}", 32)
+    parent = _identity(run, f"span {number}", 16)
     conversation = {
-        "gen_ai.conversation.id": f"{run.run.label}/s{first.session}",
-        "gen_ai.agent.name": f"session-{first.session}",
+        "gen_ai.conversation.id": f"{run.run.label}/s{number}",
+        "gen_ai.agent.name": f"session-{number}",
     }
     server = {"server.address": run.host, "server.port": run.port} if run.host else {}
-    yield {
-        "traceId": trace,
-        "spanId": parent,
-        "name": f"invoke_agent session-{first.session}",
-        "kind": INTERNAL,
-        "startTimeUnixNano": str(first.sent_ns),
-        "endTimeUnixNano": str(max(request.done_ns for request in requests)),
-        "attributes": _attributes({**_operation("invoke_agent"), **conversation, **server}),
-    }
-    for request in requests:
-        yield {
+
+    def span(what: str, name: str, kind: int, span_ns: tuple[int, int], attributes: dict[str, Any]) -> Span:
+        """A span of this session; what: names it among those of the run, "" for the session itself."""
+        return {
             "traceId": trace,
-            "spanId": _identity(run, request.name, 16),
-            "parentSpanId": parent,
-            "name": f"text_completion {run.model}".strip(),
-            "kind": CLIENT,
-            "startTimeUnixNano": str(request.sent_ns),
-            "endTimeUnixNano": str(request.done_ns),
-            "attributes": _attributes({**_request(run, request), **conversation, **server}),
+            "spanId": _identity(run, what, 16) if what else parent,
+            **({"parentSpanId": parent} if what else {}),
+            "name": name,
+            "kind": kind,
+            "startTimeUnixNano": str(span_ns[0]),
+            "endTimeUnixNano": str(span_ns[1]),
+            "attributes": _attributes(attributes),
         }
+
+    whole = (requests[0].sent_ns, max(request.done_ns for request in requests))
+    session = {**_operation("invoke_agent"), **conversation, **server}
+    yield span("", f"invoke_agent session-{number}", INTERNAL, whole, session)
+    for request in requests:
+        name, attributes = f"text_completion {run.model}".strip(), {**_request(run, request), **conversation, **server}
+        yield span(request.name, name, CLIENT, (request.sent_ns, request.done_ns), attributes)
+    tool = {**_operation("execute_tool"), "gen_ai.tool.name": "wait", "gen_ai.tool.type": "function", **conversation}
     for before, after in pairwise(requests):
         if before.wait_ns:
-            yield {
-                "traceId": trace,
-                "spanId": _identity(run, f"wait {before.name}", 16),
-                "parentSpanId": parent,
-                "name": "execute_tool wait",
-                "kind": INTERNAL,
-                "startTimeUnixNano": str(after.trigger_ns),
-                "endTimeUnixNano": str(after.due_ns),
-                "attributes": _attributes(
-                    {**_operation("execute_tool"), "gen_ai.tool.name": "wait", "gen_ai.tool.type": "function"}
-                    | conversation
-                ),
-            }
+            yield span(f"wait {before.name}", "execute_tool wait", INTERNAL, (after.trigger_ns, after.due_ns), tool)
 
 
 def _operation(name: str) -> dict[str, Any]:

@@ -410,29 +410,21 @@ class HasManifest(Protocol):
 
 def origin_of(runs: Iterable[HasManifest]) -> str:
     """The note on the origin of these runs' figures: what replaced a device, and which settings were declared."""
-    manifests = [run.manifest for run in runs]
-    kinds = dict.fromkeys(origin_note(manifest.backend) for manifest in manifests)
-    return " ".join(filter(None, (*kinds, _served_by(manifests), _declared_by(manifests))))
+    listed = list(runs)
+    kinds = dict.fromkeys(origin_note(run.manifest.backend) for run in listed)
+    return " ".join(filter(None, (*kinds, served_by(listed), declared_by(listed))))
 
 
-def served_by(runs: Iterable[SealedRun]) -> str:
+def served_by(runs: Iterable[HasManifest]) -> str:
     """ "Served by vllm 0.30.0."; empty where no stack did."""
-    return _served_by(run.manifest for run in runs)
-
-
-def _served_by(manifests: Iterable[Manifest]) -> str:
-    stacks = sorted({each.stack for each in manifests if each.stack})
+    stacks = sorted({run.manifest.stack for run in runs} - {""})
     return f"Served by {', '.join(stacks)}." if stacks else ""
 
 
-def declared_by(runs: Iterable[SealedRun]) -> str:
+def declared_by(runs: Iterable[HasManifest]) -> str:
     """ "Declared, not verified: base (kv_slots = 8)."; empty where every setting was shown."""
-    return _declared_by(run.manifest for run in runs)
-
-
-def _declared_by(manifests: Iterable[Manifest]) -> str:
-    declared = dict.fromkeys((each.condition, each.declared_settings) for each in manifests if each.declared_settings)
-    named = "; ".join(f"{condition} ({text.partition(': ')[2]})" for condition, text in declared)
+    declared = dict.fromkeys((run.manifest.condition, run.manifest.declared_settings) for run in runs)
+    named = "; ".join(f"{condition} ({text.partition(': ')[2]})" for condition, text in declared if text)
     return f"Declared, not verified: {named}." if named else ""
 
 

@@ -1,7 +1,6 @@
 """Reports of sealed runs: one HTML file, a table for the terminal, a trace for a viewer.
 
-Reads records and computes nothing that analysis has not defined. Nothing here talks to a server. This is where the
-flow ends: people read it.
+Reads records and computes no figure that analysis has not defined. Nothing here talks to a server.
 """
 
 from harness.report.perfetto import perfetto_trace, write_perfetto

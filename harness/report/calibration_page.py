@@ -56,14 +56,14 @@ def coefficients(calibration: Calibration) -> dict[str, Interval]:
 
 def decode_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:
     """Every stretch of constant n against the written model, by n and context."""
-    found: list[Residual] = []
-    for point in sorted(calibration.step_points, key=lambda one: (one.num_seqs, one.context_tokens or 0.0)):
+    residuals: list[Residual] = []
+    for point in sorted(calibration.step_points, key=lambda point: (point.num_seqs, point.context_tokens or 0.0)):
         context = 0 if point.context_tokens is None else round(point.context_tokens)
         each = "" if point.context_tokens is None else f", {round(context / point.num_seqs)} tokens each"
         fitted_ms = model.decode_step_ns(point.bucket, point.num_seqs, context) / NS_PER_MS
         what = f"n={point.num_seqs} in bucket {point.bucket}{each}"
-        found.append(Residual(what, point.num_seqs, point.period_ms, fitted_ms))
-    return found
+        residuals.append(Residual(what, point.num_seqs, point.period_ms, fitted_ms))
+    return residuals
 
 
 def prefill_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:

@@ -13,7 +13,7 @@ from harness.analysis import ConditionFigures, ExperimentSummary
 from harness.analysis.method.devices import DeviceEffect
 from harness.analysis.method.speeds import Speeds
 from harness.report.plots import percent
-from harness.report.svg import GRID, INK, MUTED, PAGE_WIDTH_IN, SURFACE, Sheet, condition_color
+from harness.report.svg import GRID, INK, MUTED, SURFACE, Sheet, condition_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,29 +35,27 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
     if found is None:
         return ""
     compared = [
-        one for one in summary.conditions if one.comparison is not None and one.comparison.b.devices is not None
+        each for each in summary.conditions if each.comparison is not None and each.comparison.b.devices is not None
     ]
-    columns = min(MAX_PANELS_PER_ROW, 1 + len(compared))
-    width = PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6)
-    figure, panels = sheet.panels(1 + len(compared), columns=columns, width=width, heights=(0.4, 2.6))
+    figure, panels = sheet.panels(1 + len(compared), a_row=MAX_PANELS_PER_ROW, heights=(0.4, 2.6))
     if len(found.devices) >= TURNED_NAMES:
         figure.set_layout_engine("constrained")  # measures what slanted names need
     _speeds_panel(panels[0], found)
-    for axes, one in zip(panels[1:], compared, strict=True):
-        _effect_panel(axes, one, condition_color(summary.place_of[one.name]))
+    for axes, condition in zip(panels[1:], compared, strict=True):
+        _effect_panel(axes, condition, condition_color(summary.place_of[condition.name]))
     speeds = ", ".join(f"{each.device} {percent(fmean(each.values)):+.2f} %" for each in found.devices)
     return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {speeds}.")
 
 
-def _speeds_panel(axes: Axes, found: Speeds) -> None:
-    _frame(axes, [one.device for one in found.devices])
+def _speeds_panel(axes: Axes, speeds: Speeds) -> None:
+    _frame(axes, [device.device for device in speeds.devices])
     axes.axhline(0, color=INK, linewidth=0.9)
-    for place, one in enumerate(found.devices):
-        step = BLOCK_SPREAD / max(1, len(one.values) - 1)
-        left = place - (BLOCK_SPREAD / 2 if len(one.values) > 1 else 0)
-        xs = [left + step * number for number in range(len(one.values))]
-        axes.plot(xs, [percent(value) for value in one.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
-        mean = percent(fmean(one.values))
+    for place, device in enumerate(speeds.devices):
+        step = BLOCK_SPREAD / max(1, len(device.values) - 1)
+        left = place - (BLOCK_SPREAD / 2 if len(device.values) > 1 else 0)
+        xs = [left + step * number for number in range(len(device.values))]
+        axes.plot(xs, [percent(value) for value in device.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
+        mean = percent(fmean(device.values))
         axes.plot([place - 0.34, place + 0.34], [mean, mean], color=INK, linewidth=2.0)
     axes.set_title("time of each device (up: slower)")
     axes.set_ylabel("B over A, from the mean [%]")
@@ -67,7 +65,7 @@ def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
     compared = condition.comparison
     assert compared is not None, "only comparisons are drawn"
     assert compared.b.devices is not None, "only those of several devices"
-    _frame(axes, [one.device for one in compared.b.devices.devices])
+    _frame(axes, [device.device for device in compared.b.devices.devices])
     if (estimate := compared.b.devices.estimate) is not None:
         interval = estimate.interval()
         axes.axhspan(interval.low, interval.high, color=GRID, alpha=0.7, linewidth=0)
@@ -84,11 +82,11 @@ def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
 
 def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: str, colors: tuple[str, str]) -> None:
     color, face = colors
-    for place, one in enumerate(effect.devices):
-        if not math.isnan(one.sd):
-            ends = [math.exp(one.mean - one.sd), math.exp(one.mean + one.sd)]
+    for place, device in enumerate(effect.devices):
+        if not math.isnan(device.sd):
+            ends = [math.exp(device.mean - device.sd), math.exp(device.mean + device.sd)]
             axes.plot([place + offset] * 2, ends, color=color, linewidth=1.2)
-        axes.plot([place + offset], [math.exp(one.mean)], marker, color=color, markerfacecolor=face, markersize=6.5)
+        axes.plot([place + offset], [math.exp(device.mean)], marker, color=color, markerfacecolor=face, markersize=6.5)
 
 
 def _frame(axes: Axes, devices: list[str]) -> None:

@@ -50,10 +50,10 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
 
 
 def _workload(manifest: Manifest) -> Mapping[str, Any]:
-    """What was asked for, without the keys that mean nothing for its source."""
-    asked = _part(manifest, "workload")
-    strange = strange_keys(str(asked.get("source", "")))
-    return {name: value for name, value in asked.items() if name not in strange}
+    """The requested workload, without the keys that mean nothing for its source."""
+    workload = _part(manifest, "workload")
+    strange = strange_keys(str(workload.get("source", "")))
+    return {name: value for name, value in workload.items() if name not in strange}
 
 
 def _standing(manifest: Manifest) -> Mapping[str, Any]:
@@ -78,13 +78,13 @@ def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str,
     """A table of the request; inner: the experiment's own, before a condition changed it, where that is recorded."""
     requested = manifest.requested
     of_experiment = requested.get("experiment", {}).get(name)
-    found = (of_experiment or requested.get(name)) if inner else (requested.get(name) or of_experiment)
-    return found if isinstance(found, Mapping) else {}
+    part = (of_experiment or requested.get(name)) if inner else (requested.get(name) or of_experiment)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _provenance(manifest: Manifest, name: str) -> Mapping[str, Any]:
-    found = manifest.provenance.get(name, {})
-    return found if isinstance(found, Mapping) else {name: found}
+    part = manifest.provenance.get(name, {})
+    return part if isinstance(part, Mapping) else {name: part}
 
 
 def _scalars(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,17 +156,17 @@ def changes(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "")
 
 def ran_until_decided(run: SealedRun) -> bool:
     """Whether the stopping rule was to end the experiment: then it has as many replicates as the rule's budget."""
-    asked = run.manifest.requested_experiment
-    rule = asked.get("stop") or {}
-    return bool(rule) and rule.get("budget") == asked.get("replicates")
+    experiment = run.manifest.requested_experiment
+    rule = experiment.get("stop") or {}
+    return bool(rule) and rule.get("budget") == experiment.get("replicates")
 
 
 def num_planned(run: SealedRun) -> int:
     """Runs that the experiment asks for; 0 where its stopping rule decides or the manifest does not say."""
-    asked = run.manifest.requested_experiment
+    experiment = run.manifest.requested_experiment
     if ran_until_decided(run):
         return 0
-    return len(asked.get("condition") or ()) * int(asked.get("replicates") or 0)
+    return len(experiment.get("condition") or ()) * int(experiment.get("replicates") or 0)
 
 
 def reproduce_command(run: SealedRun) -> str:

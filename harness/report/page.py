@@ -153,7 +153,7 @@ def render_page(view: ReportView) -> str:
     """The whole page as HTML text."""
     template = _environment().get_template("page.html.j2")
     devices = view.device_tables
-    sections = [one for one in SECTIONS if one[0] != "devices" or devices]
+    sections = [section for section in SECTIONS if section[0] != "devices" or devices]
     script = _resource("script.js")
     page = template.render(
         view=view,
@@ -170,7 +170,7 @@ def render_page(view: ReportView) -> str:
         number_of={anchor: place for place, (anchor, _) in enumerate(sections, 1)},
         linked=linker(view),
         drawn={timeline.label: anchor_of(timeline.label) for timeline in view.timelines},
-        has_slo=any(one.goodput_per_s is not None for one in view.summary.serving),
+        has_slo=any(figures.goodput_per_s is not None for figures in view.summary.serving),
         cell=cell_text,
         metrics=METRICS,
         requests_needed=requests_needed,
@@ -343,9 +343,9 @@ def _shared_end(view: ReportView, timeline: TimelineView) -> float:
 
 
 def _callers(view: ReportView) -> list[str]:
-    found = {caller for condition in view.conditions for caller in condition.evictions or ()}
+    callers = {caller for condition in view.conditions for caller in condition.evictions or ()}
     order = {"request": 0, "dummy": 1, "preempt": 2}
-    return sorted(found, key=lambda caller: (order.get(caller, 3), caller))
+    return sorted(callers, key=lambda caller: (order.get(caller, 3), caller))
 
 
 def _check_names(view: ReportView) -> list[dict[str, str]]:

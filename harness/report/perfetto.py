@@ -146,10 +146,10 @@ def _shares(spans: Sequence[tuple[Request, range]], lengths_s: Any, view: Timeli
     if lengths_s.size == 0:
         return {}
     until_s = np.concatenate(([0.0], np.cumsum(lengths_s / np.maximum(view.step_n, 1))))
-    found: dict[Request, float] = {}
+    shares_s: dict[Request, float] = {}
     for request, steps in spans:
-        found[request] = found.get(request, 0.0) + float(until_s[steps.stop] - until_s[steps.start])
-    return found
+        shares_s[request] = shares_s.get(request, 0.0) + float(until_s[steps.stop] - until_s[steps.start])
+    return shares_s
 
 
 def _step_events(
@@ -205,7 +205,7 @@ def _kv_lines(run: SealedRun, view: TimelineView, server: int) -> Iterator[Trace
         elif row["kind"] == "alloc":
             after = int(np.searchsorted(lines_s, at_s, side="right"))
             end_s = float(lines_s[after]) if after < lines_s.size else at_s
-            who = of_id.get(join_request_id(row["request_id"], of_id) or "", row["request_id"])
+            request = of_id.get(join_request_id(row["request_id"], of_id) or "", row["request_id"])
             yield _slice(
-                server, PREFILLS_TID, f"prefill of {who}", (at_s, end_s), {"reused_tokens": row["reused_tokens"]}
+                server, PREFILLS_TID, f"prefill of {request}", (at_s, end_s), {"reused_tokens": row["reused_tokens"]}
             )

@@ -47,7 +47,7 @@ def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str
 
     Without any comparison: the cost itself. is_narrow: for a phone, the names above their rows.
     """
-    compared = [(one, one.comparison) for one in view.conditions if one.comparison is not None]
+    compared = [(condition, condition.comparison) for condition in view.conditions if condition.comparison is not None]
     rows = max(1, len(compared or view.conditions))
     figure = sheet.figure(NARROW_WIDTH_IN if is_narrow else PAGE_WIDTH_IN, 0.9 + (0.75 if is_narrow else 0.62) * rows)
     axes = figure.subplots()
@@ -147,8 +147,14 @@ def step_histograms(sheet: Sheet, view: ReportView) -> str:
     if not shown:
         return ""
     columns = min(MAX_PANELS_PER_ROW, len(shown))
-    width = PAGE_WIDTH_IN * (1.0 if columns > 2 else 0.35 + 0.25 * columns)
-    figure, panels = sheet.panels(len(shown), columns=columns, width=width, heights=(0.35, 2.15), is_shared=True)
+    figure, panels = sheet.panels(
+        len(shown),
+        "h(n), decode steps",
+        a_row=MAX_PANELS_PER_ROW,
+        heights=(0.35, 2.15),
+        is_shared=True,
+        pair_width=0.85,
+    )
     widest = max(n for condition in shown for n, _ in condition.steps_by_n_b)
     for axes, condition in zip(panels, shown, strict=True):
         _step_histogram(axes, condition, _color(view, condition.name), view.buckets, widest)
@@ -157,8 +163,6 @@ def step_histograms(sheet: Sheet, view: ReportView) -> str:
         axes.tick_params(axis="x", labelbottom=False)
     for axes in panels[-columns:]:
         axes.set_xlabel("n, requests in the step")
-    for axes in panels[::columns]:
-        axes.set_ylabel("h(n), decode steps")
     look = {"handlelength": 1.2, "handleheight": 1.0, "columnspacing": 1.2}
     figure.legend(handles=_bucket_handles(view.buckets), loc="outside upper left", ncols=len(view.buckets) + 1, **look)
     text = "; ".join(f"{c.name}: {sum(c.histogram.values())} steps, padding {_padding(c)}" for c in shown)
@@ -209,9 +213,9 @@ def reuse_plot(sheet: Sheet, view: ReportView) -> str:
     shown = [condition for condition in view.conditions if condition.reuse.num_rearrivals]
     if not shown:
         return ""
-    columns = min(MAX_PANELS_PER_ROW, len(shown))
-    width = PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6)
-    figure, panels = sheet.panels(len(shown), columns=columns, width=width, heights=(0.3, 1.85), is_shared=True)
+    figure, panels = sheet.panels(
+        len(shown), "reused tokens", a_row=MAX_PANELS_PER_ROW, heights=(0.3, 1.85), is_shared=True
+    )
     most = max(condition.reuse.num_rearrivals for condition in shown)
     draw = _reuse_bars if most <= MAX_REUSE_BARS else _reuse_points
     for axes, condition in zip(panels, shown, strict=True):
@@ -219,8 +223,6 @@ def reuse_plot(sheet: Sheet, view: ReportView) -> str:
         draw(axes, condition, color)
         line = f"{reused} of {condition.reuse.num_rearrivals} reused"
         _panel_title(axes, condition.name, color, "reuse unknown: not reported" if reused is None else line)
-    for axes in panels[::columns]:
-        axes.set_ylabel("reused tokens")
     label = "Reused tokens of each re-arrival, measured and as formula C allows."
     return sheet.render(figure, name="reuse", label=label)
 
@@ -231,8 +233,11 @@ def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
         if rearrivals := run.reuse.rearrivals:
             ticks.append(len(cached) + (len(rearrivals) - 1) / 2)
             labels.append(str(run.replicate))
-            cached += [*(math.nan if one.cached_tokens is None else one.cached_tokens for one in rearrivals), math.nan]
-            allowed += [*(one.reusable_tokens for one in rearrivals), math.nan]
+            cached += [
+                *(math.nan if each.cached_tokens is None else each.cached_tokens for each in rearrivals),
+                math.nan,
+            ]
+            allowed += [*(each.reusable_tokens for each in rearrivals), math.nan]
     # One path for all bars of a kind: a shape of its own for each takes twenty times as long.
     edges = np.stack([np.arange(len(cached)) - 0.4, np.arange(len(cached)) + 0.4], axis=1).ravel()
     for tokens, is_filled in ((cached, True), (allowed, False)):
@@ -245,7 +250,7 @@ def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
 
 
 def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
-    rearrivals = [one for one in condition.reuse.rearrivals if one.cached_tokens is not None]
+    rearrivals = [rearrival for rearrival in condition.reuse.rearrivals if rearrival.cached_tokens is not None]
     if not rearrivals:
         return
     expected = np.array([rearrival.reusable_tokens for rearrival in rearrivals])
@@ -264,7 +269,7 @@ def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None,
     limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
     """
     color_of = {condition.name: _color(view, condition.name) for condition in view.conditions}
-    samples = {one.name: _joined([run.lateness.rearrival_ms for run in one.runs]) for one in view.conditions}
+    samples = {each.name: _joined([run.lateness.rearrival_ms for run in each.runs]) for each in view.conditions}
     samples = {name: lags for name, lags in samples.items() if lags.size}
     spreads = [run for run in view.runs if run.lateness.start_spread_ms is not None]
     if not samples and not spreads:
@@ -377,48 +382,44 @@ SEQUENCE_CAPTION = (
 
 def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mapping[str, int]) -> str:
     """A panel for each comparison: single blocks, the mean and its interval at each look, the margin; "" without."""
-    shown = [one for one in status.comparisons if one.num_blocks] if status is not None else []
+    shown = [looks for looks in status.comparisons if looks.num_blocks] if status is not None else []
     if status is None or not shown:
         return ""
-    columns = min(SEQUENCE_PANELS_PER_ROW, len(shown))
-    width = PAGE_WIDTH_IN * (1.0 if columns > 1 else 0.6)
-    figure, panels = sheet.panels(len(shown), columns=columns, width=width, heights=(0.4, 2.6))
-    for axes, one in zip(panels, shown, strict=True):
-        _panel(axes, one, status, condition_color(place_of[one.condition]))
-    for axes in panels[::columns]:
-        axes.set_ylabel("change of cost [%]")
+    figure, panels = sheet.panels(len(shown), "change of cost [%]", a_row=SEQUENCE_PANELS_PER_ROW, heights=(0.4, 2.6))
+    for axes, looks in zip(panels, shown, strict=True):
+        _panel(axes, looks, status, condition_color(place_of[looks.condition]))
     verdicts = "; ".join(f"{looks.condition}: {looks.verdict.value}, {looks.description}" for looks in shown)
     return sheet.render(figure, name="sequence", label=f"Interval of each comparison over blocks. {verdicts}.")
 
 
-def _panel(axes: Axes, one: ComparisonLooks, status: SequentialStatus, color: str) -> None:
+def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, color: str) -> None:
     stop = status.stop
     margin = [percent(-stop.log_margin), percent(stop.log_margin)]
     axes.axhspan(*margin, color=GRID, alpha=0.6, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.9)
-    blocks = list(range(1, one.num_blocks + 1))
-    changes = [percent(value) for value in one.values]
+    blocks = list(range(1, comparison.num_blocks + 1))
+    changes = [percent(value) for value in comparison.values]
     axes.plot(blocks, changes, "o", color=color, alpha=0.45, markersize=3.4)
-    finite = [look for look in one.looks if math.isfinite(look.half_width)]
+    finite = [look for look in comparison.looks if math.isfinite(look.half_width)]
     ends = [percent(end) for look in finite[-6:] for end in (look.low, look.high)]
     values = [*margin, *changes, *ends]
     room = 0.12 * (max(values) - min(values))
     low, high = min(values) - room, max(values) + room
-    known = [look for look in one.looks if math.isfinite(look.mean)]
+    known = [look for look in comparison.looks if math.isfinite(look.mean)]
     seen, means = [look.num_blocks for look in known], [percent(look.mean) for look in known]
     lows = [max(low, percent(look.low)) for look in known]
     highs = [min(high, percent(look.high)) for look in known]
     axes.fill_between(seen, lows, highs, color=color, alpha=0.16, linewidth=0)
     axes.vlines(seen, lows, highs, color=color, linewidth=1.1)
     axes.plot(seen, means, color=color, linewidth=1.4)
-    if one.verdict.is_final and finite:
+    if comparison.verdict.is_final and finite:
         last = finite[-1]
-        face = color if one.verdict is not StopVerdict.INCONCLUSIVE else SURFACE
+        face = color if comparison.verdict is not StopVerdict.INCONCLUSIVE else SURFACE
         axes.plot([last.num_blocks], [percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     axes.set_xlim(0.5, stop.budget + 0.5)
     axes.set_ylim(low, high)
-    axes.set_title(f"{one.condition}: {one.verdict.value}")
+    axes.set_title(f"{comparison.condition}: {comparison.verdict.value}")
     axes.set_xlabel(f"blocks (budget {stop.budget})")
     axes.grid(visible=True, axis="y")
 

@@ -15,11 +15,11 @@ from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 MOST_SHOWN = 120
 
 
-def write_power_page(path: Path, title: str, found: Sequence[Needed], goal: Goal, text: str) -> Path:
+def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal, text: str) -> Path:
     """Write the page; text: the table and the lines to paste, as the terminal shows them."""
     path = check_output(path)
     with Sheet() as sheet:
-        picture = power_plot(sheet, found, goal)
+        picture = power_plot(sheet, needs, goal)
     caption = (
         "Probability of the verdict by the number of blocks, exact for Gaussian log ratios; dotted: what is wanted."
     )
@@ -28,17 +28,17 @@ def write_power_page(path: Path, title: str, found: Sequence[Needed], goal: Goal
     return path
 
 
-def power_plot(sheet: Sheet, found: Sequence[Needed], goal: Goal) -> str:
+def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
     """Two panels: power to show equivalence when there is no difference, and to show one as large as the margin."""
     figure = sheet.figure(PAGE_WIDTH_IN, 3.4)
     equal, different = figure.subplots(1, 2, sharey=True)
-    widest = max((one.proposed or MOST_SHOWN for one in found), default=MOST_SHOWN)
+    widest = max((need.proposed or MOST_SHOWN for need in needs), default=MOST_SHOWN)
     blocks = list(range(2, min(MOST_SHOWN, max(8, round(1.4 * widest))) + 1))
-    for place, one in enumerate(found, 1):
-        sd = max(one.components.sd, 1e-9)
+    for place, need in enumerate(needs, 1):
+        sd = max(need.components.sd, 1e-9)
         for axes, power in ((equal, equivalence_power), (different, difference_power)):
             curve = [power(n, sd, goal.log_margin, goal.alpha) for n in blocks]
-            axes.plot(blocks, curve, color=condition_color(place), label=one.components.condition)
+            axes.plot(blocks, curve, color=condition_color(place), label=need.components.condition)
     equal.set_title(f"true ratio 1: shown to be equal within {goal.margin:.1%}")
     different.set_title(f"true ratio {1 + goal.margin:.3f}: shown to differ")
     for axes in (equal, different):
@@ -50,5 +50,5 @@ def power_plot(sheet: Sheet, found: Sequence[Needed], goal: Goal) -> str:
         axes.set_xlabel("blocks")
     equal.set_ylabel("power")
     equal.legend(loc="lower right", labelcolor=INK)
-    names = ", ".join(f"{one.components.condition}: {one.proposed or 'more than can be had'}" for one in found)
+    names = ", ".join(f"{need.components.condition}: {need.proposed or 'more than can be had'}" for need in needs)
     return sheet.render(figure, name="power", label=f"Power against blocks. Blocks proposed: {names}.")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PANELS: dict[str, Callable[[Latencies], FloatArray]] = {
-    "ttft": lambda one: one.ttft_ns,
-    "itl": lambda one: one.itl_ns,
-    "e2e": lambda one: one.e2e_ns,
+    "ttft": lambda figures: figures.ttft_ns,
+    "itl": lambda figures: figures.itl_ns,
+    "e2e": lambda figures: figures.e2e_ns,
 }
 MIN_LEVELS = 3
 
@@ -82,14 +82,14 @@ def sweep_plot(sheet: Sheet, view: ReportView) -> str:
     figure = sheet.figure(PAGE_WIDTH_IN, 2.9)
     left, middle, right = figure.subplots(1, 3)
     points = [(level, found) for level, found in levels if found is not None]
-    _rates(left, [(level, one.tokens_per_s) for level, one in points], "tokens/s", INK)
-    _rates(middle, [(level, one.requests_per_s) for level, one in points], "requests/s", INK, "answered")
-    if all(one.goodput_per_s is not None for _, one in points):
-        good = [(level, one.goodput_per_s) for level, one in points if one.goodput_per_s is not None]
+    _rates(left, [(level, figures.tokens_per_s) for level, figures in points], "tokens/s", INK)
+    _rates(middle, [(level, figures.requests_per_s) for level, figures in points], "requests/s", INK, "answered")
+    if all(figures.goodput_per_s is not None for _, figures in points):
+        good = [(level, figures.goodput_per_s) for level, figures in points if figures.goodput_per_s is not None]
         _rates(middle, good, "requests/s", MUTED, "good")
         middle.legend()
     for q, style in ((0.5, "-"), (0.99, (0, (4, 2)))):
-        times = [(level, ttft.at(q).value / NS_PER_MS) for level, one in points if (ttft := one.of("ttft"))]
+        times = [(level, ttft.at(q).value / NS_PER_MS) for level, figures in points if (ttft := figures.of("ttft"))]
         right.plot(*zip(*times, strict=True), marker="o", color=INK, linestyle=style, label=f"p{q * 100:.0f}")
     right.set_ylabel("time to first token [ms]")
     right.legend()
@@ -103,15 +103,15 @@ def sweep_plot(sheet: Sheet, view: ReportView) -> str:
 def swept_levels(view: ReportView) -> tuple[str, list[tuple[float, ServingFigures | None]]] | None:
     """(factor, its levels with their serving figures); None unless one numeric factor alone has enough levels."""
     factors = [condition.factors for condition in view.conditions]
-    varied = [name for name in (factors[0] if factors else ()) if len({str(one.get(name)) for one in factors}) > 1]
+    varied = [name for name in (factors[0] if factors else ()) if len({str(each.get(name)) for each in factors}) > 1]
     if len(varied) != 1 or len(factors) < MIN_LEVELS:
         return None
-    levels = [one.get(varied[0]) for one in factors]
+    levels = [each.get(varied[0]) for each in factors]
     numbers = [float(level) for level in levels if isinstance(level, (int, float)) and not isinstance(level, bool)]
     if len(numbers) != len(levels):
         return None
     found = [view.summary.serving_of(condition.name) for condition in view.conditions]
-    if not any(one is not None and one.of("ttft") for one in found):
+    if not any(each is not None and each.of("ttft") for each in found):
         return None
     return varied[0], sorted(zip(numbers, found, strict=True), key=lambda pair: pair[0])
 

@@ -64,7 +64,7 @@ _STYLE: dict[str, Any] = {
     "axes.titlecolor": INK,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # a place of its own: else each drawing looks for one by measuring all ticks
+    "axes.titley": 1.0,  # set here: else each drawing measures all ticks to place it
     "axes.labelsize": 9.0,
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
@@ -112,18 +112,30 @@ class Sheet:
 
         return Figure(figsize=(width, height))
 
-    def panels(
-        self, num: int, *, columns: int, width: float, heights: tuple[float, float], is_shared: bool = False
+    def panels(  # noqa: PLR0913  # the layout of a grid
+        self,
+        num: int,
+        ylabel: str = "",
+        *,
+        a_row: int,
+        heights: tuple[float, float],
+        is_shared: bool = False,
+        pair_width: float = 1.0,
     ) -> tuple[Figure, list[Axes]]:
-        """A figure of ``num`` panels in rows; heights: of what is above the rows, and of each row, inches.
+        """A figure of ``num`` panels, at most ``a_row`` in a row; heights: of what is above the rows, and of each row.
 
-        is_shared: the panels have one vertical axis.
+        ylabel: of the first panel of each row. is_shared: the panels have one vertical axis. pair_width: of two
+        panels, as a share of the page.
         """
+        columns = min(a_row, num)
         rows, (above, row) = -(-num // columns), heights
+        width = PAGE_WIDTH_IN * {1: 0.6, 2: pair_width}.get(columns, 1.0)
         figure = self.figure(width, above + row * rows)
         panels = list(figure.subplots(rows, columns, sharey=is_shared, squeeze=False).flat)
         for unused in panels[num:]:
             unused.set_visible(False)
+        for first in panels[:num:columns]:
+            first.set_ylabel(ylabel)
         return figure, panels[:num]
 
     def render(self, figure: Figure, *, name: str, label: str) -> str:

@@ -56,8 +56,8 @@ def answer_lines(summary: ExperimentSummary, question: str = "") -> list[str]:
     def bold(name: str) -> str:
         return f"[bold]{escape(name)}[/]"
 
-    asked = [f"[dim]{escape(escape_bidi(question))}[/]"] if question else []
-    return [*asked, *(answer.text for answer in answers(summary, bold))]
+    first = [f"[dim]{escape(escape_bidi(question))}[/]"] if question else []
+    return [*first, *(answer.text for answer in answers(summary, bold))]
 
 
 def conditions_table(summary: ExperimentSummary) -> Table:

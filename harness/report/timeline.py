@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,20 +25,8 @@ from harness.records.schema import ABORTED, values_of
 from harness.report.svg import NUM_CONDITION_COLORS
 from harness.report.view import Bar, FloatArray, TimelineView
 
-
-class _Row(NamedTuple):
-    """The columns that a bar shows."""
-
-    session: int
-    request: int
-    due_ns: int
-    sent_ns: int | None
-    done_ns: int | None
-    status: str
-    planned_prompt_tokens: int
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
+# Columns that a bar shows unchanged.
+_AS_RECORDED = ("session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens")
 
 
 def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -> int:
@@ -106,42 +94,37 @@ def _bars(
         return None if instant_ns is None else (instant_ns - start_ns) / NS_PER_S
 
     bars: list[Bar] = []
-    previous: _Row | None = None
-    in_order = requests.sort_by([("session", "ascending"), ("request", "ascending")])
-    for row in map(_Row._make, values_of(in_order, *_Row._fields)):
-        before = previous if previous is not None and previous.session == row.session else None
+    before: dict[str, Any] = {}
+    for row in requests.sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist():
+        key = (row["session"], row["request"])
         bars.append(
             Bar(
-                session=row.session,
-                request=row.request,
-                due_s=(row.due_ns - start_ns) / NS_PER_S,
-                sent_s=seconds(row.sent_ns),
-                first_token_s=seconds(first_tokens.get((row.session, row.request))),
-                done_s=seconds(row.done_ns),
-                reuse=_reuse(row, before, rule),
-                status=row.status,
-                prompt_tokens=row.prompt_tokens,
-                completion_tokens=row.completion_tokens,
-                cached_tokens=row.cached_tokens,
+                due_s=(row["due_ns"] - start_ns) / NS_PER_S,
+                sent_s=seconds(row["sent_ns"]),
+                first_token_s=seconds(first_tokens.get(key)),
+                done_s=seconds(row["done_ns"]),
+                reuse=_reuse(row, before if before.get("session") == row["session"] else None, rule),
+                **{name: row[name] for name in _AS_RECORDED},
             )
         )
-        previous = row
+        before = row
     return bars
 
 
-def _reuse(row: _Row, before: _Row | None, rule: reuse.ReuseRule) -> str:
-    if row.prompt_tokens is None:
+def _reuse(row: Mapping[str, Any], before: Mapping[str, Any] | None, rule: reuse.ReuseRule) -> str:
+    """before: the request before it in its session."""
+    cached = row["cached_tokens"]
+    if row["prompt_tokens"] is None:
         return "unknown"
-    if row.cached_tokens is None:
-        return "unknown" if before is not None else "first"
-    if row.cached_tokens == 0:
-        return "first" if before is None else "recomputed"
     if before is None:
-        return "cached"
-    prompt = before.prompt_tokens or before.planned_prompt_tokens
-    kept = rule.kept_tokens(prompt, before.completion_tokens or 0)
-    expected = reuse.reusable_tokens(kept, row.prompt_tokens, rule.block_tokens)
-    return "cached" if row.cached_tokens >= expected else "partial"
+        return "cached" if cached else "first"
+    if not cached:
+        return "unknown" if cached is None else "recomputed"
+    kept = rule.kept_tokens(
+        before["prompt_tokens"] or before["planned_prompt_tokens"], before["completion_tokens"] or 0
+    )
+    expected = reuse.reusable_tokens(kept, row["prompt_tokens"], rule.block_tokens)
+    return "cached" if cached >= expected else "partial"
 
 
 WIDTH = 1000.0

@@ -1,7 +1,7 @@
 """A sealed run as a trace that others replay: agentic Mooncake, OpenTelemetry GenAI spans, or TraceLab's columns.
 
 The first and the last come from the run's plan and give it back when read again; the spans carry what was measured, and
-every engine step as an event. Nothing of a prompt is in any of them. This is where the flow ends.
+every engine step as an event. Nothing of a prompt is in any of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -134,33 +134,36 @@ def _spans(run: SealedRun) -> bytes:
             continue
         session, place = row["session"], row["request"]
         planned = plan.request(session, place)
-        spans.append(
-            {
-                "trace_id": run.manifest.plan_hash[:32],
-                "span_id": _name(session, place),
-                "parent_span_id": "run",
-                "name": "chat",
-                "start_time": _instant(row["sent_ns"] - start_ns),
-                "end_time": _instant(row["done_ns"] - start_ns),
-                "attributes": {
-                    "gen_ai.operation.name": "chat",
-                    "gen_ai.conversation.id": f"{run.label}/{_conversation(plan, session)}",
-                    "gen_ai.agent.name": _agent(plan, session),
-                    "gen_ai.usage.input_tokens": row["prompt_tokens"] or planned.prompt_tokens,
-                    "gen_ai.usage.output_tokens": _output_tokens(row, planned, received),
-                    **_cache_read(row),
-                },
-            }
-        )
+        attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.conversation.id": f"{run.label}/{_conversation(plan, session)}",
+            "gen_ai.agent.name": _agent(plan, session),
+            "gen_ai.usage.input_tokens": row["prompt_tokens"] or planned.prompt_tokens,
+            "gen_ai.usage.output_tokens": _output_tokens(row, planned, received),
+        }
+        if row["cached_tokens"] is not None:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = row["cached_tokens"]
+        name, done_ns = _name(session, place), row["done_ns"] - start_ns
+        spans.append(_span(run, name, "chat", (row["sent_ns"] - start_ns, done_ns), attributes))
         if place + 1 < len(plan.sessions[session].requests) and planned.wait_after_ns:
-            spans.append(_tool_span(run, _name(session, place), row["done_ns"] - start_ns, planned.wait_after_ns))
+            tool = {"gen_ai.operation.name": "execute_tool"}
+            spans.append(_span(run, f"{name}-tool", "execute_tool", (done_ns, done_ns + planned.wait_after_ns), tool))
     return json.dumps({"spans": spans}, separators=(",", ":")).encode()
 
 
-def _cache_read(row: dict[str, Any]) -> dict[str, int]:
-    """The reused tokens; nothing where the server did not report them."""
-    cached = row["cached_tokens"]
-    return {} if cached is None else {"gen_ai.usage.cache_read.input_tokens": cached}
+def _span(
+    run: SealedRun, span_id: str, name: str, span_ns: tuple[int, int], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """span_ns: its start and end, from the first send of the run."""
+    return {
+        "trace_id": run.manifest.plan_hash[:32],
+        "span_id": span_id,
+        **({} if span_id == "run" else {"parent_span_id": "run"}),
+        "name": name,
+        "start_time": _instant(span_ns[0]),
+        "end_time": _instant(span_ns[1]),
+        "attributes": attributes,
+    }
 
 
 def _output_tokens(row: dict[str, Any], planned: RequestPlan, received: Counter[tuple[int, int]]) -> int:
@@ -177,27 +180,9 @@ def _run_span(run: SealedRun, start_ns: int, end_ns: int) -> dict[str, Any]:
         step = {"name": "step", "attributes": {"rbln.n": row["n"], "rbln.b": row["b"]}}
         # A log without stamps says what was in a step, not when it was.
         events.append(step if row["log_ns"] is None else {**step, "time": _instant(row["log_ns"] - start_ns)})
-    return {
-        "trace_id": run.manifest.plan_hash[:32],
-        "span_id": "run",
-        "name": f"{run.experiment}/{run.label} ({run.manifest.backend})",
-        "start_time": _instant(0),
-        "end_time": _instant(max(end_ns - start_ns, 0)),
-        "attributes": {"gen_ai.operation.name": "invoke_agent"},
-        "events": events,
-    }
-
-
-def _tool_span(run: SealedRun, request: str, begins_ns: int, wait_ns: int) -> dict[str, Any]:
-    return {
-        "trace_id": run.manifest.plan_hash[:32],
-        "span_id": f"{request}-tool",
-        "parent_span_id": "run",
-        "name": "execute_tool",
-        "start_time": _instant(begins_ns),
-        "end_time": _instant(begins_ns + wait_ns),
-        "attributes": {"gen_ai.operation.name": "execute_tool"},
-    }
+    name = f"{run.experiment}/{run.label} ({run.manifest.backend})"
+    attributes = {"gen_ai.operation.name": "invoke_agent"}
+    return {**_span(run, "run", name, (0, max(end_ns - start_ns, 0)), attributes), "events": events}
 
 
 def _instant(since_start_ns: int) -> str:

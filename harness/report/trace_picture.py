@@ -1,6 +1,6 @@
 """A trace as one picture: lengths, waits by kind, and when the requests of its first recordings came.
 
-Draws what ``plan.traces`` read; nothing of it was measured by this harness. This is where the flow ends.
+Nothing in it was measured by this harness.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def draw_trace(trace: TraceFile, path: Path) -> None:
 
     figure = Figure(figsize=(10.5, 6.4), layout="constrained")
     lengths, waits, lanes = figure.subplot_mosaic([["lengths", "waits"], ["lanes", "lanes"]]).values()
-    requests = [one for recording in trace.recordings for one in recording.requests]
-    _distribution(lengths, [one.prompt_tokens for one in requests], "prompt")
-    _distribution(lengths, [one.generate_tokens for one in requests], "generated")
+    requests = [request for recording in trace.recordings for request in recording.requests]
+    _distribution(lengths, [request.prompt_tokens for request in requests], "prompt")
+    _distribution(lengths, [request.generate_tokens for request in requests], "generated")
     lengths.set(xlabel="tokens", ylabel="share of requests", title="Lengths")
     lengths.legend(frameon=False)
     for kind in WAIT_KINDS[1:]:
-        waits_s = [max(one.wait_ns / NS_PER_S, 1e-3) for one in requests if one.wait_kind == kind]
+        waits_s = [max(request.wait_ns / NS_PER_S, 1e-3) for request in requests if request.wait_kind == kind]
         if waits_s:
             _distribution(waits, waits_s, f"{kind} ({len(waits_s)})")
     waits.set(xlabel="seconds", ylabel="share of waits", title="Waits, by what is waited for")
@@ -73,10 +73,10 @@ def _lane(axes: Axes, row: int, recording: Recording) -> None:
     ends: list[float] = []
     spans: list[tuple[float, float, int]] = []
     free_at: list[float] = []
-    for one in recording.requests:
-        began = max((ends[before] for before in one.after), default=recording.start_ns / NS_PER_S)
-        start = began + one.wait_ns / NS_PER_S
-        ends.append(start + one.generate_tokens * SECONDS_PER_TOKEN)
+    for request in recording.requests:
+        began = max((ends[before] for before in request.after), default=recording.start_ns / NS_PER_S)
+        start = began + request.wait_ns / NS_PER_S
+        ends.append(start + request.generate_tokens * SECONDS_PER_TOKEN)
         place = next((place for place, free in enumerate(free_at) if free <= start), len(free_at))
         free_at[place : place + 1] = [ends[-1]]
         spans.append((start, ends[-1], place))

@@ -54,12 +54,8 @@ def write_report(  # noqa: PLR0913  # an option each
     results: Results | None = None,
     summary: ExperimentSummary | None = None,
 ) -> Path:
-    """Write one self-contained HTML file about an experiment, and return its path.
+    """Write a self-contained HTML file about an experiment, and return its path; arguments as of ``gather``.
 
-    runs: all sealed runs of one experiment, invalid ones included (they are named, not counted). title: default: the
-    experiment's own. timelines: labels "condition/replicate" of the runs to draw; shown first; default: one of each
-    condition, and every other to choose. results: of the experiment's own analysis and rules. summary: of these runs,
-    where it is at hand.
     Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
     """
     path = check_report_page(Path(path))
@@ -96,12 +92,12 @@ def gather(  # noqa: PLR0913  # an option each
     "condition/replicate" of the runs to draw; default: all, the first valid one of each condition first, as long as the
     page stays small. results: what the experiment's analysis and rules gave. page: where the report goes, for
     links. summary: of these runs, where it is at hand.
-    Raises SpecError when there are no runs, runs of several experiments, or no run of a label asked for.
+    Raises SpecError when there are no runs, runs of several experiments, or a label that no run has.
     """
     names = sorted({run.experiment for run in runs})
     if len(names) != 1:
-        found = ", ".join(names) or "none"
-        raise SpecError(f"a report needs runs of exactly one experiment, got {found}", hint="Name one experiment")
+        named = ", ".join(names) or "none"
+        raise SpecError(f"a report needs runs of exactly one experiment, got {named}", hint="Name one experiment")
     summary = summary or summarise(runs)
     sealed = {run.key: run for run in runs}
     first = sealed[summary.runs[0].key]
@@ -193,13 +189,13 @@ def _timelines(
 
 def _fitting(keys: Sequence[RunKey], sealed: Mapping[RunKey, SealedRun]) -> list[RunKey]:
     """The first of ``keys`` whose requests and steps, all together, leave the page small."""
-    room, found = MAX_MARKS, list[RunKey]()
+    room, fitting = MAX_MARKS, list[RunKey]()
     for key in keys:
         room -= sealed[key].table("requests").num_rows + sealed[key].table("steps").num_rows // 8
         if room < 0:
             break
-        found.append(key)
-    return found
+        fitting.append(key)
+    return fitting
 
 
 def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] = ()) -> tuple[FindingView, ...]:
