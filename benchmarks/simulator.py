@@ -214,7 +214,7 @@ def recorded() -> Iterator[Figure]:
             f"the naive walk of its first {head.num_requests} requests",
             "more",
         )
-        rate, tokens = max(measured.samples), plan.decode_tokens + plan.num_requests
+        rate, tokens = max(measured.samples), sum(r.generate_tokens for s in plan.sessions for r in s.requests)
         yield Figure(
             f"a recorded trace at scale 1/{divisor}",
             f"{rate:,.0f} requests/s",
