@@ -85,11 +85,11 @@ def origin_note(name: str) -> str:
     """The note beside a figure of such a run that was not measured on a device; "" for a device."""
     kind = kind_of_run(name)
     if kind.is_virtual:
-        return "Predicted: simulated in virtual time; no server ran and no NPU was measured."
+        return "Predicted: simulated in virtual time; no server ran and no accelerator was measured."
     if kind.has_device is not False:
         return ""
     what = "On the twin, the real stack" if kind.has_stack else "Emulated"
-    return f"{what} with modelled step times; no NPU was measured."
+    return f"{what} with modelled step times; no accelerator was measured."
 
 
 def kind_of_run(name: str) -> BackendKind:

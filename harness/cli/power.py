@@ -137,7 +137,7 @@ def scatter(
     settings, bias = measured(sealed), cost_bias(sealed)
     print(f"{experiment}: {len(sealed)} valid runs on the {kind.label}")
     if not kind.has_device:
-        print("No NPU was measured: this is the scatter of the machine that stood in for one.")
+        print("No accelerator was measured: this is the scatter of the machine that stood in for one.")
     if bias is not None:
         print(f"undisturbed decode steps last {bias:+.2%} against the cost model, on the mean of runs")
     print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")

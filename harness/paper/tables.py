@@ -112,4 +112,4 @@ def _origin(spec: TableSpec, source: Source) -> str:
     if all(kind_of_run(backend).has_device for backend in backends):
         return counted
     is_predicted = any(kind_of_run(backend).is_virtual for backend in backends)
-    return f"No NPU was measured{': predicted in virtual time' if is_predicted else ''}. {counted}"
+    return f"No accelerator was measured{': predicted in virtual time' if is_predicted else ''}. {counted}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
-from harness.analysis.method.answer import change, interval_in_words, main_answers, source_of
+from harness.analysis.method.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
 from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
 from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -116,8 +116,13 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
     agreed = "; both channels agree" if comparison.verdict is Verdict.AGREE else ""
+    # An interval stands for one comparison, the verdict for the whole family.
+    is_adjusted_away = (
+        answer.verdict is AnswerVerdict.NO_DIFFERENCE and answer.interval and not answer.interval.contains(1)
+    )
+    adjusted = " once adjusted" if is_adjusted_away else ""
     return (
-        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}. "
+        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}{adjusted}. "
         f"{others + '. ' if others else ''}{basis}{agreed}."
     )
 

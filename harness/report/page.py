@@ -76,8 +76,8 @@ def plots_of(view: ReportView) -> dict[str, str]:
         "sequence_caption": SEQUENCE_CAPTION,
         "devices_caption": note + DEVICES_CAPTION,
         "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
-        "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
-        "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",
+        "steps_caption": f"{note}Steps of all valid runs by n, the requests in the step; shade: its bucket; hatched: "
+        "the share of its positions that was padding. One scale for all panels.",
         "reuse_caption": f"{note}Outline: tokens that formula C allows; filled: tokens that the server reused. "
         "With many re-arrivals: points, measured over allowed, larger where several coincide."
         if plots["reuse"]
@@ -268,7 +268,7 @@ def headline(view: ReportView) -> list[str]:
     parts = [
         view.summary.experiment,
         f"backend {view.backend or 'not named'}"
-        + (" (no NPU)" if kind_of_run(view.backend).has_device is False else ""),
+        + (" (no accelerator)" if kind_of_run(view.backend).has_device is False else ""),
         f"{count(len(view.conditions), 'condition')} \u00d7 {count(replicates, 'replicate')}",
         f"{count(len(view.runs), noun)}{planned}, {validity}",
     ]

@@ -302,7 +302,7 @@ def fit_runs(
     is_measured = kind_of_run(backend).has_device
     notes = (
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
-        "" if is_measured else f"No {'GPU' if server.is_paged else 'NPU'} was measured: the backend was {backend}.",
+        "" if is_measured else f"No accelerator was measured: the backend was {backend}.",
         f"{len(runs) - len(valid)} invalid runs were left out." if len(runs) > len(valid) else "",
         *(_not_fitted(decode, prefill, eager, server) if server.is_paged else ()),
     )

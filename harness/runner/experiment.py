@@ -275,8 +275,15 @@ def failed_alike(run: SealedRun) -> str:
 
 
 def will_fail_again(run: SealedRun) -> bool:
-    """Whether a repetition of this INVALID run would be INVALID for the same reason."""
-    return any(reason.startswith(LASTING) for reason in run.invalid_reasons) or bool(failed_alike(run))
+    """Whether no repetition of this INVALID run helps: INVALID for the same reason, or refused by its freeze."""
+    is_lasting = any(reason.startswith(LASTING) for reason in run.invalid_reasons)
+    return is_lasting or _has_no_retry_left(run) or bool(failed_alike(run))
+
+
+def _has_no_retry_left(run: SealedRun) -> bool:
+    """Whether this run was frozen, and has been repeated as often as its freeze allows."""
+    manifest = run.manifest
+    return manifest.preregistration is not None and len(manifest.earlier_tries) >= run.limits.retries
 
 
 def _fleet_driver(spec: ExperimentSpec) -> Driver:

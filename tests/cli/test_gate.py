@@ -78,7 +78,7 @@ def test_junit_counts_worse_as_failures_and_cannot_tell_as_errors(folders: Path,
     assert "ttft_p99" in unsure
     counts = [suite.get(kind) for kind in ("tests", "failures", "errors")]
     assert counts == ["6", str(len(failed)), str(len(unsure))]
-    assert "no NPU was measured" in ElementTree.tostring(suite, encoding="unicode")
+    assert "no accelerator was measured" in ElementTree.tostring(suite, encoding="unicode")
 
 
 def test_the_summary_is_markdown_and_is_appended_to_that_of_a_step(folders: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_summary_is_markdown_and_is_appended_to_that_of_a_step(folders: Path
         assert called.returncode == 4
     assert plain.read_text().startswith("## Gate of small: worse\n")
     assert step.read_text() == "# Before\n" + plain.read_text()
-    assert "no NPU was measured" in plain.read_text()
+    assert "no accelerator was measured" in plain.read_text()
     assert "| base | cost | 4 |" in plain.read_text()
 
 

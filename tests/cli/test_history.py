@@ -42,7 +42,7 @@ def test_the_plots_are_a_page_or_a_picture(places: list[str], tmp_path: Path) ->
         assert harness("history", *places, "-o", str(path)).returncode == 0
         text = path.read_text()
         assert "<svg" in text
-        assert "no NPU was measured" in text
+        assert "no accelerator was measured" in text
     refused = harness("history", *places, "-o", str(tmp_path / "history.pdf"))
     assert (refused.returncode, "neither .html nor .svg" in refused.stderr) == (2, True)
 

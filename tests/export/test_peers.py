@@ -51,7 +51,7 @@ def test_the_other_benchmark_may_be_the_condition(runs: tuple[SealedRun, ...], t
     table = compare_with_peer([Side("runs/small/base", runs)], peer, is_baseline=False)
     assert {row["condition"] for row in table.records()} == {str(tmp_path)}
     assert "Not paired" in table.caption
-    assert "no NPU was measured" in table.origin
+    assert "no accelerator was measured" in table.origin
 
 
 def test_failed_requests_of_a_vllm_result_enter_no_figure(tmp_path: Path) -> None:

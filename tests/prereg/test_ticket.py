@@ -18,6 +18,7 @@ from harness.prereg import Preregistration, check_sealed_runs, judge, ticket_for
 from harness.prereg.frozen import parse_preregistration
 from harness.records import Manifest, RunStore, layout
 from harness.runner import StopFlag, run_experiment
+from harness.runner.experiment import will_fail_again
 from harness.runner.progress import RunSealed
 from harness.spec import ServerSpec
 from tests.support import command_line
@@ -269,6 +270,7 @@ def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(pla
     table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
     manifest.write_text(Manifest.model_validate(table).to_json())
     preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    assert will_fail_again(next(run for run in RunStore(place.runs).sealed() if not run.is_valid))
     with pytest.raises(SpecError, match="the 0 repetitions that this freeze allows are used up"):
         run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True, retry_invalid=True)
     assert manifest.is_file()

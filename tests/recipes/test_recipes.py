@@ -91,7 +91,7 @@ def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
     unknown = ("--set", "condition.slots.server.extra_args=['--seed']")
     house.harness("run", "tried.toml", "--backend", "tried", *unknown, exit_code=2)
     assert "base/0" in house.harness("run", "tried.toml", "--backend", "tried")
-    assert "backend tried (no NPU)" in (house.root / "runs" / "tried.html").read_text()
+    assert "backend tried (no accelerator)" in (house.root / "runs" / "tried.html").read_text()
     assert "tried" in house.harness("query", "select distinct backend from runs")
 
 

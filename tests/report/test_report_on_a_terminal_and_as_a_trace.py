@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from harness.analysis import ExperimentSummary, summarise
+from harness.analysis import ConditionFigures, ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, on_terminal, perfetto_trace, write_perfetto
+from harness.report.answers import answers
 from harness.report.timeline import nice_stride, requests_in_stalls, step_segments
 from harness.report.view import TimelineView
 from harness.runner import run_experiment
@@ -53,12 +54,30 @@ def test_invalid_runs_are_counted_in_the_title(tmp_path: Path) -> None:
     assert "2 runs, 1 INVALID and not counted" in " ".join(printed(runs, 100).split())
 
 
+def test_an_interval_that_the_adjustment_takes_back_is_said(tmp_path: Path) -> None:
+    summary = summarise(seal_demo(tmp_path, num_replicates=3))
+    doubtful = {"bucket6-waits": 0.04, "base-nowaits": 0.9, "bucket6-nowaits": 0.8}
+    summary = replace(summary, conditions=tuple(with_p(one, doubtful.get(one.name)) for one in summary.conditions))
+    [said] = [one.text for one in answers(summary, str) if one.text.startswith("bucket6-waits")]
+    assert "95 % interval: 1.0 to 9.0 % less): no difference shown once adjusted. " in said
+    assert "adjusted over 3 comparisons (Holm)" in said
+
+
+def with_p(condition: ConditionFigures, p: float | None) -> ConditionFigures:
+    """The condition with this p of both channels, and an interval that excludes 1."""
+    if p is None or condition.comparison is None or condition.comparison.a is None:
+        return condition
+    interval = replace(condition.comparison.main.interval, estimate=0.95, low=0.91, high=0.99)  # type: ignore[type-var]
+    a, b = (replace(channel, p=p, interval=interval) for channel in (condition.comparison.a, condition.comparison.b))
+    return replace(condition, comparison=replace(condition.comparison, a=a, b=b))
+
+
 def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
     predicted = printed(seal_demo(tmp_path / "sim", num_replicates=3, backend="sim", time_scale=1.0), 120)
     assert "Predicted: simulated in virtual time" in predicted
     assert "agree" not in predicted
     emulated = printed(seal_demo(tmp_path / "emulator", num_replicates=3, time_scale=1.0), 120)
-    assert "Emulated with modelled step times; no NPU was measured." in emulated
+    assert "Emulated with modelled step times; no accelerator was measured." in emulated
     compared = summarise(seal_demo(tmp_path / "again", num_replicates=3)).condition("bucket6-nowaits").comparison
     assert compared is not None
     assert compared.main.interval is not None

@@ -93,7 +93,7 @@ def test_the_file_says_where_its_numbers_come_from_and_is_never_written_over(tmp
     assert [path.name for path in paths] == ["mine-1.toml", "mine-2.toml"]
     text = paths[0].read_text()
     for said in (
-        "No NPU was measured",
+        "No accelerator was measured",
         "calibration.runs",
         "seed = 1",
         "percentile bootstrap",
@@ -165,7 +165,7 @@ def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> 
     assert (tmp_path / "costs" / "mine-1.toml").is_file()
     page = (tmp_path / "runs" / "mine-1.md").read_text()
     for said in (
-        "No NPU was measured",
+        "No accelerator was measured",
         "held-out largest",
         "below 128 or above 4000 computed tokens",
         "n=8 in bucket 8",

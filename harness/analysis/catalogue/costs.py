@@ -8,12 +8,14 @@ Definitions: docs/method.md, "Decisions"; Tables IX and S8.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
 from harness.analysis.method.answer import source_of, source_of_prediction
-from harness.analysis.method.figures import Figures, cells, same, totals
+from harness.analysis.method.compare import work_of
+from harness.analysis.method.figures import RunFigures, cells, same, totals
 from harness.analysis.method.predictions import drawn_ratio, predicted_ratio
 from harness.analysis.method.reconstruct import agreement_tolerance
 from harness.analysis.method.stats import Interval, ratio, seconds, when_known
@@ -23,27 +25,35 @@ TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
 
 
 class _Channels(NamedTuple):
-    """Both channels of runs, summed, seconds; their ratios to a baseline. A is None where a run lacks it."""
+    """Both channels of runs, summed, seconds; their ratios to a baseline. A is None where a run lacks it.
+
+    ratio_of: "total", or "generated token" where the two did different work.
+    """
 
     a_s: float | None
     b_s: float | None
     base_a_s: float | None
-    base_b_s: float | None
+    ratio_a: float | None
+    ratio_b: float | None
+    ratio_of: str
 
     @classmethod
-    def of(cls, own: Figures, base: Figures) -> _Channels:
-        return cls(*(seconds(ns) for ns in (own.a_ns, own.b_ns, base.a_ns, base.b_ns)))
+    def of(cls, pairs: Sequence[tuple[RunFigures, RunFigures]]) -> _Channels:
+        own, base = totals(pairs)
+        works = [work_of(side) for side in zip(*pairs, strict=True)]
+        is_same_work = works[0] == works[1]
+        more = 1.0 if is_same_work else ratio(works[1].generated_tokens, works[0].generated_tokens)
+        return cls(
+            seconds(own.a_ns),
+            seconds(own.b_ns),
+            seconds(base.a_ns),
+            when_known(operator.mul, ratio(own.a_ns, base.a_ns), more),
+            when_known(operator.mul, ratio(own.b_ns, base.b_ns), more),
+            "total" if is_same_work else "generated token",
+        )
 
-    @property
-    def ratio_a(self) -> float | None:
-        return ratio(self.a_s, self.base_a_s)
 
-    @property
-    def ratio_b(self) -> float | None:
-        return ratio(self.b_s, self.base_b_s)
-
-
-@table("costs", "Sums over replicates; every ratio is a ratio of sums to the named baseline")
+@table("costs", "Sums over replicates; ratio A and B are ratios of sums to the named baseline, per ratio_of")
 def cost_table(experiment: ExperimentRuns) -> Rows:
     """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
     for condition in experiment.runs:
@@ -52,7 +62,7 @@ def cost_table(experiment: ExperimentRuns) -> Rows:
         if not pairs:
             continue
         own, base = totals(pairs)
-        channels = _Channels.of(own, base)
+        channels = _Channels.of(pairs)
         yield {
             "condition": condition,
             "baseline": baseline,
@@ -61,6 +71,7 @@ def cost_table(experiment: ExperimentRuns) -> Rows:
             "r_s": when_known(operator.sub, channels.b_s, channels.a_s),
             "ratio_A": channels.ratio_a,
             "ratio_B": channels.ratio_b,
+            "ratio_of": channels.ratio_of,
             "tau": when_known(agreement_tolerance, base.a_ns, base.b_ns),
             "decode_ratio": ratio(own.decode_ns, base.decode_ns),
             "p": own.padding.ratio,
@@ -73,15 +84,16 @@ def cost_table(experiment: ExperimentRuns) -> Rows:
         }
 
 
-@table("decomposition", "The sum decides; a replicate shows its composition, it is no interval")
+@table(
+    "decomposition", "The sum decides; a replicate shows its composition, it is no interval; ratios are per ratio_of"
+)
 def decomposition_table(experiment: ExperimentRuns) -> Rows:
     """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
     for condition, baseline in experiment.compared():
         pairs = experiment.seen_pairs(condition, baseline)
         parts = [*((str(pair[0].replicate), [pair]) for pair in pairs), *([("sum", pairs)] if pairs else [])]
         for replicate, part in parts:
-            own, base = totals(part)
-            channels = _Channels.of(own, base)
+            own, channels = totals(part)[0], _Channels.of(part)
             ratio_a, ratio_b = channels.ratio_a, channels.ratio_b
             yield {
                 "condition": condition,
@@ -91,6 +103,7 @@ def decomposition_table(experiment: ExperimentRuns) -> Rows:
                 "changed_A_s": channels.a_s,
                 "ratio_A": ratio_a,
                 "ratio_B": ratio_b,
+                "ratio_of": channels.ratio_of,
                 "difference": None if ratio_a is None or ratio_b is None else abs(ratio_a - ratio_b),
                 "saving_A": None if ratio_a is None else 1 - ratio_a,
                 "saving_B": None if ratio_b is None else 1 - ratio_b,

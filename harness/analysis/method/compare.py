@@ -151,7 +151,7 @@ def compare(
     others = {(run.replicate, run.device): run for run in base}
     own_runs = sorted((run for run in own if (run.replicate, run.device) in others), key=lambda run: run.replicate)
     sides = (own_runs, [others[run.replicate, run.device] for run in own_runs])
-    work, baseline_work = map(_work, sides)
+    work, baseline_work = map(work_of, sides)
     if not own_runs or not all(work) or not all(baseline_work):
         return None
     a, b = (_channel_ratio(sides, channel) for channel in ("a_ns", "b_ns"))
@@ -179,7 +179,7 @@ def _channel_ratio(sides: tuple[list[RunFigures], list[RunFigures]], channel: st
     own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
     if costs_ns != [own_ns, base_ns] or not any(own_ns) or not any(base_ns):
         return None
-    own_work, base_work = map(_work, sides)
+    own_work, base_work = map(work_of, sides)
     is_same_work = own_work == base_work
     own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
     values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
@@ -200,7 +200,8 @@ def _channel_ratio(sides: tuple[list[RunFigures], list[RunFigures]], channel: st
     )
 
 
-def _work(runs: Sequence[RunFigures]) -> Work:
+def work_of(runs: Sequence[RunFigures]) -> Work:
+    """What these runs were asked for and gave, summed."""
     return Work(
         sum(run.num_requests for run in runs),
         sum(run.prompt_tokens for run in runs),

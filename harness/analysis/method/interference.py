@@ -20,6 +20,7 @@ from harness.analysis.method import stats
 from harness.analysis.method.decide import Decision, Number, Outcome
 from harness.analysis.method.reconstruct import join_request_id, received_ns, with_tokens
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import SpecError
 from harness.records import SealedRun, by_condition
 from harness.records.schema import rows_where, values_of
 from harness.spec.rules import InterferenceRule
@@ -110,6 +111,12 @@ def chunk_instants(chunks: pa.Table) -> dict[tuple[int, int], IntArray]:
 def injection_of(run: SealedRun, rule: InterferenceRule) -> Injection:
     """Baseline intervals and spikes of one run."""
     groups = run.group_sessions()
+    if rule.background_group not in groups:
+        raise SpecError(
+            f"has no group {rule.background_group!r}, whose sessions the injected prompt would interrupt",
+            where=run.label,
+            hint="Declare it under workload.groups, or choose another analysis",
+        )
     instants = chunk_instants(run.table("chunks"))
     requests = run.table("requests").to_pylist()
     start_ns = min(row["sent_ns"] for row in requests if row["sent_ns"] is not None)

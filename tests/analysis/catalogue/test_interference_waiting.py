@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.analysis.catalogue.interference import measured_waiting, waiting_table
+from harness.analysis.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
 from harness.analysis.catalogue.reuse import exceptions_table
 from harness.analysis.logs.observer import FORMAT, SCHEMA
+from harness.analysis.method.interference import injection_of
 from harness.analysis.method.reconstruct import waiting_session_ns
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.engine import load_cost_model
+from harness.errors import SpecError
 from harness.records import SealedRun, layout, schema
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
@@ -64,6 +66,12 @@ def test_streams_show_the_waiting_that_the_model_gives(tmp_path: Path) -> None:
     assert row["W_measured_session_s"] == pytest.approx(row["W_modelled_session_s"], abs=1e-3)
     assert isinstance(row["W_modelled_session_s"], float)
     assert row["W_modelled_session_s"] > 0
+
+
+def test_runs_without_background_sessions_have_no_injection(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=True)
+    with pytest.raises(SpecError, match="has no group 'background'"):
+        injection_of(run, INTERFERENCE)
 
 
 def test_without_streams_and_observer_nothing_is_measured(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import summarise
 from harness.analysis.catalogue import costs, repeats
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.prereg import predict_runs
@@ -99,3 +100,18 @@ def test_a_wider_default_never_agrees_less(experiment: ExperimentRuns) -> None:
 def test_reuse_by_repeat_counts_every_run(experiment: ExperimentRuns) -> None:
     rows = repeats.survival_variation_table(experiment).records()
     assert sum(row["runs"] for row in rows) == 18  # type: ignore[misc]
+
+
+def test_ratios_are_per_generated_token_where_the_work_differs(tmp_path: Path) -> None:
+    longer = {"name": "longer", "baseline": "short", "workload": {"generate_tokens": {"law": "fixed", "value": 16}}}
+    runs = ExperimentRuns(sealed(tmp_path, 3, [{"name": "short"}, longer]))
+    [row] = [row for row in costs.cost_table(runs).records() if row["condition"] == "longer"]
+    [_short, of_longer] = summarise(runs.runs["short"] + runs.runs["longer"]).conditions
+    assert of_longer.comparison is not None
+    assert row["ratio_of"] == "generated token"
+    assert (row["ratio_A"], row["ratio_B"]) == pytest.approx(
+        (of_longer.comparison.ratio_a, of_longer.comparison.ratio_b)
+    )
+    summed = costs.decomposition_table(runs).records()[-1]
+    assert (summed["replicate"], summed["ratio_A"]) == ("sum", pytest.approx(row["ratio_A"]))
+    assert row["ratio_A"] < 1 < row["A_s"] / summed["baseline_A_s"]

@@ -46,7 +46,7 @@ def test_points_stand_by_date_and_the_first_of_a_new_level_says_by_how_much() ->
     (change,) = history.changes
     assert (change.place, change.change) == ("r5", pytest.approx(1.1))
     assert all(point.interval is not None for point in history.points)
-    assert "no NPU was measured" in history.origin
+    assert "no accelerator was measured" in history.origin
 
 
 def test_a_constant_figure_has_no_change_and_few_points_are_not_searched() -> None:

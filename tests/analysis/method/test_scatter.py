@@ -81,11 +81,11 @@ def test_emulated_runs_tell_lines_to_paste_and_stand_beside_their_prediction(tmp
     run_experiment(small_experiment(), runs_root=tmp_path)
     said = harness("scatter", "small", "--runs", str(tmp_path), cwd=tmp_path)
     assert said.returncode == 0, said.stderr
-    assert "No NPU was measured" in said.stdout
+    assert "No accelerator was measured" in said.stdout
     assert "lag_ms = " in said.stdout
     assert "# these runs cannot tell decode_sd" in said.stdout
     text = harness("table", "small", "--runs", str(tmp_path), "--predicted", cwd=tmp_path).stdout
-    assert "no NPU was measured" in text
+    assert "no accelerator was measured" in text
     assert "observed   cost ratio" in text
     table = harness("table", "small", "--runs", str(tmp_path), "--predicted", "--format", "json", cwd=tmp_path).stdout
     (row,) = json.loads(table)
