@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarks.figure import Figure, Measured
-from harness.analysis.method.stats import MIN_REPLICATES, t_quantile
+from harness.analysis.stats import MIN_REPLICATES, t_quantile
 from harness.errors import SpecError
 from harness.outputs import write_text
 

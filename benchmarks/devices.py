@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figure import Figure
-from harness.analysis.method.devices import BlockRatio, device_effect
-from harness.analysis.method.stats import FloatArray, Interval, mean_interval
+from harness.analysis.cost.devices import BlockRatio, device_effect
+from harness.analysis.stats import FloatArray, Interval, mean_interval
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.sim.predict.draws import Draws, Perturbation, jitter, noise_seeds, noise_table, run_draws

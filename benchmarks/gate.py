@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figure import Figure
-from harness.analysis.method.across import Value
-from harness.analysis.method.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
-from harness.analysis.method.padding import padding_of_histogram
-from harness.analysis.method.power import superiority_power
-from harness.analysis.method.reconstruct import union_ns
-from harness.analysis.method.stats import FloatArray, quantile
+from harness.analysis.cost.padding import padding_of_histogram
+from harness.analysis.cost.reconstruct import union_ns
+from harness.analysis.decisions.across import Value
+from harness.analysis.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
+from harness.analysis.planning.power import superiority_power
+from harness.analysis.stats import FloatArray, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled.records import Records
 from harness.engine.config import EngineConfig

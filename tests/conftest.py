@@ -58,7 +58,7 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("advise", "analysis/catalogue", "analysis/method", "engine", "paper", "plan", "prereg", "sim", "traces"),
+    *("advise", "analysis", "engine", "paper", "plan", "prereg", "sim", "traces"),
     *("differential", "stack/rbln/observer", "stack/rbln/patches", "stack/rbln/releases", "stack/vllm"),
     *("benchmarks", "docker", "docs", "recipes"),
 )

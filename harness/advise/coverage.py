@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.method.stats import binomial_cdf
+from harness.analysis.stats import binomial_cdf
 from harness.clock import NS_PER_MS
 from harness.emulator.core import StepEnd
 from harness.emulator.virtual import run_virtually

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.method.devices import DeviceEffect
-from harness.analysis.method.power import (
+from harness.analysis.cost.devices import DeviceEffect
+from harness.analysis.planning.power import (
     MOST_BLOCKS,
     blocks_for_difference,
     blocks_for_equivalence,
@@ -23,8 +23,8 @@ from harness.analysis.method.power import (
     repetitions,
     variance_components,
 )
-from harness.analysis.method.stats import FloatArray, log_mean_values
-from harness.analysis.method.stopping import log_ratios
+from harness.analysis.planning.stopping import log_ratios
+from harness.analysis.stats import FloatArray, log_mean_values
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.errors import SpecError

@@ -3,7 +3,7 @@
 Pure functions of records: no server, no socket, no clock.
 """
 
-from harness.analysis.method.figures import RunFigures, run_figures
-from harness.analysis.method.invariants import check_experiment, check_run
-from harness.analysis.method.reuse import extra_prefill_ns, rearrivals
-from harness.analysis.method.summary import ConditionFigures, ExperimentSummary, summarise
+from harness.analysis.figures import RunFigures, run_figures
+from harness.analysis.reuse import extra_prefill_ns, rearrivals
+from harness.analysis.summary import ConditionFigures, ExperimentSummary, summarise
+from harness.analysis.validity.invariants import check_experiment, check_run

@@ -17,7 +17,7 @@ from harness.errors import SpecError
 from harness.table import Table, TableForm, table_of, with_four_digits
 
 if TYPE_CHECKING:
-    from harness.analysis.method.across import Side
+    from harness.analysis.decisions.across import Side
     from harness.records import SealedRun
 
 
@@ -63,7 +63,7 @@ def compare(
 
 def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     """The places against their baselines; SpecError where both sides are of other benchmarks."""
-    from harness.analysis.method.across import compare_all, compare_with_peer, pairs_of
+    from harness.analysis.decisions.across import compare_all, compare_with_peer, pairs_of
     from harness.export import peer_side
 
     peer = peer_side([Path(place) for place in places])
@@ -102,7 +102,7 @@ def _by_pair(table: Table) -> list[Table]:
 
 def sides_at(address: str, runs: Path) -> list[Side]:
     """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
-    from harness.analysis.method.across import Side
+    from harness.analysis.decisions.across import Side
     from harness.records import RunStore
     from harness.records.addresses import sealed_runs
 

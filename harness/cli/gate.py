@@ -18,7 +18,7 @@ from harness.outputs import write_text
 from harness.table import to_text
 
 if TYPE_CHECKING:
-    from harness.analysis.method.gate import GateResult, GateRun
+    from harness.analysis.decisions.gate import GateResult, GateRun
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 GateForm = Literal["text", "markdown", "json"]
@@ -84,7 +84,7 @@ def gate(
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
             print(f"wrote {path}")
         return
-    from harness.analysis.method.gate import GateVerdict, gate_policy, judge
+    from harness.analysis.decisions.gate import GateVerdict, gate_policy, judge
     from harness.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
@@ -100,7 +100,7 @@ def gate(
 
 
 def _side(address: str, runs: Path) -> list[GateRun]:
-    from harness.analysis.method.gate import gate_run
+    from harness.analysis.decisions.gate import gate_run
     from harness.export.baseline import is_baseline, load_baseline
 
     place = Path(address)

@@ -17,7 +17,7 @@ from harness.table import TableForm, with_four_digits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.analysis.method.history import Placed
+    from harness.analysis.decisions.history import Placed
 
 
 def history(
@@ -45,7 +45,7 @@ def history(
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
-    from harness.analysis.method.history import histories
+    from harness.analysis.decisions.history import histories
     from harness.report.history_page import history_lines, history_table, write_history
 
     results = histories([point for place in places for point in _placed(place, runs)], figures or ["cost"])
@@ -59,8 +59,8 @@ def history(
 
 def _placed(address: str, runs: Path) -> Iterator[Placed]:
     """The conditions at an address, each with its valid runs."""
-    from harness.analysis.method.gate import gate_run
-    from harness.analysis.method.history import Placed
+    from harness.analysis.decisions.gate import gate_run
+    from harness.analysis.decisions.history import Placed
     from harness.cli.compare import sides_at
     from harness.export.baseline import is_baseline, load_baseline
 

@@ -22,7 +22,7 @@ from harness.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.analysis.method.predictions import Predictions
+    from harness.analysis.decisions.predictions import Predictions
     from harness.spec import ExperimentSpec
 
 
@@ -153,7 +153,7 @@ def _print_results(results: Iterable[str], source: str) -> None:
 
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:
-    from harness.analysis.method.predictions import drawn_interval
+    from harness.analysis.decisions.predictions import drawn_interval
     from harness.experiment import resolve
     from harness.prereg.predict import predict_experiment
     from harness.runner.experiment import checked
@@ -193,8 +193,8 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
 
 def _print_ratios(console: Console, spec: ExperimentSpec, predictions: Predictions) -> None:
     """Predicted device time of every condition over its baseline's, all replicates summed."""
-    from harness.analysis.method.answer import source_of_prediction
-    from harness.analysis.method.predictions import drawn_ratio, predicted_ratio
+    from harness.analysis.decisions.answer import source_of_prediction
+    from harness.analysis.decisions.predictions import drawn_ratio, predicted_ratio
 
     for condition in spec.condition:
         baseline = spec.baseline_of(condition)

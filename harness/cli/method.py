@@ -22,7 +22,7 @@ from harness.table import cell_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.analysis.method.decide import Decision
+    from harness.analysis.decisions.decide import Decision
     from harness.runner import ProgressSink
     from harness.spec import ExperimentSpec
 

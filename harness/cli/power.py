@@ -119,8 +119,8 @@ def scatter(
 
     Example: `harness predict noise demo --runs runs/today`
     """
-    from harness.analysis.method.scatter import cost_bias
-    from harness.analysis.method.scatter import scatter as measured
+    from harness.analysis.calibration.scatter import cost_bias
+    from harness.analysis.calibration.scatter import scatter as measured
     from harness.records.addresses import sealed_runs
     from harness.spec import PerturbationSpec
 

@@ -286,7 +286,7 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
     from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.method.verdicts import ExperimentRuns
+    from harness.analysis.decisions.verdicts import ExperimentRuns
     from harness.prereg import check_sealed_runs, predictions_for
     from harness.records import origin_of
 
@@ -316,7 +316,7 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
-    from harness.analysis.method.drift import drift
+    from harness.analysis.cost.drift import drift
     from harness.report import on_terminal, summary_tables, write_report
 
     summary = summarise(sealed)
@@ -343,7 +343,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.analysis.catalogue import analyse
     from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.method.verdicts import ExperimentRuns
+    from harness.analysis.decisions.verdicts import ExperimentRuns
     from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.method.across import Value
-from harness.analysis.method.gate import FIGURES, GateRun, gate_run
+from harness.analysis.decisions.across import Value
+from harness.analysis.decisions.gate import FIGURES, GateRun, gate_run
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.outputs import write_text
 from harness.records import SealedRun, layout

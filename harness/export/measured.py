@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.method.serving import (
+from harness.analysis.serving.serving import (
     FloatArray,
     ServingFigures,
     latencies,
@@ -21,7 +21,7 @@ from harness.analysis.method.serving import (
     serving_figures,
     token_chunks,
 )
-from harness.analysis.method.stats import quantiles
+from harness.analysis.stats import quantiles
 from harness.clock import NS_PER_S
 from harness.records import SealedRun, origin_of
 from harness.records.manifest import table_at

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.method.across import PeerSide, Value
-from harness.analysis.method.stats import quantile
+from harness.analysis.decisions.across import PeerSide, Value
+from harness.analysis.stats import quantile
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, in_one_line
 from harness.inputs import open_regular

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.method.decide import Outcome
-from harness.analysis.method.figures import ReuseFigures
-from harness.analysis.method.verdicts import decide_experiment
+from harness.analysis.decisions.decide import Outcome
+from harness.analysis.decisions.verdicts import decide_experiment
+from harness.analysis.figures import ReuseFigures
 from harness.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
 from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs

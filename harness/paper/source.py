@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.catalogue import AnalysisResult, analyse
-from harness.analysis.method.decide import Decision
-from harness.analysis.method.stats import grouped
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.decisions.decide import Decision
+from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.stats import grouped
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
 from harness.prereg import check_sealed_runs, judge, predict_runs, predictions_for

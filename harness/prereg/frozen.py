@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.analysis.method.predictions import Prediction
+from harness.analysis.decisions.predictions import Prediction
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns
 from harness.prereg.ledger import Instant, Ledger

@@ -18,11 +18,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from harness.analysis import check_run
+from harness.analysis.decisions.decide import Decision, Outcome
+from harness.analysis.decisions.margins import decide_stopped
+from harness.analysis.decisions.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.analysis.logs.derive import derived_of
-from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.margins import decide_stopped
-from harness.analysis.method.stopping import SequentialStatus, declared_status, sequential_status
-from harness.analysis.method.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
+from harness.analysis.planning.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
 from harness.kinds import kind_named
 from harness.prereg.frozen import Preregistration

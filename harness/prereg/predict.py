@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis.method.predictions import DrawnFigures, Prediction, Predictions
+from harness.analysis.decisions.predictions import DrawnFigures, Prediction, Predictions
 from harness.compiled.records import IntArray
 from harness.engine import EngineConfig
 from harness.experiment import PlannedRun, PlannedRuns

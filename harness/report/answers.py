@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
-from harness.analysis.method.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
-from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
-from harness.analysis.method.stats import Interval
+from harness.analysis.cost.compare import MAX_TAU, Comparison, Verdict
+from harness.analysis.decisions.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
+from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.method.fit import FitError
-from harness.analysis.method.stats import Interval
+from harness.analysis.calibration.fit import FitError
+from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS
 from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError

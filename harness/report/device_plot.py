@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harness.analysis import ConditionFigures, ExperimentSummary
-from harness.analysis.method.devices import DeviceEffect
-from harness.analysis.method.speeds import Speeds
+from harness.analysis.cost.devices import DeviceEffect
+from harness.analysis.cost.speeds import Speeds
 from harness.report.plots import percent
 from harness.report.svg import GRID, INK, MUTED, SURFACE, Sheet, condition_color
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from harness.analysis.method.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
+from harness.analysis.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
 from harness.table import Cell, Table, four_digits, markdown_rows, table_of
 
 ANSWERS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from harness.analysis.method.gate import FIGURES
-from harness.analysis.method.history import History, HistoryPoint
+from harness.analysis.decisions.gate import FIGURES
+from harness.analysis.decisions.history import History, HistoryPoint
 from harness.errors import SpecError
 from harness.outputs import check_output, write_text
 from harness.report.page import plain_page

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.method.reconstruct import decoding_spans, join_request_id
+from harness.analysis.cost.reconstruct import decoding_spans, join_request_id
 from harness.outputs import check_output
 from harness.records import SealedRun, origin_of
 from harness.records.schema import ABORTED

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.analysis import ConditionFigures, RunFigures
-from harness.analysis.method.compare import Comparison
-from harness.analysis.method.sequential import StopVerdict
-from harness.analysis.method.stopping import ComparisonLooks, SequentialStatus
+from harness.analysis.cost.compare import Comparison
+from harness.analysis.planning.sequential import StopVerdict
+from harness.analysis.planning.stopping import ComparisonLooks, SequentialStatus
 from harness.clock import NS_PER_S
 from harness.report.answers import Channel
 from harness.report.svg import (

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from harness.advise.power import Goal, Needed
-from harness.analysis.method.power import difference_power, equivalence_power
+from harness.analysis.planning.power import difference_power, equivalence_power
 from harness.outputs import check_output, write_text
 from harness.report.page import plain_page
 from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color

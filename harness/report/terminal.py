@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
-from harness.analysis.method.compare import MAX_TAU, Verdict
-from harness.analysis.method.sequential import StopVerdict
-from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
-from harness.analysis.method.stats import Interval
-from harness.analysis.method.stopping import SequentialStatus
-from harness.analysis.method.summary import ConditionFigures
+from harness.analysis.cost.compare import MAX_TAU, Verdict
+from harness.analysis.planning.sequential import StopVerdict
+from harness.analysis.planning.stopping import SequentialStatus
+from harness.analysis.serving.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
+from harness.analysis.stats import Interval
+from harness.analysis.summary import ConditionFigures
 from harness.clock import NS_PER_S
 from harness.outputs import escape_bidi
 from harness.report.answers import (

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.method import reuse
-from harness.analysis.method.reconstruct import with_tokens
+from harness.analysis import reuse
+from harness.analysis.cost.reconstruct import with_tokens
 from harness.clock import NS_PER_S
 from harness.records import SealedRun
 from harness.records.schema import ABORTED, values_of

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.catalogue import AnalysisResult
-from harness.analysis.method.decide import Decision
-from harness.analysis.method.drift import Drift
-from harness.analysis.method.speeds import places_table
-from harness.analysis.method.stopping import SequentialStatus
+from harness.analysis.cost.drift import Drift
+from harness.analysis.cost.speeds import places_table
+from harness.analysis.decisions.decide import Decision
+from harness.analysis.planning.stopping import SequentialStatus
 from harness.records import RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over
 from harness.table import Table

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import numpy as np
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
-from harness.analysis.method.drift import drift
-from harness.analysis.method.stopping import declared_status
+from harness.analysis.cost.drift import drift
+from harness.analysis.planning.stopping import declared_status
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
 from harness.outputs import check_output

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from harness.analysis.method.fit import (
+from harness.analysis.calibration.fit import (
     DecodeFit,
     EagerFit,
     FitError,
@@ -24,7 +24,7 @@ from harness.analysis.method.fit import (
     fit_eager,
     fit_prefill,
 )
-from harness.analysis.method.fit_points import (
+from harness.analysis.calibration.fit_points import (
     BLOCK_STEPS,
     PointSource,
     PrefillPoint,
@@ -34,7 +34,7 @@ from harness.analysis.method.fit_points import (
     reported_f_ms,
     step_points,
 )
-from harness.analysis.method.stats import Interval
+from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.engine import CostModel, load_cost_model
 from harness.engine.config import PAGED_STEP_TOKENS

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis.logs.observer import load_observer
-from harness.analysis.method.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
+from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
 from harness.records import SealedRun, layout
 from harness.runner.experiment import run_experiment

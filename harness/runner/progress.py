@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.analysis.method.stopping import SequentialStatus
+from harness.analysis.planning.stopping import SequentialStatus
 from harness.records import RunKey, SealedRun
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.method.gate import gate_policy, gate_run, judge
+from harness.analysis.decisions.gate import gate_policy, gate_run, judge
 from harness.errors import RecordsError, SpecError
 from harness.export.baseline import is_baseline, load_baseline, save_baseline
 from harness.records import SealedRun

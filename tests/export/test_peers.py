@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.method.across import PeerSide, Side, compare_with_peer
+from harness.analysis.decisions.across import PeerSide, Side, compare_with_peer
 from harness.errors import SpecError
 from harness.export import FORMATS, peer_side, write_runs
 from harness.records import SealedRun

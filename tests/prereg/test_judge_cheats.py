@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.method.decide import Outcome
+from harness.analysis.decisions.decide import Outcome
 from harness.errors import HarnessError
 from harness.prereg import Preregistration, judge, ticket_for
 from harness.records import Manifest, RunStore, SealedRun, layout

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.method.predictions import drawn_interval, drawn_ratio
-from harness.analysis.method.stats import t_quantile
+from harness.analysis.decisions.predictions import drawn_interval, drawn_ratio
+from harness.analysis.stats import t_quantile
 from harness.errors import RecordsError
 from harness.experiment import PlannedRuns, resolve
 from harness.prereg.predict import predict_experiment, predict_runs

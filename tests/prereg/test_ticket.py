@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.method.decide import Outcome
-from harness.analysis.method.figures import run_figures
+from harness.analysis.decisions.decide import Outcome
+from harness.analysis.figures import run_figures
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg import Preregistration, check_sealed_runs, judge, ticket_for

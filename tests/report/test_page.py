@@ -15,7 +15,7 @@ import pytest
 
 from harness.analysis import summarise
 from harness.analysis.catalogue import AnalysisResult
-from harness.analysis.method.decide import Decision, Outcome
+from harness.analysis.decisions.decide import Decision, Outcome
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report

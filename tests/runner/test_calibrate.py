@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.method.figures import figures_at, run_figures
-from harness.analysis.method.fit_points import PointSource
+from harness.analysis.calibration.fit_points import PointSource
+from harness.analysis.figures import figures_at, run_figures
 from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import SpecError

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.analysis import run_figures, summarise
-from harness.analysis.method.figures import lateness
+from harness.analysis.figures import lateness
 from harness.errors import RecordsError, SpecError
 from harness.plan import read_plan
 from harness.records import RunStore, layout

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis import run_figures, summarise
+from harness.analysis.figures import RunFigures
 from harness.analysis.logs.engine_steps import step_log_of
-from harness.analysis.method.figures import RunFigures
 from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file

@@ -14,11 +14,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
-from harness.analysis.method import stats
-from harness.analysis.method.predictions import Predictions
-from harness.analysis.method.speeds import device_tables, speeds
-from harness.analysis.method.stats import Interval
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis import stats
+from harness.analysis.cost.speeds import device_tables, speeds
+from harness.analysis.decisions.predictions import Predictions
+from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.stats import Interval
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.costs import cost_table, decomposition_table, ratio_intervals
 from harness.analysis.catalogue.reuse import prefill_kinds_table
-from harness.analysis.method.decide import Block
-from harness.analysis.method.figures import RunFigures, total_of, totals
-from harness.analysis.method.padding import bucket_rule, direction, removed_slots, shapley_split
-from harness.analysis.method.stats import ratio
-from harness.analysis.method.verdicts import ExperimentRuns, waits_pairs
+from harness.analysis.cost.padding import bucket_rule, direction, removed_slots, shapley_split
+from harness.analysis.decisions.decide import Block
+from harness.analysis.decisions.verdicts import ExperimentRuns, waits_pairs
+from harness.analysis.figures import RunFigures, total_of, totals
+from harness.analysis.stats import ratio
 from harness.table import Cell
 
 

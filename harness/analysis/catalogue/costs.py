@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
-from harness.analysis.method.answer import source_of, source_of_prediction
-from harness.analysis.method.compare import work_of
-from harness.analysis.method.figures import RunFigures, cells, same, totals
-from harness.analysis.method.predictions import drawn_ratio, predicted_ratio
-from harness.analysis.method.reconstruct import agreement_tolerance
-from harness.analysis.method.stats import Interval, ratio, seconds, when_known
-from harness.analysis.method.verdicts import ExperimentRuns, costs_of
+from harness.analysis.cost.compare import work_of
+from harness.analysis.cost.reconstruct import agreement_tolerance
+from harness.analysis.decisions.answer import source_of, source_of_prediction
+from harness.analysis.decisions.predictions import drawn_ratio, predicted_ratio
+from harness.analysis.decisions.verdicts import ExperimentRuns, costs_of
+from harness.analysis.figures import RunFigures, cells, same, totals
+from harness.analysis.stats import Interval, ratio, seconds, when_known
 
 TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.costs import cost_table, ratio_intervals
 from harness.analysis.catalogue.reuse import prefill_kinds_table
-from harness.analysis.method.devices import mean_interval
-from harness.analysis.method.figures import cells, figure_at
-from harness.analysis.method.stats import Interval
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.cost.devices import mean_interval
+from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.figures import cells, figure_at
+from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
 from harness.table import Cell
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.analysis.catalogue import Analysis, Rows, of_tables, table
 from harness.analysis.catalogue.costs import cost_table
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.table import Cell
 
 AT_ONCE = "the blocks of a round ran at once by plan: a round is one datum, whatever the number of its devices"

@@ -11,16 +11,16 @@ from operator import itemgetter, sub
 
 import numpy as np
 
+from harness.analysis import stats
 from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, table
 from harness.analysis.catalogue.costs import cost_table
 from harness.analysis.catalogue.reuse import prefill_kinds_table
+from harness.analysis.cost.devices import mean_interval
+from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.figures import run_figures, total_of
 from harness.analysis.logs.observer import held_back, load_observer
-from harness.analysis.method import stats
-from harness.analysis.method.devices import mean_interval
-from harness.analysis.method.figures import run_figures, total_of
-from harness.analysis.method.interference import Injection, injections, measured_waiting_session_ns
-from harness.analysis.method.stats import Interval, ratio, seconds, when_known
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.serving.interference import Injection, injections, measured_waiting_session_ns
+from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.records import SealedRun, layout, paired
 from harness.spec.rules import InterferenceRule
 from harness.table import Cell, Table, table_of

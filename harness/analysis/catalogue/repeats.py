@@ -10,11 +10,12 @@ from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
 
+from harness.analysis import stats
 from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, of_tables, table
 from harness.analysis.catalogue.costs import TAU0_GRID, cost_table
-from harness.analysis.method import decide, stats
-from harness.analysis.method.stats import Interval, ratio
-from harness.analysis.method.verdicts import Contrast, ExperimentRuns, adjacent_ratios, channels_s
+from harness.analysis.decisions import decide
+from harness.analysis.decisions.verdicts import Contrast, ExperimentRuns, adjacent_ratios, channels_s
+from harness.analysis.stats import Interval, ratio
 from harness.table import Cell, Table, table_of
 
 INTERVAL_SEED = 20260912

@@ -10,10 +10,10 @@ import operator
 from collections.abc import Sequence
 
 from harness.analysis.catalogue import Rows, table
-from harness.analysis.method.figures import ReuseFigures, cells, total_of
-from harness.analysis.method.reuse import Rearrival, extra_prefill_ns, rearrivals, reuse_rule, total_ceilings
-from harness.analysis.method.stats import sum_or_none, when_known
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.figures import ReuseFigures, cells, total_of
+from harness.analysis.reuse import Rearrival, extra_prefill_ns, rearrivals, reuse_rule, total_ceilings
+from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun, once_per_run
 from harness.table import Cell, Table, table_of

@@ -7,11 +7,11 @@ Definitions: docs/method.md, "Decisions"; Tables S2 and S3.
 
 from __future__ import annotations
 
+from harness.analysis import stats
+from harness.analysis.calibration.scatter import run_steady_step_ns
 from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, of_tables, table
-from harness.analysis.method import stats
-from harness.analysis.method.figures import cells
-from harness.analysis.method.scatter import run_steady_step_ns
-from harness.analysis.method.verdicts import ExperimentRuns, artifact_times_ms
+from harness.analysis.decisions.verdicts import ExperimentRuns, artifact_times_ms
+from harness.analysis.figures import cells
 from harness.clock import NS_PER_MS
 from harness.records.schema import values_of
 from harness.table import Cell, Table, table_of

@@ -22,10 +22,10 @@ from harness.analysis.catalogue.reuse import (
     lost_reuse_table,
     prefill_kinds_table,
 )
+from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.figures import ReuseFigures
 from harness.analysis.logs.observer import load_observer
-from harness.analysis.method.figures import ReuseFigures
-from harness.analysis.method.reuse import critical_request_count
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.reuse import critical_request_count
 from harness.records import SealedRun, layout
 from harness.records.schema import values_of
 

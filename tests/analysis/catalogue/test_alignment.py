@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.catalogue import alignment, costs
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
 

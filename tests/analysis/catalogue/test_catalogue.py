@@ -15,8 +15,8 @@ import pytest
 
 from harness.analysis import run_figures
 from harness.analysis.catalogue import AnalysisResult, analyse, analyses
-from harness.analysis.method.decide import Outcome
-from harness.analysis.method.verdicts import ExperimentRuns, decide_experiment
+from harness.analysis.decisions.decide import Outcome
+from harness.analysis.decisions.verdicts import ExperimentRuns, decide_experiment
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.prereg import predict_experiment, predict_runs

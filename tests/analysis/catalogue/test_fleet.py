@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis import summarise
 from harness.analysis.catalogue.fleet import duet_table, neighbours_table
-from harness.analysis.method.verdicts import ExperimentRuns, decide_experiment
+from harness.analysis.decisions.verdicts import ExperimentRuns, decide_experiment
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec.rules import load_rule

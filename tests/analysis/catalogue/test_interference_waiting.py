@@ -13,10 +13,10 @@ import pytest
 
 from harness.analysis.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
 from harness.analysis.catalogue.reuse import exceptions_table
+from harness.analysis.cost.reconstruct import waiting_session_ns
+from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.analysis.logs.observer import FORMAT, SCHEMA
-from harness.analysis.method.interference import injection_of
-from harness.analysis.method.reconstruct import waiting_session_ns
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.serving.interference import injection_of
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.records import SealedRun, layout, schema

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis import summarise
 from harness.analysis.catalogue import costs, repeats
-from harness.analysis.method.verdicts import ExperimentRuns
+from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.prereg import predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment

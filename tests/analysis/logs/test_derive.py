@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.cost.reconstruct import join_request_id, step_contexts
 from harness.analysis.logs.derive import Derived, ToRunClock, collect, derive_tables, rebuild
 from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
-from harness.analysis.method.reconstruct import join_request_id, step_contexts
 from harness.errors import RecordsError
 from harness.records import ClockRecord, RunWriter, SealedRun
 from tests.support.analysis_tables import GOLDEN, manifest, request_row, requests_table

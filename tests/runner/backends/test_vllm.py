@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.logs.derive import rebuild
-from harness.analysis.method.figures import figures_at, run_figures
 from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import ServerError, SpecError

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from harness.analysis.method.figures import run_figures
+from harness.analysis.figures import run_figures
 from harness.errors import ServerError
 from harness.records import SealedRun, layout
 from harness.runner import run_experiment

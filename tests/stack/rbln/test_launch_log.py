@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.method.invariants import check_settings
+from harness.analysis.validity.invariants import check_settings
 from harness.records import Manifest
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings

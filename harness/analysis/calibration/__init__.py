@@ -1,0 +1,1 @@
+"""Cost models fitted to sealed runs, and how far runs scatter about them."""

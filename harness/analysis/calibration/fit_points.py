@@ -1,0 +1,431 @@
+"""Step periods and prefill times that sealed runs show: the observations that cost models are fitted to.
+
+A step counts only in the middle of a stretch in which the same n requests decode and nobody is prefilled or finishes;
+what is left out is left out by rule, never by value. Nothing is fitted here.
+Sources: "log" pairs the stamps of the server's own lines, or of a vLLM's step log; "chunks" pairs the client's stamps
+of one stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.analysis.cost.reconstruct import join_request_id, step_contexts
+from harness.analysis.logs.engine_steps import decode_contexts, step_log_of
+from harness.clock import NS_PER_MS, ScaledClock
+from harness.engine import CostModel
+from harness.errors import SpecError
+from harness.records import SealedRun
+from harness.records.schema import values_of
+from harness.stack.vllm.step_log import StepLog
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+PointSource = Literal["log", "chunks"]
+# Median over blocks of 4 steps: lateness of a stamp cancels inside a block, and a stall of the host spoils few blocks.
+BLOCK_STEPS = 4
+# Steps left out at each end of a stretch: after a prefill the engine rebuilds its batch, and a stamp beside a prefill
+# or a finish may belong to it.
+EDGE_STEPS = 2
+MIN_STEPS_OF_A_LENGTH = 3
+# Of a vLLM's stretch: with fewer blocks a stall of the host would be in its median.
+MIN_BLOCKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive decode steps of the same ``num_seqs`` requests.
+
+    instants_ns, steps: shape (k,): when something was seen, and how many steps had passed since the first instant.
+    first_context_tokens: summed sequence lengths of the step that begins at the first instant; each step adds
+    num_seqs. None: unknown.
+    """
+
+    run: str
+    num_seqs: int
+    bucket: int
+    instants_ns: IntArray
+    steps: IntArray
+    first_context_tokens: float | None
+    is_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One stretch as a point to fit: the median of its block periods, at the median of its blocks' contexts.
+
+    block_periods_ms: shape (blocks,), ms a step. context_tokens: summed over the batch; None: unknown.
+    block_context_offsets: shape (blocks,), each block's own context less that, tokens; None: unknown.
+    is_eager: the steps ran without a graph although graphs are on.
+    """
+
+    run: str
+    num_seqs: int
+    bucket: int
+    context_tokens: float | None
+    block_periods_ms: FloatArray = field(repr=False)
+    block_context_offsets: FloatArray | None = field(default=None, repr=False)
+    is_eager: bool = False
+
+    def periods_at_one_context_ms(self, context_us_per_token: float) -> FloatArray:
+        """The block periods without what the growth of context inside the stretch adds to them."""
+        if self.block_context_offsets is None:
+            return self.block_periods_ms
+        return self.block_periods_ms - context_us_per_token / 1000 * self.block_context_offsets
+
+    @property
+    def period_ms(self) -> float:
+        return float(np.median(self.block_periods_ms))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no position of the bucket is padding."""
+        return self.num_seqs == self.bucket
+
+    @property
+    def stratum(self) -> tuple[int, int | None]:
+        """(n, mean sequence length to the nearest 128 tokens): what is left out together when an error is held out."""
+        mean = None if self.context_tokens is None else round(self.context_tokens / self.num_seqs / 128)
+        return self.num_seqs, mean
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPoint:
+    """One prefill: tokens computed, tokens reused before them, and how long it kept the engine."""
+
+    run: str
+    computed_tokens: int
+    cached_tokens: int
+    elapsed_ms: float
+
+
+def step_points(
+    runs: Iterable[SealedRun], source: PointSource = "log", block_steps: int = BLOCK_STEPS
+) -> tuple[StepPoint, ...]:
+    """Every stretch of at least ``block_steps`` steps in valid runs. Times in model ms.
+
+    Raises SpecError when there is none.
+    """
+    of_run, valid = log_stretches if source == "log" else chunk_stretches, [run for run in runs if run.is_valid]
+    stretches = (stretch for run in valid for stretch in of_run(run))
+    points = tuple(point for stretch in stretches if (point := _point(stretch, block_steps)) is not None)
+    if not points:
+        unseen = {note for run in valid if (log := step_log_of(run)) is not None for note in log.unseen}
+        raise SpecError(
+            f"no {block_steps} decode steps in a row with the same requests (source {source!r})",
+            where="calibration",
+            hint="; ".join(sorted(unseen)) or "Run constant-n workloads: `harness server calibrate`",
+        )
+    return points
+
+
+def _point(stretch: Stretch, block_steps: int) -> StepPoint | None:
+    """Blocks of ``block_steps`` steps from the first instant on; the rest at the end is not used."""
+    num_blocks = int(stretch.steps[-1] // block_steps)
+    # A block ends where a stamp marks a step exactly; a missing or merged stamp makes one block longer.
+    ends = np.unique(np.searchsorted(stretch.steps, np.arange(num_blocks + 1) * block_steps))
+    if len(ends) < 2:
+        return None
+    steps, instants_ns = stretch.steps[ends], stretch.instants_ns[ends]
+    middles = (steps[1:] + steps[:-1] - 1) / 2
+    middle = float(np.median(middles))
+    first = stretch.first_context_tokens
+    return StepPoint(
+        run=stretch.run,
+        num_seqs=stretch.num_seqs,
+        bucket=stretch.bucket,
+        context_tokens=None if first is None else first + stretch.num_seqs * middle,
+        block_periods_ms=np.diff(instants_ns) / np.diff(steps) / NS_PER_MS,
+        block_context_offsets=None if first is None else stretch.num_seqs * (middles - middle),
+        is_eager=stretch.is_eager,
+    )
+
+
+def log_stretches(run: SealedRun) -> Iterator[Stretch]:
+    """Stretches between the server's own lines: a step lasts from its [BUCKET] line to that of the next step.
+
+    Nothing comes of a log without stamps or without KV lines, which tell prefills and finishes. In a vLLM's step log a
+    step lasts from the record before it to its own.
+    """
+    log = step_log_of(run)
+    if log is not None:
+        yield from _step_log_stretches(run, log)
+        return
+    steps, kv_events = run.table("steps"), run.table("kv_events")
+    if steps.num_rows < 2 or kv_events.num_rows == 0 or steps.column("log_ns").null_count:
+        return
+    log_ns, n, b = (steps.column(name).to_numpy().astype(np.int64) for name in ("log_ns", "n", "b"))
+    contexts = step_contexts(steps, kv_events, run.table("requests"))
+    borders = np.zeros(steps.num_rows + 1, dtype=np.bool_)
+    borders[[0, -1]] = True
+    borders[1:-1] = n[1:] != n[:-1]
+    borders[_borders(kv_events)] = True
+    places = np.flatnonzero(borders)
+    for first, end in pairwise(places.tolist()):
+        first, last = first + EDGE_STEPS, end - EDGE_STEPS
+        if last - first < 1:
+            continue
+        yield Stretch(
+            run=_label(run),
+            num_seqs=int(n[first]),
+            bucket=int(b[first]),
+            instants_ns=log_ns[first : last + 1],
+            steps=np.arange(last + 1 - first),
+            first_context_tokens=float(contexts.context_tokens[first]) if contexts.is_exact else None,
+        )
+
+
+def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
+    """Long stretches of pure decode steps. A request that comes or ends makes a mixed step or another n."""
+    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log)
+    rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "at_ns")
+    for (kind, n, b, mode), group in groupby(enumerate(rows), key=lambda row: row[1][:-1]):
+        chosen = [(place, row[-1]) for place, row in group][EDGE_STEPS : -EDGE_STEPS or None]
+        if kind != "decode" or b is None or len(chosen) <= MIN_BLOCKS * BLOCK_STEPS:
+            continue
+        steps = np.arange(len(chosen))
+        yield Stretch(
+            run=_label(run),
+            num_seqs=n,
+            bucket=b,
+            instants_ns=np.array([clock.from_monotonic_ns(at_ns) for _place, at_ns in chosen], dtype=np.int64),
+            steps=steps,
+            # A record is the end of its step, the first instant the beginning of the next.
+            first_context_tokens=None
+            if contexts is None
+            else float(np.median([contexts[place] for place, _ in chosen] - n * steps)) + n,
+            is_eager=log.has_graphs and mode == "NONE",
+        )
+
+
+def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillPoint, ...]:
+    """Every step of a vLLM that computed tokens of prompts, less the time of its decodes. Times in model ms.
+
+    decode: the cost model of those decodes. A step after an idle engine is left out: nobody knows when it began. So is
+    a number of tokens that fewer than three steps had: one stall of the host would be its time.
+    """
+    points = [point for run in runs if run.is_valid for point in _chunks(run, decode)]
+    num_of = Counter(point.computed_tokens for point in points)
+    return tuple(point for point in points if num_of[point.computed_tokens] >= MIN_STEPS_OF_A_LENGTH)
+
+
+def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
+    log = step_log_of(run)
+    if log is None:
+        return
+    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
+    rows = values_of(log.steps, "at_ns", "kind", "running", "generation_requests", "context_tokens")
+    for context, (before, (at_ns, kind, _running, n, tokens)) in zip(contexts[1:], pairwise(rows), strict=True):
+        before_ns, _kind, still_running, *_work = before
+        if kind in ("prefill", "mixed") and still_running and tokens and n is not None:
+            period_ns = clock.from_monotonic_ns(at_ns) - clock.from_monotonic_ns(before_ns)
+            elapsed_ns = period_ns - decode.chunked_step_ns(n, n, round(context), 0)
+            yield PrefillPoint(_label(run), tokens, 0, elapsed_ns / NS_PER_MS)
+
+
+def _borders(kv_events: pa.Table) -> list[int]:
+    """Steps before which somebody was admitted or ended."""
+    pairs = zip(kv_events.column("kind").to_pylist(), kv_events.column("step").to_pylist(), strict=True)
+    return [step for kind, step in pairs if kind in ("alloc", "free_request")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """One answered request as the client saw it. received_ns, tokens: one per chunk; tokens is the running total."""
+
+    sent_ns: int
+    first_ns: int
+    done_ns: int
+    prompt_tokens: int
+    received_ns: IntArray
+    tokens: IntArray
+    is_clean: NDArray[np.bool_]
+
+    def tokens_at(self, instant_ns: float) -> int:
+        place = int(np.searchsorted(self.received_ns, instant_ns, side="right"))
+        return int(self.tokens[place - 1]) if place else 0
+
+
+def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[Stretch]:
+    """Stretches between the client's stamps of one stream; n counts the requests between first and last token.
+
+    kernel_stamps: use the kernel's receive stamps where every chunk of a stream has one. Nothing comes of runs that
+    did not stream.
+    """
+    buckets = run.manifest.decode_buckets
+    streams = _streams(run, kernel_stamps)
+    others = _unfollowed(run)
+    borders = sorted(
+        {at for stream in streams for at in (stream.sent_ns, stream.first_ns, stream.done_ns)}
+        | {at for span in others for at in span}
+    )
+    for begin_ns, end_ns in pairwise(borders):
+        decoding = [one for one in streams if one.first_ns <= begin_ns and one.done_ns >= end_ns]
+        is_someone_prefilled = any(one.sent_ns <= begin_ns and one.first_ns >= end_ns for one in streams)
+        is_something_unknown = any(sent_ns <= begin_ns and done_ns >= end_ns for sent_ns, done_ns in others)
+        if (
+            is_someone_prefilled
+            or is_something_unknown
+            or not decoding
+            or len(decoding) > (buckets[-1] if buckets else 0)
+        ):
+            continue
+        followed = min(decoding, key=lambda stream: (stream.first_ns, stream.sent_ns))
+        inside = (followed.received_ns >= begin_ns) & (followed.received_ns <= end_ns)
+        chosen = np.flatnonzero(inside)[EDGE_STEPS : -EDGE_STEPS or None]
+        chosen = chosen[followed.is_clean[chosen]]
+        if len(chosen) < 2:
+            continue
+        received_ns, tokens = followed.received_ns[chosen], followed.tokens[chosen]
+        # Between two tokens of the followed stream every other stream has its token of that step too.
+        between_ns = (received_ns[0] + received_ns[1]) / 2
+        context = sum(stream.prompt_tokens + stream.tokens_at(between_ns) for stream in decoding)
+        yield Stretch(
+            run=_label(run),
+            num_seqs=len(decoding),
+            bucket=buckets[bisect_left(buckets, len(decoding))],
+            instants_ns=received_ns,
+            steps=tokens - tokens[0],
+            first_context_tokens=float(context),
+        )
+
+
+def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
+    chunks = run.table("chunks").sort_by([("session", "ascending"), ("request", "ascending"), ("chunk", "ascending")])
+    keys = np.stack([np.asarray(chunks.column(name)) for name in ("session", "request")], axis=1)
+    starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1)) if len(keys) else np.zeros(0, np.int64)
+    rows = {
+        (int(keys[first, 0]), int(keys[first, 1])): chunks.slice(first, end - first)
+        for first, end in zip(starts.tolist(), [*starts.tolist()[1:], len(keys)], strict=True)
+    }
+    found: list[_Stream] = []
+    for request in run.table("requests").to_pylist():
+        stream = rows.get((request["session"], request["request"]))
+        if request["status"] != "ok" or stream is None:
+            continue
+        stamped = stream.column("kernel_ns" if kernel_stamps else "received_ns")
+        if stamped.null_count:
+            stamped = stream.column("received_ns")
+        received_ns = np.asarray(stamped).astype(np.int64)
+        found.append(
+            _Stream(
+                sent_ns=request["sent_ns"],
+                first_ns=int(received_ns[0]),
+                done_ns=int(received_ns[-1]),
+                prompt_tokens=request["prompt_tokens"],
+                received_ns=received_ns,
+                tokens=np.cumsum(np.asarray(stream.column("num_tokens")), dtype=np.int64),
+                is_clean=~np.asarray(stream.column("is_coalesced").to_pylist(), dtype=np.bool_),
+            )
+        )
+    return found
+
+
+def _unfollowed(run: SealedRun) -> list[tuple[int, int]]:
+    """(sent, done) of requests whose tokens cannot be followed: they failed. Nothing is known of steps meanwhile."""
+    rows = run.table("requests").to_pylist()
+    last_ns = max((row["done_ns"] for row in rows if row["done_ns"] is not None), default=0)
+    return [
+        (row["sent_ns"], last_ns if row["done_ns"] is None else row["done_ns"])
+        for row in rows
+        if row["status"] != "ok" and row["sent_ns"] is not None
+    ]
+
+
+def prefill_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[PrefillPoint, ...]:
+    """Every prefill of valid runs whose time is known. Times in model ms; empty when there is none.
+
+    "log": from the request's ALLOC line to the next line of a step, an admission or an end; the server's own stamps.
+    "chunks": from sending to the first token, of requests that were alone; it contains HTTP.
+    """
+    of_run = _log_prefills if source == "log" else _client_prefills
+    return tuple(point for run in runs if run.is_valid for point in of_run(run))
+
+
+def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
+    steps, kv_events = run.table("steps"), run.table("kv_events")
+    requests = run.table("requests")
+    known = {
+        row["response_id"]: (row["prompt_tokens"], row["cached_tokens"])
+        for row in requests.to_pylist()
+        if row["status"] == "ok" and row["response_id"] and row["cached_tokens"] is not None
+    }
+    step_ns = steps.column("log_ns").to_pylist()
+    rows = [row for row in kv_events.to_pylist() if row["kind"] in ("alloc", "free_request")]
+    running: set[str] = set()
+    for place, row in enumerate(rows):
+        if row["kind"] == "free_request":
+            running.discard(row["request_id"])
+            continue
+        if row["request_id"] in running:
+            continue
+        running.add(row["request_id"])
+        after_ns = _next_ns(rows, place, step_ns)
+        response = join_request_id(row["request_id"], known)
+        if after_ns is not None and row["log_ns"] is not None and response is not None:
+            prompt, cached = known[response]
+            yield PrefillPoint(_label(run), prompt - cached, cached, (after_ns - row["log_ns"]) / NS_PER_MS)
+
+
+def _next_ns(rows: Sequence[dict[str, object]], place: int, step_ns: Sequence[int | None]) -> int | None:
+    """Instant of the line that follows in the log: the next admission or end, unless a decode step comes before it."""
+    step = rows[place]["step"]
+    assert isinstance(step, int)
+    if place + 1 < len(rows) and rows[place + 1]["step"] == step:
+        after = rows[place + 1]["log_ns"]
+        return after if isinstance(after, int) else None
+    return step_ns[step] if step < len(step_ns) else None
+
+
+def _client_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
+    # The first byte is no token: a stream's headers arrive before anything was computed.
+    chunks = run.table("chunks").to_pylist()
+    first_ns = {(row["session"], row["request"]): row["received_ns"] for row in chunks if row["chunk"] == 0}
+    rows = [row for row in run.table("requests").to_pylist() if row["status"] == "ok"]
+    for row in rows:
+        if row["cached_tokens"] is None:
+            continue
+        sent_ns, token_ns = row["sent_ns"], first_ns.get((row["session"], row["request"]))
+        if token_ns is None or any(
+            one["done_ns"] > sent_ns and one["sent_ns"] < token_ns for one in rows if one != row
+        ):
+            continue
+        computed = row["prompt_tokens"] - row["cached_tokens"]
+        yield PrefillPoint(_label(run), computed, row["cached_tokens"], (token_ns - sent_ns) / NS_PER_MS)
+
+
+def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
+    """f(b) where the server reported it: median model time + median sampler time of runs with bucket b exactly full.
+
+    Of several context lengths the shortest counts; of several runs of it the median. The report (VLLM_RBLN_METRICS)
+    pools all steps of a server's life, so only a run of one n tells anything.
+    """
+    found: dict[int, dict[int, list[float]]] = {}
+    for run in runs:
+        # From vllm-rbln 0.12.1 on model and sampler are timed together.
+        together = "MODEL + SAMPLE" in run.launch.device_metrics
+        trackers = ("MODEL + SAMPLE",) if together else ("MODEL", "SAMPLER")
+        parts_ms = [run.launch.decode_p50_ms(tracker) for tracker in trackers]
+        if None in parts_ms:
+            continue
+        f_ms = sum(part_ms or 0.0 for part_ms in parts_ms)
+        steps = run.table("steps")
+        pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
+        prompts = set(run.table("requests").column("planned_prompt_tokens").to_pylist())
+        if run.is_valid and len(prompts) == 1 and len(pairs) == 1 and len(set(*pairs)) == 1:
+            [(bucket, _bucket)] = pairs
+            found.setdefault(bucket, {}).setdefault(prompts.pop(), []).append(f_ms)
+    return {bucket: float(np.median(by_context[min(by_context)])) for bucket, by_context in sorted(found.items())}
+
+
+def _label(run: SealedRun) -> str:
+    return f"{run.condition}/{run.replicate}"

@@ -1,0 +1,241 @@
+"""One condition against its baseline: ratios of what is comparable, their intervals, and whether both channels agree.
+
+Totals are compared only where both did the same work, else cost per generated token. Agreement means something only
+below MAX_TAU; what lies above is "cannot tell".
+Definitions: docs/method.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
+from harness.analysis.cost.reconstruct import ROUNDING, agreement_tolerance, residual_ns
+from harness.analysis.figures import RunFigures, total_of
+from harness.analysis.stats import Interval, log_mean_values
+from harness.analysis.validity.stalls import info, warning
+from harness.records import Finding
+
+# Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
+# are 1 to 14 %, and a tolerance of that size would call anything agreement.
+MAX_TAU = 0.05
+
+
+class Verdict(str, Enum):
+    """Whether the two channels say the same of a comparison."""
+
+    AGREE = "agree"
+    DIFFER = "differ"
+    CANNOT_TELL = "cannot tell"
+    PREDICTED = "predicted"
+    B_ALONE = "B alone"
+
+
+class Work(NamedTuple):
+    """What a condition was asked for and gave, summed over the replicates that are compared."""
+
+    num_requests: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRatio:
+    """The cost ratio of one comparison on one channel, over the same blocks.
+
+    ratio: of sums, per generated token where the work differs; over several devices the mean of their ratios.
+    request_ratio: per request. values: one a block; their mean is ln(ratio) and their spread gives its error.
+    by_block: the ratio of each block alone. interval, p: None below three blocks. devices: None with one device.
+    """
+
+    ratio: float
+    request_ratio: float
+    values: tuple[float, ...]
+    by_block: tuple[float | None, ...]
+    interval: Interval | None = None
+    p: float | None = None
+    devices: DeviceEffect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One condition against its baseline over ``replicates``: below 1 it costs less.
+
+    a: channel A; None where a run has no step log or its reuse is unknown, so that B alone answers. residual_share:
+    r_BASE / B_BASE. num_unpaired: valid runs without a valid partner. is_predicted: simulated, so that both channels
+    are the same cost.
+    """
+
+    baseline: str
+    replicates: tuple[int, ...]
+    a: ChannelRatio | None
+    b: ChannelRatio
+    work: Work
+    baseline_work: Work
+    residual_share: float | None
+    published_tau: float | None
+    num_unpaired: int = 0
+    is_predicted: bool = False
+
+    @property
+    def main(self) -> ChannelRatio:
+        """The channel that answers: A, or B where A is missing."""
+        return self.b if self.a is None else self.a
+
+    @property
+    def ratio_a(self) -> float | None:
+        return None if self.a is None else self.a.ratio
+
+    @property
+    def ratio_b(self) -> float:
+        return self.b.ratio
+
+    @property
+    def per_replicate(self) -> tuple[tuple[int, float | None, float | None], ...]:
+        """(replicate, ratio A, ratio B) of each block."""
+        a = (None,) * len(self.replicates) if self.a is None else self.a.by_block
+        return tuple(zip(self.replicates, a, self.b.by_block, strict=True))
+
+    @property
+    def device_effects(self) -> dict[str, DeviceEffect]:
+        """The comparison device by device, by channel; empty with one device."""
+        effects = {"A": None if self.a is None else self.a.devices, "B": self.b.devices}
+        return {channel: effect for channel, effect in effects.items() if effect is not None}
+
+    @property
+    def tau(self) -> float | None:
+        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None without channel A."""
+        return None if self.published_tau is None else min(self.published_tau, MAX_TAU)
+
+    @property
+    def difference(self) -> float | None:
+        """|ratio_A - ratio_B|; None without channel A."""
+        return None if self.a is None else abs(self.a.ratio - self.b.ratio)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
+        if self.is_predicted:
+            return Verdict.PREDICTED
+        if self.difference is None or self.published_tau is None:
+            return Verdict.B_ALONE
+        if self.difference > self.published_tau + ROUNDING:
+            return Verdict.DIFFER
+        return Verdict.AGREE if self.published_tau <= MAX_TAU else Verdict.CANNOT_TELL
+
+    @property
+    def is_agreed(self) -> bool:
+        return self.verdict is Verdict.AGREE
+
+    @property
+    def is_same_work(self) -> bool:
+        return self.work == self.baseline_work
+
+    @property
+    def ratio_of(self) -> str:
+        """What the ratios compare."""
+        return "total" if self.is_same_work else "generated token"
+
+
+def compare(
+    baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], *, is_predicted: bool = False
+) -> Comparison | None:
+    """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
+
+    None without a common replicate, or where one of them cost or did nothing.
+    """
+    others = {(run.replicate, run.device): run for run in base}
+    own_runs = sorted((run for run in own if (run.replicate, run.device) in others), key=lambda run: run.replicate)
+    sides = (own_runs, [others[run.replicate, run.device] for run in own_runs])
+    work, baseline_work = map(work_of, sides)
+    if not own_runs or not all(work) or not all(baseline_work):
+        return None
+    a, b = (_channel_ratio(sides, channel) for channel in ("a_ns", "b_ns"))
+    if b is None:
+        return None
+    total = total_of(sides[1])
+    costs_ns = (0, 0) if a is None else (total.b_ns or 0, total.a_ns or 0)
+    return Comparison(
+        baseline=baseline,
+        replicates=tuple(run.replicate for run in own_runs),
+        a=a,
+        b=b,
+        work=work,
+        baseline_work=baseline_work,
+        residual_share=None if a is None else residual_ns(*costs_ns) / costs_ns[0],
+        published_tau=None if a is None else agreement_tolerance(costs_ns[1], costs_ns[0]),
+        num_unpaired=len(own) + len(base) - 2 * len(own_runs),
+        is_predicted=is_predicted,
+    )
+
+
+def _channel_ratio(sides: tuple[list[RunFigures], list[RunFigures]], channel: str) -> ChannelRatio | None:
+    """None where the cost of a run is unknown, or all cost nothing."""
+    costs_ns: list[list[int | None]] = [[getattr(run, channel) for run in runs] for runs in sides]
+    own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
+    if costs_ns != [own_ns, base_ns] or not any(own_ns) or not any(base_ns):
+        return None
+    own_work, base_work = map(work_of, sides)
+    is_same_work = own_work == base_work
+    own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
+    values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
+    by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
+    ratio = sum(own_ns) / sum(base_ns)
+    effect, estimate = effect_of(values, sides[0]), estimate_of(values, sides[0])
+    return ChannelRatio(
+        ratio=math.exp(estimate.mean) if effect and estimate else ratio * sum(base_units) / sum(own_units),
+        request_ratio=ratio * base_work.num_requests / own_work.num_requests,
+        values=tuple(values),
+        by_block=tuple(
+            cost * base_unit / (base_cost * unit) if base_cost * unit else None
+            for cost, unit, base_cost, base_unit in by_block
+        ),
+        interval=None if estimate is None else estimate.interval(),
+        p=None if estimate is None else estimate.p,
+        devices=effect,
+    )
+
+
+def work_of(runs: Sequence[RunFigures]) -> Work:
+    """What these runs were asked for and gave, summed."""
+    return Work(
+        sum(run.num_requests for run in runs),
+        sum(run.prompt_tokens for run in runs),
+        sum(run.generated_tokens for run in runs),
+    )
+
+
+def check_channels(runs: Sequence[RunFigures]) -> Iterator[Finding]:
+    """What the channels of single runs say against their cost model, or about what it was fitted on."""
+    for run in runs:
+        r_ns = run.r_ns if run.is_valid and run.r_ns is not None else 0
+        if r_ns < 0:
+            yield warning(
+                "residual-negative",
+                f"{run.label}: channel A exceeds channel B by {-r_ns / 1e9:.6f} s",
+                "The cost model asks more than the server took: calibrate it on this server",
+            )
+        if r_ns > MAX_TAU * run.b_ns:
+            yield warning(
+                "channels-apart",
+                f"{run.label}: channel A explains {(run.b_ns - r_ns) / 1e9:.3f} s of "
+                f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
+                "No comparison with it can say that the channels agree. Calibrate the cost model on this "
+                "server; limits.residual_share makes such runs INVALID",
+            )
+        if run.a is not None and run.a.context_problem:
+            yield warning(
+                "context-unknown",
+                f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
+                "Turn the [PFX] log on, or use a cost model without a context term",
+            )
+        if run.a is not None and (run.a.num_extrapolated_steps or run.a.num_extrapolated_prefills):
+            yield info(
+                "cost-extrapolated",
+                f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
+                "prefills lie outside what the cost model was fitted on",
+            )

@@ -1,0 +1,1 @@
+"""Answers, verdicts and gates: rules applied to figures."""

@@ -1,0 +1,1 @@
+"""How many blocks are needed, and when an experiment may stop."""

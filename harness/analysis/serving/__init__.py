@@ -1,0 +1,1 @@
+"""What users of the server felt: latencies, rates, and interference by prefills."""

@@ -1,0 +1,372 @@
+"""Serving figures: what a user of the server felt, as percentiles over requests, and rates over runs.
+
+Every instant is the client's, but the end of queueing, which the server's log tells; what was not observed is absent,
+never zero. Nothing is compared here.
+Definitions: docs/method.md, "Serving figures".
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.analysis.cost.devices import positive_mean_interval, quantile_interval
+from harness.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
+from harness.analysis.figures import cells, place_of
+from harness.analysis.stats import FloatArray, Interval, binomial_cdf, quantiles, ratio
+from harness.analysis.validity.plan_answers import request_keys
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.plan import UserTimelines, users_of
+from harness.records import SealedRun, once_per_run
+from harness.records.schema import rows_where, values_of
+from harness.spec import SloSpec, WindowSpec
+from harness.spec.sections import FOREVER_NS
+
+IntArray = NDArray[np.int64]
+QUANTILES = (0.5, 0.9, 0.99)
+# MLPerf LoadGen's early stopping: a percentile is certified at this confidence, from one overlong request on.
+CONFIDENCE = 0.99
+METRICS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2e": "end to end",
+    "queue": "queueing",
+}
+# Of a session with more turns, the rest is one group.
+MAX_TURNS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latencies:
+    """Answered requests of one run that lie in its measurement window; times in model ns, nan where not observed.
+
+    session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
+    "recomputed", "unknown". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns:
+    from the first send to the last end in the window. device, unit: where in a fleet it ran.
+    """
+
+    session: IntArray
+    turn: IntArray
+    prefix: NDArray[np.str_]
+    ttft_ns: FloatArray
+    e2e_ns: FloatArray
+    queue_ns: FloatArray
+    tpot_ns: FloatArray
+    tokens: IntArray
+    itl_ns: FloatArray
+    itl_row: IntArray
+    span_ns: int
+    device: str = ""
+    unit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """One percentile over all requests, ns. interval: None below three runs, or with too few requests beyond it.
+
+    certified: the true percentile is at most this, with CONFIDENCE; None where too few requests were made.
+    """
+
+    q: float
+    value: float
+    interval: Interval | None
+    certified: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One metric of one group of requests ("all", a prefix, a turn)."""
+
+    metric: str
+    group: str
+    num_values: int
+    percentiles: tuple[Percentile, ...]
+
+    def at(self, q: float) -> Percentile:
+        """The percentile q; KeyError for one that is not computed."""
+        return {percentile.q: percentile for percentile in self.percentiles}[q]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate per second of model time: mean over runs, and its t interval on the log scale, None below three runs."""
+
+    mean: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFigures:
+    """What a condition served, over its valid runs. goodput: requests per second within the [slo]; None without one."""
+
+    condition: str
+    num_runs: int
+    num_requests: int
+    distributions: tuple[Distribution, ...]
+    tokens_per_s: Rate
+    requests_per_s: Rate
+    goodput_per_s: Rate | None
+    good_share: float | None
+
+    def of(self, metric: str, group: str = "all") -> Distribution | None:
+        """The distribution of a metric in a group; None where nothing of it was observed."""
+        wanted = (metric, group)
+        return next((each for each in self.distributions if (each.metric, each.group) == wanted), None)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(distribution.group for distribution in self.distributions))
+
+
+def requests_needed(q: float) -> int:
+    """Requests from which on percentile q can be certified: 11 for p50, 64 for p90, 662 for p99."""
+    return next(n for n in range(2, 1_000_000) if binomial_cdf(1, n, 1 - q) <= 1 - CONFIDENCE)
+
+
+def certified(values: FloatArray, q: float) -> float | None:
+    """An observed value that percentile q does not exceed, with CONFIDENCE; None with fewer than ``requests_needed``.
+
+    With t the most overlong requests for which P(Binomial(n, 1 - q) <= t) <= 1 - CONFIDENCE, the (t + 1)-th largest.
+    Source: MLPerf Inference rules, "Early stopping".
+    """
+    allowed = _overlong_allowed(len(values), q)
+    return float(np.sort(values)[-1 - allowed]) if allowed else None
+
+
+@lru_cache(maxsize=1024)
+def _overlong_allowed(n: int, q: float) -> int:
+    """The largest t of ``certified``; 0 where not even one is allowed."""
+    allowed = bisect_right(range(n), 1 - CONFIDENCE, key=lambda t: binomial_cdf(t, n, 1 - q))
+    return max(0, allowed - 1)
+
+
+def window_of(run: SealedRun) -> WindowSpec:
+    """The measurement window that the experiment of a run asked for."""
+    return WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
+
+
+def _window_ns(run: SealedRun, requests: pa.Table) -> tuple[int, int]:
+    """[first, last) instants of a run's window; nothing is in it where a user finished too few requests."""
+    window = window_of(run)
+    due_ns = requests.column("due_ns").to_numpy()
+    ready_ns = 0
+    if window.after_requests:
+        users = users_of(np.array([-1 if session.after is None else session.after for session in run.plan.sessions]))
+        ended = requests.filter(requests.column("done_ns").is_valid())
+        timelines = UserTimelines.of(users[ended.column("session").to_numpy()], ended.column("done_ns").to_numpy())
+        has_all = len(timelines.users) == len(np.unique(users))
+        is_ready = has_all and timelines.num_requests.min() >= window.after_requests
+        ready_ns = timelines.window_start(window.after_requests) if is_ready else FOREVER_NS
+    return window.bounds_ns(int(due_ns.min()) if len(due_ns) else 0, ready_ns)
+
+
+@once_per_run
+def requests_in_window(run: SealedRun) -> pa.Table:
+    """The requests of a run that were due in its measurement window, whatever became of them."""
+    requests = run.table("requests")
+    due_ns = requests.column("due_ns").to_numpy()
+    first_ns, last_ns = _window_ns(run, requests)
+    return requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
+
+
+@once_per_run
+def latencies(run: SealedRun) -> Latencies:
+    """What every answered request of a run's measurement window waited for, and when its tokens came."""
+    kept, place = rows_where(requests_in_window(run), "status", "ok"), place_of(run)
+    sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()
+    turn = kept.column("request").to_numpy().astype(np.int64)
+    cached = kept.column("cached_tokens")
+    is_reused = cached.fill_null(0).to_numpy() > 0
+    again = np.where(cached.is_valid().to_numpy(), "recomputed", "unknown")
+    tokens = kept.column("completion_tokens").to_numpy().astype(np.int64)
+    ttft_ns, tpot_ns = np.full(len(turn), np.nan), np.full(len(turn), np.nan)
+    itl_ns, itl_row = np.empty(0), np.empty(0, dtype=np.int64)
+    if run.manifest.requested_client.get("stream", True):
+        row, at_ns, num_tokens = token_chunks(run, kept)
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        ends = np.append(starts[1:], len(row))[: len(starts)] - 1
+        having = row[starts]
+        ttft_ns[having] = at_ns[starts] - sent_ns[having]
+        later = tokens[having] - 1
+        tpot_ns[having] = np.where(later > 0, (at_ns[ends] - at_ns[starts]) / np.maximum(later, 1), np.nan)
+        is_later = np.diff(row, prepend=-1) == 0
+        gaps = np.diff(at_ns, prepend=0)[is_later] / num_tokens[is_later]
+        itl_ns, itl_row = np.repeat(gaps, num_tokens[is_later]), np.repeat(row[is_later], num_tokens[is_later])
+    return Latencies(
+        session=kept.column("session").to_numpy().astype(np.int64),
+        turn=turn,
+        prefix=np.where(is_reused, "reused", np.where(turn > 0, again, "first")),
+        ttft_ns=ttft_ns,
+        e2e_ns=(done_ns - sent_ns).astype(np.float64),
+        queue_ns=_queueing_ns(run, kept.column("response_id").to_pylist(), sent_ns),
+        tpot_ns=tpot_ns,
+        tokens=tokens,
+        itl_ns=itl_ns,
+        itl_row=itl_row,
+        span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
+        device=place["device"],
+        unit=place["unit"],
+    )
+
+
+def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
+    """(row of its request, instant, tokens) of every chunk with tokens, by request, in order of arrival.
+
+    The instant: see ``received_ns``.
+    """
+    chunks = with_tokens(run.table("chunks"))
+    wanted = request_keys(requests)
+    order = np.argsort(wanted)
+    keys = request_keys(chunks)
+    place = np.minimum(np.searchsorted(wanted[order], keys), max(0, len(order) - 1))
+    row = order[place] if len(order) else np.zeros(len(keys), dtype=np.int64)
+    is_wanted = wanted[row] == keys if len(order) else np.zeros(len(keys), dtype=np.bool_)
+    row, at_ns = row[is_wanted], received_ns(chunks)[is_wanted]
+    num_tokens = chunks.column("num_tokens").to_numpy().astype(np.int64)[is_wanted]
+    sorting = np.lexsort((at_ns, row))
+    return row[sorting], at_ns[sorting], num_tokens[sorting]
+
+
+def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
+    """From the send to the first ALLOC line of each request; nan where the log does not show it."""
+    allocs = rows_where(run.table("kv_events"), "kind", "alloc")
+    row_of = {response_id: row for row, response_id in enumerate(response_ids) if response_id}
+    queue_ns = np.full(len(response_ids), np.nan)
+    for log_id, at_ns in values_of(allocs, "request_id", "log_ns"):
+        response_id = join_request_id(log_id, row_of)
+        if response_id is not None and at_ns is not None and math.isnan(queue_ns[row_of[response_id]]):
+            # The log's stamp is of the receipt of a line and may precede the client's own by its rounding.
+            queue_ns[row_of[response_id]] = max(0, at_ns - int(sent_ns[row_of[response_id]]))
+    return queue_ns
+
+
+def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures | None:
+    """Serving figures of one condition over its valid ``runs``; None where nothing was answered."""
+    observed = [answered for run in runs if len((answered := latencies(run)).turn)]
+    if not observed:
+        return None
+    slo = SloSpec.model_validate(runs[0].manifest.requested_experiment.get("slo") or {})
+    good = [_is_good(run, slo) for run in observed] if slo.is_set else None
+    spans_s = [run.span_ns / NS_PER_S for run in observed]
+    counts = [len(run.turn) for run in observed]
+    return ServingFigures(
+        condition=condition,
+        num_runs=len(observed),
+        num_requests=sum(counts),
+        distributions=tuple(_distributions(observed)),
+        tokens_per_s=_rate([int(run.tokens.sum()) for run in observed], spans_s, observed),
+        requests_per_s=_rate(counts, spans_s, observed),
+        goodput_per_s=None if good is None else _rate([int(is_good.sum()) for is_good in good], spans_s, observed),
+        good_share=None if good is None else sum(int(is_good.sum()) for is_good in good) / sum(counts),
+    )
+
+
+def _is_good(run: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
+    """Which requests met every target that is set. A latency that was not observed meets no target."""
+    met = np.ones(len(run.turn), dtype=np.bool_)
+    # An answer of one token has no gap that could be too long.
+    has_no_gap = (run.tokens == 1) & ~np.isnan(run.ttft_ns)
+    if slo.ttft_ms is not None:
+        met &= run.ttft_ns <= slo.ttft_ms * NS_PER_MS
+    if slo.tpot_ms is not None:
+        met &= (run.tpot_ns <= slo.tpot_ms * NS_PER_MS) | has_no_gap
+    if slo.itl_ms is not None:
+        met &= (_gap_ns(run, slo.itl_percentile) <= slo.itl_ms * NS_PER_MS) | has_no_gap
+    if slo.e2e_ms is not None:
+        met &= run.e2e_ns <= slo.e2e_ms * NS_PER_MS
+    return met
+
+
+def _gap_ns(run: Latencies, percentile: float) -> FloatArray:
+    """The given percentile of the gaps between the tokens of each request; nan for a request without gaps."""
+    gap_ns = np.full(len(run.turn), np.nan)
+    sorting = np.argsort(run.itl_row, kind="stable")
+    rows, starts = np.unique(run.itl_row[sorting], return_index=True)
+    for row, gaps in zip(rows, np.split(run.itl_ns[sorting], starts[1:]), strict=True):
+        gap_ns[row] = np.percentile(gaps, percentile)
+    return gap_ns
+
+
+def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Latencies]) -> Rate:
+    rates = [amount / span if span else 0.0 for amount, span in zip(amounts, spans_s, strict=True)]
+    interval = positive_mean_interval(rates, runs, unit="runs")
+    return Rate(sum(rates) / len(rates) if interval is None else interval.estimate, interval)
+
+
+def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
+    groups: dict[str, Callable[[Latencies], NDArray[np.bool_]]] = {"all": lambda run: np.ones(len(run.turn), np.bool_)}
+    for prefix in ("first", "reused", "recomputed", "unknown"):
+        groups[prefix] = lambda run, prefix=prefix: run.prefix == prefix
+    most = max(int(run.turn.max()) for run in observed)
+    for turn in range(min(most + 1, MAX_TURNS) if most else 0):
+        if turn == MAX_TURNS - 1 and most >= MAX_TURNS:
+            groups[f"turn {turn}+"] = lambda run, turn=turn: run.turn >= turn
+        else:
+            groups[f"turn {turn}"] = lambda run, turn=turn: run.turn == turn
+    distributions = (
+        _distribution(metric, group, [(run, _values(run, metric, is_in(run))) for run in observed])
+        for group, is_in in groups.items()
+        for metric in METRICS
+    )
+    return [distribution for distribution in distributions if distribution is not None]
+
+
+def _values(run: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray:
+    if metric == "itl":
+        return run.itl_ns[is_in[run.itl_row]] if len(run.itl_row) else run.itl_ns
+    values: FloatArray = {"ttft": run.ttft_ns, "tpot": run.tpot_ns, "e2e": run.e2e_ns, "queue": run.queue_ns}[metric][
+        is_in
+    ]
+    return values[~np.isnan(values)]
+
+
+def _distribution(metric: str, group: str, observed: Sequence[tuple[Latencies, FloatArray]]) -> Distribution | None:
+    runs, by_run = [run for run, values in observed if len(values)], [values for _, values in observed if len(values)]
+    if not by_run:
+        return None
+    values = np.concatenate(by_run)
+    percentiles = tuple(
+        Percentile(
+            q,
+            of_all,
+            quantile_interval(by_run, runs, q),
+            # Gaps of one answer follow each other: they are no independent draws.
+            None if metric == "itl" else certified(values, q),
+        )
+        for q, of_all in zip(QUANTILES, quantiles(values, QUANTILES), strict=True)
+    )
+    return Distribution(metric, group, len(values), percentiles)
+
+
+def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
+    """One row per condition, group and metric, and one per rate; times in ms, rates per second, ends of intervals."""
+    rows: list[dict[str, object]] = []
+    for condition in figures:
+        for distribution in condition.distributions:
+            row: dict[str, object] = {
+                "condition": condition.condition,
+                "group": distribution.group,
+                "metric": distribution.metric,
+                "unit": "ms",
+                "num_values": distribution.num_values,
+            }
+            for percentile in distribution.percentiles:
+                name = f"p{percentile.q * 100:.0f}"
+                paths = {"": "value", "_low": "interval.low", "_high": "interval.high", "_certified": "certified"}
+                values_ns = cells(percentile, {name + end: path for end, path in paths.items()})
+                row |= {key: ratio(value_ns, NS_PER_MS) for key, value_ns in values_ns.items()}
+            rows.append(row)
+        for name in ("tokens_per_s", "requests_per_s", "goodput_per_s"):
+            if (rate := getattr(condition, name)) is not None:
+                row = {"condition": condition.condition, "group": "all", "metric": name, "unit": "1/s"}
+                ends = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high"}
+                rows.append({**row, "num_values": condition.num_runs, **cells(rate, ends)})
+    return rows

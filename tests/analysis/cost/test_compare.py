@@ -1,0 +1,152 @@
+"""One condition against its baseline: what agreement means, what other work is compared by, when nobody can tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.analysis.cost.compare import MAX_TAU, Verdict, compare
+from harness.analysis.cost.padding import Padding
+from harness.analysis.cost.reconstruct import ChannelA
+from harness.analysis.decisions.answer import AnswerVerdict, answers
+from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
+
+LATE = Lateness(np.zeros(0), np.zeros(0), 0)
+
+
+def run(
+    a_ms: int, b_ms: int, *, replicate: int = 0, requests: int = 4, tokens: int = 100, prompt: int = 400
+) -> RunFigures:
+    return RunFigures(
+        experiment="x",
+        condition="c",
+        replicate=replicate,
+        is_valid=True,
+        treatment="as-drawn",
+        baseline="base",
+        a=ChannelA(decode_ns=a_ms * 1_000_000, prefill_ns=0),
+        b_ns=b_ms * 1_000_000,
+        padding=Padding(0, 1),
+        has_steps=True,
+        steps_by_n_b={},
+        prompt_tokens=prompt,
+        computed_prefill_tokens=prompt,
+        cached_tokens=0,
+        reuse=ReuseFigures(),
+        evictions=Counter(),
+        waiting_session_ns=None,
+        lateness=LATE,
+        num_requests=requests,
+        num_failed=0,
+        num_aborted=0,
+        generated_tokens=tokens,
+    )
+
+
+def verdict(own: tuple[int, int], base: tuple[int, int]) -> Verdict:
+    found = compare("base", [run(*own)], [run(*base)])
+    assert found is not None
+    return found.verdict
+
+
+def test_channels_agree_within_the_papers_tolerance() -> None:
+    assert verdict((950, 960), (1000, 1010)) is Verdict.AGREE
+    assert verdict((950, 1000), (1000, 1010)) is Verdict.DIFFER
+
+
+def test_no_difference_above_the_cap_is_agreement_however_noisy_the_baseline() -> None:
+    # +164 % on A against +137 % on B, with a baseline whose channels lie 31 % apart.
+    found = compare("base", [run(2640, 3435)], [run(1000, 1450)])
+    assert found is not None
+    assert found.published_tau > 0.3
+    assert found.tau == MAX_TAU
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert not found.is_agreed
+    assert verdict((2640, 6000), (1000, 1450)) is Verdict.DIFFER
+
+
+def test_a_noisy_baseline_cannot_bear_out_even_equal_ratios() -> None:
+    assert verdict((1000, 1450), (1000, 1450)) is Verdict.CANNOT_TELL
+
+
+def test_two_columns_of_one_model_are_predicted_not_agreed() -> None:
+    found = compare("base", [run(900, 900)], [run(1000, 1000)], is_predicted=True)
+    assert found is not None
+    assert (found.verdict, found.is_agreed) == (Verdict.PREDICTED, False)
+
+
+def test_the_same_work_is_compared_in_total() -> None:
+    found = compare("base", [run(900, 910), run(300, 310, replicate=1)], [run(1000, 1010), run(500, 510, replicate=1)])
+    assert found is not None
+    assert found.is_same_work
+    assert found.ratio_a == pytest.approx(1200 / 1500)
+    assert found.per_replicate[1][1] == pytest.approx(0.6)
+
+
+def test_other_work_is_compared_per_generated_token_and_per_request() -> None:
+    found = compare("base", [run(1800, 1818, requests=6, tokens=200)], [run(1000, 1010)])
+    assert found is not None
+    assert not found.is_same_work
+    assert found.ratio_a == pytest.approx(0.9)
+    assert found.main.request_ratio == pytest.approx(1.8 * 4 / 6)
+    assert found.per_replicate[0][1] == pytest.approx(0.9)
+
+
+def test_longer_prompts_alone_are_other_work() -> None:
+    found = compare("base", [run(900, 910, prompt=500)], [run(1000, 1010)])
+    assert found is not None
+    assert not found.is_same_work
+
+
+def test_only_common_replicates_count() -> None:
+    found = compare("base", [run(1, 2, replicate=5), run(900, 910)], [run(1000, 1010), run(7, 8, replicate=6)])
+    assert found is not None
+    assert found.replicates == (0,)
+    assert compare("base", [run(1, 2, replicate=5)], [run(1000, 1010)]) is None
+
+
+def test_an_interval_needs_three_replicates() -> None:
+    own, base = ([run(cost + k, cost + k + 9, replicate=k) for k in range(3)] for cost in (900, 1000))
+    found = compare("base", own, base)
+    assert found is not None
+    assert found.main.interval is not None
+    assert found.main.interval.contains(found.ratio_a)
+    two = compare("base", own[:2], base[:2])
+    assert two is not None
+    assert two.main.interval is None
+
+
+def without_a(found: RunFigures) -> RunFigures:
+    return replace(found, a=None)
+
+
+def test_without_a_step_log_channel_b_answers_alone() -> None:
+    own, base = ([run(cost, cost + k, replicate=k) for k in range(4)] for cost in (900, 1000))
+    found = compare("base", [without_a(one) for one in own], base)
+    assert found is not None
+    assert (found.ratio_a, found.tau, found.verdict) == (None, None, Verdict.B_ALONE)
+    assert found.main.interval is not None
+    (answer,) = answers({"c": found}, "attached")
+    assert (answer.channel, answer.verdict) == ("b", AnswerVerdict.CHEAPER)
+    assert (
+        answer.basis
+        == "8 valid runs, measured, channel B alone (no step log, unknown reuse, or no costs of this server)"
+    )
+
+
+def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_beside_a() -> None:
+    own, base = ([run(cost + 9 * k, cost + 9 * k, replicate=k) for k in range(3)] for cost in (900, 1000))
+    predicted = compare("base", own, base, is_predicted=True)
+    assert [(one.channel, one.family_size) for one in answers({"c": predicted}, "sim")] == [("a", 1)]
+    measured = compare("base", own, base)
+    found = answers({"c": measured, "d": measured}, "emulator")
+    assert [(one.channel, one.family_size, one.is_main) for one in found] == [("a", 2, True), ("b", 2, False)] * 2
+
+
+def test_runs_without_a_partner_are_counted() -> None:
+    found = compare("base", [run(9, 9), run(9, 9, replicate=5)], [run(9, 9)])
+    assert found is not None
+    assert found.num_unpaired == 1
