@@ -31,7 +31,7 @@ NEIGHBOUR, HOURS_OF_RUN = 0.01 / 3, 0.05
 FLEET = (
     EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002),
     EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002),
-    EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002, slower=0.03),
+    EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002, speed_offset=0.03),
     EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002, drift_per_hour=0.05),
 )
 INTERACTION_SD = 0.01

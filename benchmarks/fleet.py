@@ -36,7 +36,7 @@ time_scale = 8.0
 replicates = {blocks}
 base_seed = 7
 limits = {{rearrival_lag_p99_ms = 5000.0, start_spread_ms = 5000.0, stall_ms = 60000.0, stamp_lag_ms = 60000.0}}
-workload = {{num_sessions = 3, wait_cap_s = 2.0, prompt_tokens = {{law = "uniform", low = 200, high = 400}}, generate_tokens = {{law = "uniform", low = 8, high = 24}}}}
+workload = {{num_sessions = 3, wait_cap_s = 2.0, prompt_tokens = {{distribution = "uniform", low = 200, high = 400}}, generate_tokens = {{distribution = "uniform", low = 8, high = 24}}}}
 condition = [{{name = "base"}}, {{name = "more", server.decode_buckets = [1, 2, 3, 4, 8]}}]
 fleet = {{devices = [0, 1], overcommit = true{where}}}
 """  # noqa: E501

@@ -28,9 +28,9 @@ base_seed = 1
 [workload]
 num_sessions = {sessions}
 requests_per_session = {requests}
-prompt_tokens = {{law = "fixed", value = 32}}
-generate_tokens = {{law = "fixed", value = 4}}
-new_tokens = {{law = "fixed", value = 2}}
+prompt_tokens = {{distribution = "fixed", value = 32}}
+generate_tokens = {{distribution = "fixed", value = 4}}
+new_tokens = {{distribution = "fixed", value = 2}}
 waits = "none"
 [server]
 max_num_seqs = {sessions}

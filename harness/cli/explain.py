@@ -28,9 +28,9 @@ PLACES = {
     "emulated": "[fleet.emulated.DEVICE]",
     "waits": "the top of a file of waits",
     "tool": "[[tool]]",
-    "fixed": 'law = "fixed"',
-    "uniform": 'law = "uniform"',
-    "lognormal": 'law = "lognormal"',
+    "fixed": 'distribution = "fixed"',
+    "uniform": 'distribution = "uniform"',
+    "lognormal": 'distribution = "lognormal"',
 }
 
 
@@ -38,7 +38,7 @@ def explain(
     topic: Annotated[
         str,
         typer.Argument(
-            help="`experiment`, a table or key of it (`server.kv_slots`), `laws`, `waits`, or `tables`: runs."
+            help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`, `waits`, or `tables`: runs."
         ),
     ] = "experiment",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="`tables`: a Markdown file for it.")] = None,
@@ -52,10 +52,10 @@ def explain(
     models = _models()
     if topic == "tables":
         _explain_tables(output)
-    elif topic == "laws":
-        print("A length: { law = ..., ... }, in tokens.\n")
-        for law in ("fixed", "uniform", "lognormal"):
-            _explain_model(law, models[law])
+    elif topic == "distributions":
+        print("A length: { distribution = ..., ... }, in tokens.\n")
+        for distribution in ("fixed", "uniform", "lognormal"):
+            _explain_model(distribution, models[distribution])
     elif topic in models:
         _explain_model(topic, models[topic])
         _explain_more(topic)
@@ -66,7 +66,7 @@ def explain(
     else:
         keys = [f"{table}.{key}" for table, model in models.items() for key in model.model_fields]
         bare = {key for model in models.values() for key in model.model_fields}
-        near = difflib.get_close_matches(topic, [*models, "laws", "tables", *bare, *keys], n=1)
+        near = difflib.get_close_matches(topic, [*models, "distributions", "tables", *bare, *keys], n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"{hint}Topics: {', '.join(_topics())}")
 
@@ -91,9 +91,9 @@ def _models() -> dict[str, type[BaseModel]]:
         "emulated": spec.EmulatedDevice,
         "waits": WaitFile,
         "tool": ToolRow,
-        "fixed": spec.FixedLaw,
-        "uniform": spec.UniformLaw,
-        "lognormal": spec.LognormalLaw,
+        "fixed": spec.FixedLength,
+        "uniform": spec.UniformLength,
+        "lognormal": spec.LognormalLength,
     }
 
 
@@ -104,7 +104,7 @@ def _tables_with(topic: str, models: Mapping[str, type[BaseModel]]) -> list[str]
 
 
 def _topics() -> list[str]:
-    return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + ["laws", "tables"]
+    return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + ["distributions", "tables"]
 
 
 def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
@@ -138,8 +138,10 @@ def _allowed(key: Mapping[str, Any]) -> str:
         if "enum" in option:
             return "one of " + ", ".join(str(choice) or '""' for choice in option["enum"])
         if "discriminator" in option:
-            laws = option["discriminator"]["mapping"]
-            return f"a law of {', '.join(laws)}" + (": harness explain laws" if "uniform" in laws else "")
+            distributions = option["discriminator"]["mapping"]
+            return f"a distribution of {', '.join(distributions)}" + (
+                ": harness explain distributions" if "uniform" in distributions else ""
+            )
     ends = [
         f"{sign} {option[word]:g}"
         for option in options

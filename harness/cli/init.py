@@ -173,8 +173,8 @@ def _drawn(start: FirstExperiment) -> Workload:
     ]
     if start.room_tokens < DRAWN_TOKENS:
         low, high, answer = start.room_tokens // 8, start.room_tokens // 4, start.room_tokens // 16
-        lines.append((f'prompt_tokens = {{ law = "uniform", low = {low}, high = {high} }}', ""))
-        lines.append((f'generate_tokens = {{ law = "uniform", low = {answer // 2}, high = {answer} }}', ""))
+        lines.append((f'prompt_tokens = {{ distribution = "uniform", low = {low}, high = {high} }}', ""))
+        lines.append((f'generate_tokens = {{ distribution = "uniform", low = {answer // 2}, high = {answer} }}', ""))
     return Workload(tuple(lines))
 
 

@@ -305,7 +305,9 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     from harness.runner.progress import ProgressEvent, RunSealed
 
     # All are looked at before the first is performed; runs that are sealed are analysed, but take no more time.
-    both = {spec.name: what_to_do(spec, runs, resume=resume, retry_invalid=False, ticket=None)[:2] for spec in specs}
+    both = {
+        spec.name: what_to_do(spec, runs, resume=resume, retry_invalid=False, authorization=None)[:2] for spec in specs
+    }
     work = {name: {run.label: predicted_work(run) for run in todo} for name, (_, todo) in both.items()}
     analyses = {name: ANALYSIS_SHARE * sum(map(predicted_work, planned)) for name, (planned, _) in both.items()}
     whole = sum(map(sum, (todo.values() for todo in work.values()))) + sum(analyses.values())

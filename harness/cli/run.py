@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.analysis import ExperimentSummary
-    from harness.prereg import Ticket
+    from harness.prereg import RunAuthorization
     from harness.records import SealedRun
     from harness.report.view import Results
     from harness.runner import ExperimentOutcome
@@ -91,24 +91,26 @@ def run(
             "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
         )
     extra = _asked(backend, replicates, devices, changes or [])
-    spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
+    spec, source, authorization = _what_to_run(experiment, confirmatory, extra, runs)
     if until:
         spec = _until_decided(spec, source, replicates)
     page = check_report_page(report_path or runs / f"{spec.name}.html")
     if dry_run:
-        _show_order(terminal(), spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
+        _show_order(terminal(), spec, runs, resume=resume, retry_invalid=retry_invalid, authorization=authorization)
         return
     perform(
         spec,
         source,
         runs,
         page=page,
-        ticket=ticket,
+        authorization=authorization,
         resume=resume,
         retry_invalid=retry_invalid,
         until=until is not None,
         keep_going=keep_going,
-        again="" if ticket else f"harness run {source}{asked_again(changes or [], backend, replicates, devices)}",
+        again=""
+        if authorization
+        else f"harness run {source}{asked_again(changes or [], backend, replicates, devices)}",
         form=form,
     )
 
@@ -119,7 +121,7 @@ def perform(
     runs: Path,
     *,
     page: Path | None = None,
-    ticket: Ticket | None = None,
+    authorization: RunAuthorization | None = None,
     resume: bool = False,
     retry_invalid: bool = False,
     until: bool = False,
@@ -147,7 +149,7 @@ def perform(
             on_progress=progress,
             stop=stop,
             spec_source=str(source),
-            ticket=ticket,
+            authorization=authorization,
             retry_invalid=retry_invalid,
             until_decided=until,
             keep_going=keep_going,
@@ -188,8 +190,8 @@ def _asked(backend: str | None, replicates: int | None, devices: str | None, cha
 
 def _what_to_run(
     experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
-) -> tuple[ExperimentSpec, Path, Ticket | None]:
-    """The experiment, the file it comes from, and the ticket of a confirmatory run."""
+) -> tuple[ExperimentSpec, Path, RunAuthorization | None]:
+    """The experiment, the file it comes from, and the authorization of a confirmatory run."""
     if confirmatory is None:
         if experiment is None:
             raise SpecError(
@@ -201,7 +203,7 @@ def _what_to_run(
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)
         return spec, path, None
-    from harness.prereg import ticket_for
+    from harness.prereg import authorize
 
     if experiment is not None or changes:
         raise SpecError(
@@ -209,8 +211,8 @@ def _what_to_run(
             where=str(confirmatory),
             hint="Leave them out, or freeze again with --set",
         )
-    frozen, ticket = ticket_for(confirmatory, runs_root=runs)
-    return frozen.experiment, confirmatory, ticket
+    frozen, authorization = authorize(confirmatory, runs_root=runs)
+    return frozen.experiment, confirmatory, authorization
 
 
 def report(
@@ -407,13 +409,19 @@ def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:
 
 
 def _show_order(
-    console: Console, spec: ExperimentSpec, runs: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
+    console: Console,
+    spec: ExperimentSpec,
+    runs: Path,
+    *,
+    resume: bool,
+    retry_invalid: bool,
+    authorization: RunAuthorization | None,
 ) -> None:
     """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
     from harness.runner.experiment import check_hosts, what_to_do
     from harness.runner.monitor import predicted_replay_s
 
-    planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
+    planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, authorization=authorization)
     check_hosts(todo)
     rows = [
         (

@@ -14,7 +14,7 @@ from harness.emulator.model import ContextHash
 from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.engine.paged import scheduler_of
 from harness.plan import Plan, TokenStreams
-from harness.plan.agenda import LEAVES, Act, Agenda
+from harness.plan.event_queue import LEAVES, ClientEvent, EventQueue
 from harness.spec import ServerSpec
 
 NEVER_NS = 1 << 62
@@ -24,13 +24,13 @@ class VirtualDriver:
     """Plays a plan on a server's core in virtual time; the clock jumps from one event to the next.
 
     A subclass makes the requests and handles the events. It may look at the server at ``next_look_ns``. Equal decode
-    steps are taken together up to the next act of a client and the next look, where the subclass allows it.
+    steps are taken together up to the next event of a client and the next look, where the subclass allows it.
     """
 
     takes_equal_steps = False
 
     def __init__(self, plan: Plan, core: EmulatorCore) -> None:
-        self.plan, self.core, self.agenda = plan, core, Agenda(plan)
+        self.plan, self.core, self.client_events = plan, core, EventQueue(plan)
         self.names: dict[int, tuple[int, int]] = {}
         self.next_look_ns = NEVER_NS
         self._handles: dict[tuple[int, int], int] = {}
@@ -38,8 +38,8 @@ class VirtualDriver:
             request.abort_after_tokens for session in plan.sessions for request in session.requests
         )
 
-    def request_of(self, act: Act) -> EngineRequest:
-        """The request that an act sends."""
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        """The request that an event sends."""
         raise NotImplementedError
 
     def num_tokens(self, key: tuple[int, int]) -> int:
@@ -62,10 +62,10 @@ class VirtualDriver:
     def play(self) -> int:
         """Everything, from the common start to the last token; returns the instant of that."""
         now_ns, core = 0, self.core
-        while self.agenda.next_ns is not None or core.num_unfinished or core.has_work:
+        while self.client_events.next_ns is not None or core.num_unfinished or core.has_work:
             self._act_until(now_ns)
             start = core.start_step(now_ns)
-            ends_ns = [self.agenda.next_ns or now_ns] if start is None else self._ends_ns(start)
+            ends_ns = [self.client_events.next_ns or now_ns] if start is None else self._ends_ns(start)
             while self.next_look_ns < ends_ns[0]:
                 self.look()
             if start is not None:
@@ -76,11 +76,11 @@ class VirtualDriver:
         return now_ns
 
     def _ends_ns(self, start: StepStart) -> list[int]:
-        """When the running step ends, and its equal followers up to the next act of a client and the next look."""
+        """When the running step ends, and its equal followers up to the next event of a client and the next look."""
         ends_ns = self.core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
         if len(ends_ns) == 1:
             return ends_ns
-        next_ns = self.agenda.next_ns
+        next_ns = self.client_events.next_ns
         most = bisect_left(ends_ns, self.next_look_ns if next_ns is None else min(next_ns, self.next_look_ns))
         if self._leaves_by_tokens:
             # The step at whose end one of them has the tokens after which its client leaves is the last.
@@ -92,12 +92,12 @@ class VirtualDriver:
 
     def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
         """Do what is due by now."""
-        for act in self.agenda.acts(now_ns, is_step_over=is_step_over):
-            key = (act.session, act.request)
-            if act.what == LEAVES:
-                self._leave(key, act.at_ns)
+        for event in self.client_events.events(now_ns, is_step_over=is_step_over):
+            key = (event.session, event.request)
+            if event.what == LEAVES:
+                self._leave(key, event.at_ns)
                 continue
-            request = self.request_of(act)
+            request = self.request_of(event)
             self.names[request.handle], self._handles[key] = key, request.handle
             self.core.submit(request)
 
@@ -106,13 +106,13 @@ class VirtualDriver:
         end_ns = end.ends_ns[-1]
         self.ended(end)
         for request in end.finished:
-            self.agenda.over(*self.names[request.handle], end_ns)
+            self.client_events.over(*self.names[request.handle], end_ns)
         if not self._leaves_by_tokens:
             return
         keys = (self.names[request.handle] for request in end.requests)
-        for key in self.agenda.with_enough((*key, self.num_tokens(key)) for key in keys):
+        for key in self.client_events.with_enough((*key, self.num_tokens(key)) for key in keys):
             self._leave(key, end_ns)
-            self.agenda.over(*key, end_ns)
+            self.client_events.over(*key, end_ns)
 
     def _leave(self, key: tuple[int, int], at_ns: int) -> None:
         self.core.abort(self._handles[key], at_ns)
@@ -129,11 +129,11 @@ class _TokenDriver(VirtualDriver):
         self._answers: dict[int, list[list[int]]] = {}
         self._streams = TokenStreams(plan)
 
-    def request_of(self, act: Act) -> EngineRequest:
-        prompt = self._streams.prompt_after(self._answers, act.session, act.request)
-        self._answers.setdefault(act.session, []).append([])
-        planned = self.plan.request(act.session, act.request)
-        name = f"{act.session}-{act.request}"
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        prompt = self._streams.prompt_after(self._answers, event.session, event.request)
+        self._answers.setdefault(event.session, []).append([])
+        planned = self.plan.request(event.session, event.request)
+        name = f"{event.session}-{event.request}"
         context = ContextHash.of(prompt, 0)
         keys, answer = keyed_answer(self._config, prompt, context, planned.generate_tokens, ())
         return EngineRequest(
@@ -146,7 +146,7 @@ class _TokenDriver(VirtualDriver):
             context=context,
             planned_tokens=planned.generate_tokens,
             answer=answer,
-            arrival_ns=act.at_ns,
+            arrival_ns=event.at_ns,
         )
 
     def num_tokens(self, key: tuple[int, int]) -> int:

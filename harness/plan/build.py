@@ -24,7 +24,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.plan.model import Plan, RequestPlan, SessionPlan
 from harness.plan.waits import HIGHEST_QUANTILE, LOWEST_QUANTILE, load_waits
-from harness.spec import FixedLaw, LengthLaw, ServerSpec, SessionGroup, UniformLaw, WorkloadSpec
+from harness.spec import FixedLength, LengthDistribution, ServerSpec, SessionGroup, UniformLength, WorkloadSpec
 
 FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint32]
@@ -123,23 +123,27 @@ def draw_requests(workload: WorkloadSpec, base_seed: int, replicates: Sequence[i
     waits = load_waits(workload.waits)
     parts: list[list[IntArray]] = []
     first = 0
-    for group, laws in workload.groups_or_self():
+    for group, distributions in workload.groups_or_self():
         names = [
             f"drawn/n{workload.num_sessions}r{replicate}/s{index}"
             for replicate in replicates
             for index in range(first, first + group.num_sessions)
         ]
         first += group.num_sessions
-        count = laws.requests_per_session
+        count = distributions.requests_per_session
         # By plan and session, place in the session, and the two deviates of each request.
         lengths, picks = (
             uniforms([derive_seed(base_seed, f"{name}/{what}") for name in names], 2 * count).reshape(-1, count, 2)
             for what in ("lengths", "waits")
         )
         new = np.concatenate(
-            (lengths_of(laws.prompt_tokens, lengths[:, :1, 0]), lengths_of(laws.new_tokens, lengths[:, 1:, 0])), axis=1
+            (
+                lengths_of(distributions.prompt_tokens, lengths[:, :1, 0]),
+                lengths_of(distributions.new_tokens, lengths[:, 1:, 0]),
+            ),
+            axis=1,
         )
-        generate = lengths_of(laws.generate_tokens, lengths[:, :, 1])
+        generate = lengths_of(distributions.generate_tokens, lengths[:, :, 1])
         keep = (new + generate).cumsum(axis=1) - new - generate
         values = (keep, new, generate, waits.waits_ns(picks[:, :, 0], picks[:, :, 1]))
         parts.append([each.reshape(len(replicates), -1) for each in values])
@@ -147,15 +151,15 @@ def draw_requests(workload: WorkloadSpec, base_seed: int, replicates: Sequence[i
 
 
 def members(workload: WorkloadSpec) -> Iterator[tuple[SessionGroup, int, WorkloadSpec]]:
-    """Every session's group, its place in that group, and the laws it is drawn by; in session order."""
-    for group, laws in workload.groups_or_self():
+    """Every session's group, its place in that group, and the distributions it is drawn by; in session order."""
+    for group, distributions in workload.groups_or_self():
         for place in range(group.num_sessions):
-            yield group, place, laws
+            yield group, place, distributions
 
 
 def is_waited(workload: WorkloadSpec) -> npt.NDArray[np.bool_]:
     """Which requests of a plan are followed by a wait: all but the last of each session."""
-    counts = [laws.requests_per_session for _, _, laws in members(workload)]
+    counts = [distributions.requests_per_session for _, _, distributions in members(workload)]
     waited = np.ones(sum(counts), dtype=np.bool_)
     waited[np.cumsum(counts) - 1] = False
     return waited
@@ -165,21 +169,25 @@ def wait_cap_ns(workload: WorkloadSpec) -> int:
     return round(workload.wait_cap_s * NS_PER_S)
 
 
-def draw_length(law: LengthLaw, rng: random.Random) -> int:
-    """A number of tokens; one call of ``rng.random()`` whatever the law, so that laws can be swapped singly."""
-    return int(lengths_of(law, np.array([rng.random()]))[0])
+def draw_length(distribution: LengthDistribution, rng: random.Random) -> int:
+    """A number of tokens. Always one call of ``rng.random()``, so that distributions can be swapped singly."""
+    return int(lengths_of(distribution, np.array([rng.random()]))[0])
 
 
-def lengths_of(law: LengthLaw, u: FloatArray) -> IntArray:
+def lengths_of(distribution: LengthDistribution, u: FloatArray) -> IntArray:
     """The numbers of tokens that deviates give, in their shape."""
-    if isinstance(law, FixedLaw):
-        return np.full(u.shape, law.value, dtype=np.int64)
-    if isinstance(law, UniformLaw):
-        return law.low + (u * (law.high - law.low + 1)).astype(np.int64)
+    if isinstance(distribution, FixedLength):
+        return np.full(u.shape, distribution.value, dtype=np.int64)
+    if isinstance(distribution, UniformLength):
+        return distribution.low + (u * (distribution.high - distribution.low + 1)).astype(np.int64)
     quantiles = np.clip(u, LOWEST_QUANTILE, HIGHEST_QUANTILE).ravel().tolist()
     # The library's exp, which numpy's need not equal to the last bit.
-    drawn = [law.median * math.exp(min(law.sigma * _NORMAL.inv_cdf(each), 100.0)) for each in quantiles]
-    return np.array([min(max(round(each), law.low), law.high) for each in drawn], dtype=np.int64).reshape(u.shape)
+    drawn = [
+        distribution.median * math.exp(min(distribution.sigma * _NORMAL.inv_cdf(each), 100.0)) for each in quantiles
+    ]
+    return np.array(
+        [min(max(round(each), distribution.low), distribution.high) for each in drawn], dtype=np.int64
+    ).reshape(u.shape)
 
 
 def draw_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
@@ -235,10 +243,10 @@ def _drawn(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Built:
     waited = is_waited(workload)
     sessions: list[SessionPlan] = []
     first = 0
-    for index, (group, place, laws) in enumerate(members(workload)):
+    for index, (group, place, distributions) in enumerate(members(workload)):
         after, offset_ns = _start(workload, index)
         offset_ns += round((group.start_s + place * group.start_offset_s) * NS_PER_S)
-        of_session = tuple(requests[first : first + laws.requests_per_session])
+        of_session = tuple(requests[first : first + distributions.requests_per_session])
         first += len(of_session)
         sessions.append(SessionPlan(index, offset_ns, after, None, of_session))
     return _Built(tuple(sessions), int(waited.sum()), int((drawn.wait_ns[0][waited] > cap_ns).sum()))

@@ -34,7 +34,7 @@ _NORMAL = NormalDist()
 FloatArray = npt.NDArray[np.float64]
 
 
-class Law(Protocol):
+class Distribution(Protocol):
     """The latency of one tool, in milliseconds."""
 
     def quantile_ms(self, u: float) -> float:
@@ -99,10 +99,10 @@ class ToolRow(Spec):
         return self.median_ms, log_p90, math.log(self.p99_ms / self.p90_ms), log_p90 / Z_90
 
 
-class ConstantLaw(Spec):
+class ConstantWait(Spec):
     """Always ``wait_s``."""
 
-    law: Literal["constant"]
+    distribution: Literal["constant"]
     wait_s: float = Field(ge=0)
 
     def quantile_ms(self, u: float) -> float:  # noqa: ARG002
@@ -112,10 +112,10 @@ class ConstantLaw(Spec):
         return float(latency_ms >= self.wait_s * 1000)
 
 
-class NoneLaw(Spec):
+class NoWait(Spec):
     """No wait at all."""
 
-    law: Literal["none"]
+    distribution: Literal["none"]
 
     def quantile_ms(self, u: float) -> float:  # noqa: ARG002
         return 0.0
@@ -124,10 +124,10 @@ class NoneLaw(Spec):
         return float(latency_ms >= 0)
 
 
-class LognormalWaitLaw(Spec):
+class LognormalWait(Spec):
     """exp(Normal(ln median, sigma))."""
 
-    law: Literal["lognormal"]
+    distribution: Literal["lognormal"]
     median_s: float = Field(gt=0)
     sigma: float = Field(gt=0)
 
@@ -138,10 +138,10 @@ class LognormalWaitLaw(Spec):
         return _NORMAL.cdf(math.log(latency_ms / (self.median_s * 1000)) / self.sigma) if latency_ms > 0 else 0.0
 
 
-class ExponentialLaw(Spec):
+class ExponentialWait(Spec):
     """Exponential with the given mean."""
 
-    law: Literal["exponential"]
+    distribution: Literal["exponential"]
     mean_s: float = Field(gt=0)
 
     def quantile_ms(self, u: float) -> float:
@@ -151,10 +151,10 @@ class ExponentialLaw(Spec):
         return -math.expm1(-latency_ms / (self.mean_s * 1000)) if latency_ms > 0 else 0.0
 
 
-class EmpiricalLaw(Spec):
+class EmpiricalWait(Spec):
     """One of the listed waits, each as likely as the others."""
 
-    law: Literal["empirical"]
+    distribution: Literal["empirical"]
     waits_s: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=1)
 
     @cached_property
@@ -168,14 +168,14 @@ class EmpiricalLaw(Spec):
         return sum(wait_ms <= latency_ms for wait_ms in self._sorted_ms) / len(self.waits_s)
 
 
-class MixtureLaw(Spec):
+class MixtureWait(Spec):
     """Tools by call count. The order of the rows decides which draw meets which tool."""
 
-    law: Literal["mixture"]
+    distribution: Literal["mixture"]
     tool: tuple[ToolRow, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _named_apart(self) -> MixtureLaw:
+    def _named_apart(self) -> MixtureWait:
         names = [row.name for row in self.tool]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -183,8 +183,8 @@ class MixtureLaw(Spec):
         return self
 
 
-SimpleLaw = ConstantLaw | NoneLaw | LognormalWaitLaw | ExponentialLaw | EmpiricalLaw
-AnyLaw = Annotated[MixtureLaw | SimpleLaw, Field(discriminator="law")]
+SingleWait = ConstantWait | NoWait | LognormalWait | ExponentialWait | EmpiricalWait
+AnyWait = Annotated[MixtureWait | SingleWait, Field(discriminator="distribution")]
 
 
 class ExcludedTool(Spec):
@@ -199,14 +199,14 @@ class WaitFile(Spec):
 
     name: str
     description: str = ""
-    waits: AnyLaw
+    waits: AnyWait
     excluded: tuple[ExcludedTool, ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WaitDistribution:
-    """A mixture of tools: ``laws[i]`` with weight ``calls[i]``. Simple laws are a mixture of one.
+    """A mixture of tools: ``distributions[i]`` with weight ``calls[i]``. Simple distributions are a mixture of one.
 
     content_hash: SHA-256 of what decides the draws, not of comments or provenance.
     """
@@ -214,7 +214,7 @@ class WaitDistribution:
     name: str
     tools: tuple[str, ...]
     calls: tuple[int, ...]
-    laws: tuple[Law, ...]
+    distributions: tuple[Distribution, ...]
     content_hash: str
 
     @cached_property
@@ -231,26 +231,29 @@ class WaitDistribution:
     @property
     def is_none(self) -> bool:
         """True when every wait is zero."""
-        return all(law.cdf(0.0) == 1.0 for law in self.laws)
+        return all(distribution.cdf(0.0) == 1.0 for distribution in self.distributions)
 
     def waits_ns(self, picks: FloatArray, u: FloatArray) -> npt.NDArray[np.int64]:
         """A wait in ns, uncapped, from each two deviates: the first picks the tool, the second its quantile."""
         tools = np.searchsorted(self._running_totals, picks * self.total_calls)
         quantiles = np.clip(u, LOWEST_QUANTILE, HIGHEST_QUANTILE)
         waits_ms = [
-            self.laws[tool].quantile_ms(each)
+            self.distributions[tool].quantile_ms(each)
             for tool, each in zip(tools.ravel().tolist(), quantiles.ravel().tolist(), strict=True)
         ]
         return np.rint(np.array(waits_ms) * NS_PER_MS).clip(max=LONGEST_NS).astype(np.int64).reshape(u.shape)
 
     def cdf(self, latency_ms: float) -> float:
         """Share of all calls that take at most ``latency_ms``."""
-        weighted = sum(calls * law.cdf(latency_ms) for calls, law in zip(self.calls, self.laws, strict=True))
+        weighted = sum(
+            calls * distribution.cdf(latency_ms)
+            for calls, distribution in zip(self.calls, self.distributions, strict=True)
+        )
         return weighted / self.total_calls
 
     def mixture_quantile_ms(self, u: float) -> float:
         """Latency in ms that a share ``u`` of all calls does not exceed (the smallest such, to 1e-9 relative)."""
-        high = max(law.quantile_ms(HIGHEST_QUANTILE) for law in self.laws)
+        high = max(distribution.quantile_ms(HIGHEST_QUANTILE) for distribution in self.distributions)
         low = 0.0
         if self.cdf(low) >= u:
             return low
@@ -273,8 +276,8 @@ class WaitDistribution:
         midpoints = (np.arange(nodes_per_tool) + 0.5) / nodes_per_tool
         weights = np.array(self.calls, dtype=np.float64) / self.total_calls
         first = second = 0.0
-        for weight, law in zip(weights.tolist(), self.laws, strict=True):
-            waits_s = np.array([law.quantile_ms(u) for u in midpoints.tolist()]).clip(max=cap_s * 1000) / 1000
+        for weight, distribution in zip(weights.tolist(), self.distributions, strict=True):
+            waits_s = np.array([distribution.quantile_ms(u) for u in midpoints.tolist()]).clip(max=cap_s * 1000) / 1000
             first += weight * float(waits_s.mean())
             second += weight * float((waits_s**2).mean())
         return first, math.sqrt(max(second - first**2, 0.0))
@@ -297,14 +300,17 @@ def _load_file(path: Path, mtime_ns: int) -> WaitDistribution:  # noqa: ARG001
 def parse_waits(table: dict[str, Any], *, where: str) -> WaitDistribution:
     """A distribution from a TOML table; raises SpecError naming every key that is wrong."""
     wait_file = WaitFile.from_table(table, where=where, hint="Compare it with plans/waits/tracelab-v0.0.2.toml")
-    law = wait_file.waits
-    content_hash = hashlib.sha256(json.dumps(law.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
-    if isinstance(law, MixtureLaw):
+    distribution = wait_file.waits
+    # The hash keeps the field's first name, so that plans stay comparable with those of earlier runs.
+    content = distribution.model_dump(mode="json")
+    content["law"] = content.pop("distribution")
+    content_hash = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    if isinstance(distribution, MixtureWait):
         return WaitDistribution(
             name=wait_file.name,
-            tools=tuple(row.name for row in law.tool),
-            calls=tuple(row.calls for row in law.tool),
-            laws=law.tool,
+            tools=tuple(row.name for row in distribution.tool),
+            calls=tuple(row.calls for row in distribution.tool),
+            distributions=distribution.tool,
             content_hash=content_hash,
         )
-    return WaitDistribution(wait_file.name, (law.law,), (1,), (law,), content_hash)
+    return WaitDistribution(wait_file.name, (distribution.distribution,), (1,), (distribution,), content_hash)

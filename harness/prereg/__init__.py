@@ -1,14 +1,14 @@
 """Preregistration: plans, predictions and criteria fixed in one committed file before anything is measured.
 
-A confirmatory run needs a ticket. Only a frozen file that is unchanged, committed and older than the run gives one.
+A confirmatory run needs a RunAuthorization. Only an unchanged, committed frozen file, older than the run, gives one.
 """
 
 from __future__ import annotations
 
+from harness.prereg.authorize import authorize, check_sealed_runs
 from harness.prereg.freeze import FreezeOptions, SeedUse, freeze, used_seeds
-from harness.prereg.frozen import FrozenRule, Preregistration, Ticket, load_preregistration
+from harness.prereg.frozen import FrozenRule, Preregistration, RunAuthorization, load_preregistration
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.predict import predict_experiment, predict_runs, predictions_for
 from harness.prereg.publish import Checked, publish
 from harness.prereg.publish import check as check_published
-from harness.prereg.ticket import check_sealed_runs, ticket_for

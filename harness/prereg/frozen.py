@@ -106,7 +106,7 @@ class Preregistration(Spec):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class RunAuthorization:
     """Permission for confirmatory runs: record for manifests, bytes of the frozen file, its runs, their ledger."""
 
     record: PreregistrationRecord

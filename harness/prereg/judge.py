@@ -25,11 +25,11 @@ from harness.analysis.logs.derive import derived_of
 from harness.analysis.planning.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
 from harness.kinds import kind_named
+from harness.prereg.authorize import check_sealed_runs, first_request_s
 from harness.prereg.frozen import Preregistration
 from harness.prereg.ledger import Entry, Ledger, object_hash, read_chain
 from harness.prereg.predict import predictions_for
 from harness.prereg.repository import Repository, file_sha256
-from harness.prereg.ticket import check_sealed_runs, first_request_s
 from harness.records import PreregistrationRecord, SealedRun, layout, schema
 from harness.spec import Spec
 from harness.spec.rules import DecisionRule, load_rule

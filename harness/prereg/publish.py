@@ -23,9 +23,9 @@ from pydantic import ValidationError
 
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError, in_one_line
+from harness.prereg.authorize import check_sealed_runs
 from harness.prereg.judge import Judgement, Proof, find_proof, judge
 from harness.prereg.repository import SUFFIX, Repository, check_signature, file_sha256, sign_file, signature_of
-from harness.prereg.ticket import check_sealed_runs
 from harness.records import RunStore, SealedRun, layout
 
 SUMS, PROOF, FROZEN, VERDICT, CRATE = (

@@ -11,12 +11,12 @@ import hashlib
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RecordsError
-from harness.records.schema import SCHEMA_VERSION
+from harness.records.schema import NAMES_OF_LAYOUT_3, READABLE_VERSIONS, SCHEMA_VERSION
 
 DeviceMetrics = dict[str, dict[str, dict[str, float]]]
 Facts = TypeVar("Facts", bound="_Facts")
@@ -362,15 +362,27 @@ def load_manifest(path: Path) -> Manifest:
             where=str(path),
             hint="The file was edited or damaged after sealing; restore it or move the run away",
         ) from error
-    if manifest.schema_version != SCHEMA_VERSION:
+    if manifest.schema_version not in READABLE_VERSIONS:
         raise RecordsError(
-            f"is of layout {manifest.schema_version}, and this version reads layout {SCHEMA_VERSION}",
+            f"is of layout {manifest.schema_version}, and this version reads layouts {READABLE_VERSIONS}",
             where=str(path),
             hint="Read it with the harness version that sealed it",
         )
     if wrong := _contradiction(manifest, text):
         raise RecordsError(wrong, where=str(path), hint="Restore the file from a copy, or move the run away")
+    if manifest.schema_version != SCHEMA_VERSION:
+        return manifest.model_copy(update={"requested": _renamed(manifest.requested)})
     return manifest
+
+
+def _renamed(requested: Any) -> Any:
+    """What was requested, with the keys of layout 3 under their present names."""
+    if isinstance(requested, dict):
+        items = cast("dict[str, Any]", requested).items()
+        return {NAMES_OF_LAYOUT_3.get(name, name): _renamed(value) for name, value in items}
+    if isinstance(requested, list):
+        return [_renamed(value) for value in cast("list[Any]", requested)]
+    return requested
 
 
 def _contradiction(manifest: Manifest, text: bytes) -> str:

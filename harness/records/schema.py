@@ -20,7 +20,10 @@ from harness.errors import RecordsError, in_one_line
 # Imported before Arrow imports it: with little address space, its OpenBLAS would wait for ever.
 del np
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+# Layouts that are read. Keys of an experiment that layout 3 called otherwise, by their name there.
+READABLE_VERSIONS = (3, SCHEMA_VERSION)
+NAMES_OF_LAYOUT_3 = {"law": "distribution", "slower": "speed_offset"}
 
 _INT16, _INT32, _INT64 = pa.int16(), pa.int32(), pa.int64()
 _TEXT, _FLOAT, _BOOL = pa.string(), pa.float64(), pa.bool_()

@@ -254,7 +254,7 @@ def _paused_s(predicted_ns: int) -> float:
 
 
 def _fixed(value: int) -> dict[str, Any]:
-    return {"law": "fixed", "value": value}
+    return {"distribution": "fixed", "value": value}
 
 
 def fit_runs(

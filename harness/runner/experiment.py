@@ -18,7 +18,7 @@ from harness.errors import RecordsError, RunInvalidError, ServerError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
 from harness.outputs import check_runs_folder
-from harness.prereg import Ticket
+from harness.prereg import RunAuthorization
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
 from harness.records.schema import ABORTED
@@ -179,7 +179,7 @@ def run_experiment(  # noqa: PLR0913  # an option each
     on_progress: ProgressSink = silent,
     stop: StopFlag | None = None,
     spec_source: str = "",
-    ticket: Ticket | None = None,
+    authorization: RunAuthorization | None = None,
     retry_invalid: bool = False,
     until_decided: bool = False,
     keep_going: bool = False,
@@ -190,9 +190,9 @@ def run_experiment(  # noqa: PLR0913  # an option each
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
     be written. An INVALID run is kept, and the experiment goes on; unless it is the first run of this call, all its
     requests failed alike, and ``keep_going`` is False.
-    retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Under a ticket, at most
+    retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Frozen runs: at most
     ``limits.retries`` times each.
-    ticket: of a preregistration; makes every run confirmatory. Without a ticket runs stay exploratory.
+    authorization: of a preregistration; makes every run confirmatory. Without an authorization runs stay exploratory.
     until_decided: perform the blocks of the stopping rule's budget, and end when the rule has decided; SpecError
     without a rule.
     """
@@ -206,14 +206,16 @@ def run_experiment(  # noqa: PLR0913  # an option each
             where="--until decided",
             hint="Leave it out, or run on one device without [fleet]",
         )
-    planned, todo, again = what_to_do(spec, store.root, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
-    if ticket is not None:
-        ticket.ledger.admit(todo, store.sealed(spec.name))
+    planned, todo, again = what_to_do(
+        spec, store.root, resume=resume, retry_invalid=retry_invalid, authorization=authorization
+    )
+    if authorization is not None:
+        authorization.ledger.admit(todo, store.sealed(spec.name))
     monitor = _monitor(store, planned, again) if until_decided else None
     todo = [] if monitor is not None and monitor.is_decided else todo
     check_hosts(todo)
     progress = RunProgress(planned, todo, on_progress, monitor)
-    context = RunContext(store.root, spec_source, ticket, on_progress, stop)
+    context = RunContext(store.root, spec_source, authorization, on_progress, stop)
     ended_by = ""
     if spec.fleet is None or kind_named(spec.backend).is_virtual:
         for event in perform_in_order(todo, context, again):
@@ -318,26 +320,30 @@ def _monitor(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, Seale
 
 
 def what_to_do(
-    spec: ExperimentSpec, runs_root: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
+    spec: ExperimentSpec, runs_root: Path, *, resume: bool, retry_invalid: bool, authorization: RunAuthorization | None
 ) -> tuple[PlannedRuns, list[PlannedRun], Mapping[RunKey, SealedRun]]:
     """All runs of an experiment, those to perform now, and the INVALID ones that some of these repeat.
 
     Raises SpecError where ``run_experiment`` would, before anything is written.
     """
     store = RunStore(check_runs_folder(runs_root))
-    # The runs of a ticket are resolved already.
-    planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
-    again = _to_repeat(store, planned, ticket) if retry_invalid else {}
-    return planned, _missing(store, planned, resume=resume, ticket=ticket, again=again), again
+    # The runs of an authorization are resolved already.
+    planned = checked(
+        authorization.planned if authorization is not None and authorization.planned.spec == spec else resolve(spec)
+    )
+    again = _to_repeat(store, planned, authorization) if retry_invalid else {}
+    return planned, _missing(store, planned, resume=resume, authorization=authorization, again=again), again
 
 
-def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> dict[RunKey, SealedRun]:
+def _to_repeat(
+    store: RunStore, planned: PlannedRuns, authorization: RunAuthorization | None
+) -> dict[RunKey, SealedRun]:
     """INVALID runs of the experiment; refused where the frozen rule does not allow their repetition."""
     keys = {run.key for run in planned}
     invalid = {run.key: run for run in store.sealed(planned.spec.name) if run.key in keys and not run.is_valid}
     allowed = planned.spec.limits.retries
     spent = [run for run in invalid.values() if len(run.manifest.earlier_tries) >= allowed]
-    if ticket is not None and spent:
+    if authorization is not None and spent:
         raise SpecError(
             f"{spent[0].label} is INVALID, and the {allowed} repetitions that this freeze allows are used up",
             where="--retry-invalid",
@@ -347,7 +353,12 @@ def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> 
 
 
 def _missing(
-    store: RunStore, planned: PlannedRuns, *, resume: bool, ticket: Ticket | None, again: Mapping[RunKey, SealedRun]
+    store: RunStore,
+    planned: PlannedRuns,
+    *,
+    resume: bool,
+    authorization: RunAuthorization | None,
+    again: Mapping[RunKey, SealedRun],
 ) -> list[PlannedRun]:
     """Planned keys minus sealed keys, and those to repeat; refuses sealed runs of another plan or configuration."""
     name = planned.spec.name
@@ -362,16 +373,16 @@ def _missing(
         if run.key in sealed:
             # A kept run counts like a new one, so each of its bytes must be as it was sealed.
             sealed[run.key].verify()
-            _require_same_inputs(sealed[run.key], run, ticket)
+            _require_same_inputs(sealed[run.key], run, authorization)
     return [run for run in planned if run.key not in sealed or run.key in again]
 
 
-def _require_same_inputs(run: SealedRun, planned: PlannedRun, ticket: Ticket | None) -> None:
+def _require_same_inputs(run: SealedRun, planned: PlannedRun, authorization: RunAuthorization | None) -> None:
     """A sealed run counts only when its inputs are those that the experiment asks for now."""
     changed = changed_inputs(run, planned.spec, planned.condition)
     expected: dict[str, object] = {
         "plan": planned.plan.hash,
-        "preregistration": None if ticket is None else ticket.record.sha256,
+        "preregistration": None if authorization is None else authorization.record.sha256,
     }
     sealed: dict[str, object] = {
         "plan": run.manifest.plan_hash,

@@ -30,7 +30,7 @@ from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.plan.model import canonical_lines
-from harness.prereg import Ticket
+from harness.prereg import RunAuthorization
 from harness.records import (
     ClockRecord,
     Finding,
@@ -86,7 +86,7 @@ class RunContext:
 
     runs_root: Path
     spec_source: str
-    ticket: Ticket | None
+    authorization: RunAuthorization | None
     on_progress: ProgressSink
     stop: StopFlag
     worker_slot: WorkerSlot | None = None
@@ -99,11 +99,11 @@ class RunContext:
 
         The ledger of a frozen run has an entry before anything starts, and one for how it ended.
         """
-        if self.ticket is None:
+        if self.authorization is None:
             with self._writer(run) as writer:
                 yield writer
             return
-        ledger = self.ticket.ledger
+        ledger = self.authorization.ledger
         start = self.starts[run.key] = ledger.start(run)
         try:
             with self._writer(run) as writer:
@@ -123,8 +123,8 @@ class RunContext:
         with RunWriter(self.runs_root, *run.key, run.plan.num_requests) as writer:
             writer.raw(layout.PLAN).write(b"".join(canonical_lines(run.plan, run.plan.hash)))
             writer.raw(layout.COST_MODEL).write(run.cost_file.read_bytes())
-            if self.ticket is not None:
-                writer.raw(layout.FROZEN).write(self.ticket.content)
+            if self.authorization is not None:
+                writer.raw(layout.FROZEN).write(self.authorization.content)
             if self.worker_slot is not None:
                 self.worker_slot.note(writer.folder, run)
             yield writer
@@ -142,9 +142,9 @@ class RunContext:
 
     def record_of(self, run: PlannedRun) -> PreregistrationRecord | None:
         """The manifest's record of the freeze; None for an exploratory run."""
-        if self.ticket is None:
+        if self.authorization is None:
             return None
-        return self.ticket.record.model_copy(update={"start": self.starts[run.key]})
+        return self.authorization.record.model_copy(update={"start": self.starts[run.key]})
 
 
 @dataclass(frozen=True, slots=True)

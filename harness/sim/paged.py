@@ -18,7 +18,7 @@ from harness.engine import DECODE, CostModel, EngineConfig, Step
 from harness.engine.paged import PagedScheduler
 from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.plan import BlockKeys, Plan, RequestPlan, SessionPlan
-from harness.plan.agenda import LEAVES, Agenda
+from harness.plan.event_queue import LEAVES, EventQueue
 from harness.sim.kernel import arrays as layout
 
 NOT_YET = -1
@@ -80,7 +80,7 @@ class PagedOutcome:
 
 class _Run:
     def __init__(self, plan: Plan, config: EngineConfig, cost_model: CostModel, noise: Iterator[int]) -> None:
-        self._plan, self._agenda, self._costs, self._noise = plan, Agenda(plan), cost_model, noise
+        self._plan, self._client_events, self._costs, self._noise = plan, EventQueue(plan), cost_model, noise
         self._scheduler = PagedScheduler(config.paged, cost_model)
         self._keys = BlockKeys(plan, config.block_tokens)
         self._names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
@@ -96,9 +96,9 @@ class _Run:
         while True:
             self._act_until(now_ns)
             if not scheduler.has_work:
-                if self._agenda.next_ns is None:
+                if self._client_events.next_ns is None:
                     break
-                now_ns = max(now_ns, self._agenda.next_ns)
+                now_ns = max(now_ns, self._client_events.next_ns)
                 continue
             evicted = scheduler.pool.num_evicted
             step = scheduler.schedule()
@@ -113,13 +113,13 @@ class _Run:
         return self.outcome
 
     def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
-        for act in self._agenda.acts(now_ns, is_step_over=is_step_over):
-            name = (act.session, act.request)
-            if act.what == LEAVES:
-                self._leave(name, act.at_ns)
+        for event in self._client_events.events(now_ns, is_step_over=is_step_over):
+            name = (event.session, event.request)
+            if event.what == LEAVES:
+                self._leave(name, event.at_ns)
                 continue
             planned = self._plan.request(*name)
-            self.outcome.rows[name].arrival_ns = act.at_ns
+            self.outcome.rows[name].arrival_ns = event.at_ns
             keys = self._keys.stream(*name)
             self._scheduler.submit(self._handles[name], planned.prompt_tokens, planned.generate_tokens, keys)
 
@@ -163,14 +163,14 @@ class _Run:
                 row.first_token_ns = end_ns
         for handle in finished:
             rows[self._names[handle]].completed_ns = end_ns
-            self._agenda.over(*self._names[handle], end_ns)
+            self._client_events.over(*self._names[handle], end_ns)
         if self._leaves_by_tokens:
             self._leave_with_enough(received, end_ns)
 
     def _leave_with_enough(self, received: Iterable[tuple[int, int]], end_ns: int) -> None:
-        for name in self._agenda.with_enough((*name, self._num_tokens[name]) for name in received):
+        for name in self._client_events.with_enough((*name, self._num_tokens[name]) for name in received):
             self._leave(name, end_ns)
-            self._agenda.over(*name, end_ns)
+            self._client_events.over(*name, end_ns)
 
     def _leave(self, name: tuple[int, int], at_ns: int) -> None:
         row = self.outcome.rows[name]

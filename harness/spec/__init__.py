@@ -29,4 +29,12 @@ from harness.spec.sections import (
     WindowSpec,
 )
 from harness.spec.server import PatchMode, RulesName, ServerShape, ServerSpec
-from harness.spec.workload import FixedLaw, LengthLaw, LognormalLaw, PromptForm, SessionGroup, UniformLaw, WorkloadSpec
+from harness.spec.workload import (
+    FixedLength,
+    LengthDistribution,
+    LognormalLength,
+    PromptForm,
+    SessionGroup,
+    UniformLength,
+    WorkloadSpec,
+)

@@ -125,7 +125,7 @@ _PLAIN = {
     "dict_type": "must be a table",
     "model_type": "must be a table",
     "model_attributes_type": "must be a table",
-    "union_tag_not_found": 'needs a law, e.g. { law = "uniform", low = 1, high = 9 }',
+    "union_tag_not_found": 'needs a distribution, e.g. { distribution = "uniform", low = 1, high = 9 }',
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
     "int_parsing": "must be a whole number",

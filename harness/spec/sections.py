@@ -190,7 +190,7 @@ class StopSpec(Spec):
 class EmulatedDevice(Spec):
     """Speed, drift and noise of an emulated device, and the effect of busy neighbours: shares of each step's time."""
 
-    slower: float = Field(default=0.0, gt=-0.9, le=9, description="share by which each step lasts longer")
+    speed_offset: float = Field(default=0.0, gt=-0.9, le=9, description="share by which each step lasts longer")
     drift_per_hour: float = Field(default=0.0, ge=-1, le=1, description="share that each model hour adds to that")
     noise: float = Field(default=0.0, ge=0, le=0.5, description="standard deviation of a run's log step time")
     neighbour_cost: float = Field(default=0.0, ge=0, le=1, description="share that each busy neighbour adds")
@@ -200,7 +200,7 @@ class EmulatedDevice(Spec):
 
         hours: since the device's first run. neighbours: devices busy at the same time. normal: a standard normal draw.
         """
-        level = 1 + self.slower + self.drift_per_hour * hours + self.neighbour_cost * neighbours
+        level = 1 + self.speed_offset + self.drift_per_hour * hours + self.neighbour_cost * neighbours
         return max(0.05, level) * math.exp(self.noise * normal)
 
 

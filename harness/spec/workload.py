@@ -15,10 +15,10 @@ from harness.spec.base import Name, Spec
 MOST_TOKENS = 1 << 40
 
 
-class FixedLaw(Spec):
+class FixedLength(Spec):
     """Always ``value`` tokens."""
 
-    law: Literal["fixed"] = "fixed"
+    distribution: Literal["fixed"] = "fixed"
     value: int = Field(ge=1, le=MOST_TOKENS)
 
     @property
@@ -26,15 +26,15 @@ class FixedLaw(Spec):
         return self.value
 
 
-class _BoundedLaw(Spec):
-    """A law between two limits, the fields ``low`` and ``high`` of each subclass."""
+class _BoundedLength(Spec):
+    """A distribution between two limits, the fields ``low`` and ``high`` of each subclass."""
 
     if TYPE_CHECKING:
         low: int
         high: int
 
     @model_validator(mode="after")
-    def _ordered(self) -> _BoundedLaw:
+    def _ordered(self) -> _BoundedLength:
         if self.high < self.low:
             raise ValueError(f"high ({self.high}) is below low ({self.low})")
         return self
@@ -44,25 +44,25 @@ class _BoundedLaw(Spec):
         return self.low
 
 
-class UniformLaw(_BoundedLaw):
+class UniformLength(_BoundedLength):
     """A whole number of tokens, uniform on [low, high], both ends included."""
 
-    law: Literal["uniform"] = "uniform"
+    distribution: Literal["uniform"] = "uniform"
     low: int = Field(ge=1)
     high: int = Field(ge=1, le=MOST_TOKENS)
 
 
-class LognormalLaw(_BoundedLaw):
+class LognormalLength(_BoundedLength):
     """exp(Normal(ln median, sigma)) tokens, rounded, clipped to [low, high]."""
 
-    law: Literal["lognormal"] = "lognormal"
+    distribution: Literal["lognormal"] = "lognormal"
     median: float = Field(gt=0)
     sigma: float = Field(ge=0)
     low: int = Field(default=1, ge=1)
     high: int = Field(ge=1, le=MOST_TOKENS)
 
 
-LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]
+LengthDistribution = Annotated[FixedLength | UniformLength | LognormalLength, Field(discriminator="distribution")]
 
 
 MOST_SESSIONS = 100_000
@@ -71,7 +71,7 @@ PromptForm = Literal["token-ids", "text", "chat"]
 
 
 class SessionGroup(Spec):
-    """Some sessions of a drawn workload with other laws; keys that are left out are the workload's.
+    """Some sessions of a drawn workload with other distributions; keys that are left out are the workload's.
 
     start_s: from the common start to the group's first session; the others follow start_offset_s apart.
     """
@@ -81,9 +81,9 @@ class SessionGroup(Spec):
     start_s: float = Field(default=0.0, ge=0)
     start_offset_s: float = Field(default=0.0, ge=0)
     requests_per_session: int | None = Field(default=None, ge=1, le=10_000)
-    prompt_tokens: LengthLaw | None = None
-    generate_tokens: LengthLaw | None = None
-    new_tokens: LengthLaw | None = None
+    prompt_tokens: LengthDistribution | None = None
+    generate_tokens: LengthDistribution | None = None
+    new_tokens: LengthDistribution | None = None
 
 
 # Keys that a recording determines, and keys that only a recording has.
@@ -119,8 +119,8 @@ def with_implied_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "num_sessions": background + 2,
         "requests_per_session": 1,
-        "prompt_tokens": {"law": "fixed", "value": 2000},
-        "generate_tokens": {"law": "fixed", "value": 8},
+        "prompt_tokens": {"distribution": "fixed", "value": 2000},
+        "generate_tokens": {"distribution": "fixed", "value": 8},
         "waits": "none",
     }
     return defaults | given
@@ -143,9 +143,9 @@ class WorkloadSpec(Spec):
         description="default with 'sequential': num_background + 2; with 'trace': all of it; with groups: their sum",
     )
     requests_per_session: int = Field(default=2, ge=1, le=10_000, description="'sequential': always 1")
-    prompt_tokens: LengthLaw = UniformLaw(low=800, high=1600)
-    generate_tokens: LengthLaw = UniformLaw(low=32, high=256)
-    new_tokens: LengthLaw = FixedLaw(value=8)
+    prompt_tokens: LengthDistribution = UniformLength(low=800, high=1600)
+    generate_tokens: LengthDistribution = UniformLength(low=32, high=256)
+    new_tokens: LengthDistribution = FixedLength(value=8)
     waits: str = Field(default="tracelab-v0.0.2", description="a shipped distribution, or the path of a TOML file")
     wait_cap_s: float = Field(default=60.0, gt=0)
     start_offset_s: float = Field(default=0.0, ge=0, description="session i starts i * start_offset_s after the start")
@@ -223,9 +223,18 @@ class WorkloadSpec(Spec):
         """Every group with the workload of its sessions; one group "all" when there are none."""
         if not self.group:
             return ((SessionGroup(name="all", num_sessions=self.num_sessions), self),)
-        laws = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
+        distributions = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
         return tuple(
-            (group, self.model_copy(update={law: own for law in laws if (own := getattr(group, law)) is not None}))
+            (
+                group,
+                self.model_copy(
+                    update={
+                        distribution: own
+                        for distribution in distributions
+                        if (own := getattr(group, distribution)) is not None
+                    }
+                ),
+            )
             for group in self.group
         )
 
@@ -252,7 +261,7 @@ class WorkloadSpec(Spec):
             )
 
     def _check_paper(self) -> None:
-        """The paper's inputs exist for its laws only."""
+        """The paper's inputs exist for its distributions only."""
         free = {"source", "num_sessions", "prompt_form", "token_id_range"}
         for name, info in WorkloadSpec.model_fields.items():
             if name not in free and getattr(self, name) != info.default:

@@ -407,7 +407,7 @@ def _wait_table(
         "name": name,
         "description": description,
         "provenance": provenance,
-        "waits": {"law": "mixture", "tool": [asdict(tool) for tool in tools]},
+        "waits": {"distribution": "mixture", "tool": [asdict(tool) for tool in tools]},
     }
 
 

@@ -26,7 +26,7 @@ def space(**changes: Any) -> SpaceSpec:
         "inputs": {
             "users": [4],
             "search_seeds": [1],
-            "workload": {"wait_cap_s": 5.0, "generate_tokens": {"law": "uniform", "low": 4, "high": 12}},
+            "workload": {"wait_cap_s": 5.0, "generate_tokens": {"distribution": "uniform", "low": 4, "high": 12}},
         },
         "prediction": {"draws": 120, "replicates": 2, "start_ms": 5, "lag_ms": 5},
         **changes,
@@ -56,7 +56,7 @@ def test_closed_populations_are_judged_in_their_window() -> None:
     workload = {
         "wait_cap_s": 2.0,
         "requests_per_session": 3,
-        "generate_tokens": {"law": "uniform", "low": 4, "high": 9},
+        "generate_tokens": {"distribution": "uniform", "low": 4, "high": 9},
     }
     inputs = {"users": [4], "search_seeds": [1], "sessions_per_user": 8, "workload": workload}
     windowed = space(prediction=prediction, inputs=inputs, window={"after_requests": 3, "measure_s": 2})

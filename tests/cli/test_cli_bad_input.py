@@ -50,7 +50,7 @@ def write(tmp_path: Path, *, top: str = "", workload: str = "", server: str = ""
         ({"workload": "wait_cap_s = -1"}, ["wait_cap_s", "greater than 0"]),
         ({"workload": 'waits = "nowhere"'}, ["nowhere", "tracelab-v0.0.2"]),
         ({"workload": "requests_per_session = 0"}, ["requests_per_session"]),
-        ({"workload": 'prompt_tokens = {law = "uniform", low = 9, high = 3}'}, ["prompt_tokens", "below low"]),
+        ({"workload": 'prompt_tokens = {distribution = "uniform", low = 9, high = 3}'}, ["prompt_tokens", "below low"]),
         ({"server": "decode_buckets = [1, 2, 4]"}, ["decode_buckets", "max_num_seqs"]),
         ({"server": "decode_buckets = []"}, ["decode_buckets"]),
         ({"server": "slot_tokens = 512"}, ["slot"]),

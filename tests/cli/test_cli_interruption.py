@@ -25,8 +25,8 @@ time_scale = 10
 [workload]
 num_sessions = 3
 waits = "none"
-prompt_tokens = {law = "fixed", value = 300}
-generate_tokens = {law = "fixed", value = 60}
+prompt_tokens = {distribution = "fixed", value = 300}
+generate_tokens = {distribution = "fixed", value = 60}
 
 [limits]
 rearrival_lag_p99_ms = 1000

@@ -32,7 +32,7 @@ server_stall_ms = 10000.0
 [workload]
 num_sessions = 4
 requests_per_session = 3
-generate_tokens = {law = "uniform", low = 16, high = 48}
+generate_tokens = {distribution = "uniform", low = 16, high = 48}
 wait_cap_s = 1.0
 [[condition]]
 name = "base"

@@ -19,7 +19,7 @@ backend = "sim"
 [workload]
 num_sessions = 2
 wait_cap_s = 1.0
-generate_tokens = {law = "uniform", low = 8, high = 16}
+generate_tokens = {distribution = "uniform", low = 8, high = 16}
 [window]
 measure_s = 9
 [[condition]]

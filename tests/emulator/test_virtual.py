@@ -16,7 +16,7 @@ from harness.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_m
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan, token_block_keys
 from harness.sim import SimResult, simulate
-from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
+from harness.spec import ServerSpec, UniformLength, WorkloadSpec
 
 LIMITS = (1, 2, 3, 4, 6, 8)
 
@@ -41,9 +41,9 @@ def workloads(draw: st.DrawFn) -> WorkloadSpec:
     return WorkloadSpec(
         num_sessions=draw(st.integers(1, 10)),
         requests_per_session=draw(st.integers(1, 3)),
-        prompt_tokens=UniformLaw(low=shared + 1, high=longest),
-        generate_tokens=UniformLaw(low=1, high=draw(st.sampled_from((1, 3, 40)))),
-        new_tokens=UniformLaw(low=1, high=9),
+        prompt_tokens=UniformLength(low=shared + 1, high=longest),
+        generate_tokens=UniformLength(low=1, high=draw(st.sampled_from((1, 3, 40)))),
+        new_tokens=UniformLength(low=1, high=9),
         wait_cap_s=draw(st.sampled_from((0.001, 0.05, 5.0))),
         start_offset_s=draw(st.sampled_from((0.0, 0.02, 0.5))),
         shared_prefix_tokens=shared,

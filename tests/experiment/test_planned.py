@@ -16,7 +16,7 @@ def experiment(**changes: Any) -> ExperimentSpec:
         "name": "small",
         "replicates": 1,
         "base_seed": 7,
-        "workload": {"num_sessions": 3, "prompt_tokens": {"law": "fixed", "value": 300}},
+        "workload": {"num_sessions": 3, "prompt_tokens": {"distribution": "fixed", "value": 300}},
         "condition": [{"name": "base"}],
     }
     return ExperimentSpec.model_validate({**table, **changes})

@@ -22,8 +22,8 @@ from tests.support.experiments import small_experiment
 
 def simulated(folder: Any, **workload: Any) -> MeasuredRun:
     shape = {
-        "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
-        "generate_tokens": {"law": "uniform", "low": 2, "high": 6},
+        "prompt_tokens": {"distribution": "uniform", "low": 200, "high": 400},
+        "generate_tokens": {"distribution": "uniform", "low": 2, "high": 6},
         "wait_cap_s": 2.0,
     }
     spec = small_experiment(backend="sim", workload={**shape, **workload}, condition=[{"name": "base"}])

@@ -29,8 +29,8 @@ replicates = {replicates}
 num_sessions = 2
 requests_per_session = 2
 waits = "none"
-prompt_tokens = {{law = "fixed", value = 300}}
-generate_tokens = {{law = "fixed", value = 40}}
+prompt_tokens = {{distribution = "fixed", value = 300}}
+generate_tokens = {{distribution = "fixed", value = 40}}
 
 [client]
 processes = {processes}

@@ -13,7 +13,7 @@ from harness.errors import PlanError, SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan, check_fits, describe
 from harness.plan.build import derive_seed
-from harness.spec import FixedLaw, LengthLaw, LognormalLaw, ServerSpec, UniformLaw, WorkloadSpec
+from harness.spec import FixedLength, LengthDistribution, LognormalLength, ServerSpec, UniformLength, WorkloadSpec
 
 
 def drawn(num_sessions: int = 6, *, base_seed: int = 1, replicate: int = 0, **keys: object) -> Plan:
@@ -72,9 +72,9 @@ def test_waits_can_change_without_changing_lengths() -> None:
 def test_length_laws_are_obeyed() -> None:
     plan = drawn(
         200,
-        prompt_tokens={"law": "lognormal", "median": 1000, "sigma": 0.5, "low": 600, "high": 3000},
-        generate_tokens={"law": "fixed", "value": 17},
-        new_tokens={"law": "uniform", "low": 5, "high": 6},
+        prompt_tokens={"distribution": "lognormal", "median": 1000, "sigma": 0.5, "low": 600, "high": 3000},
+        generate_tokens={"distribution": "fixed", "value": 17},
+        new_tokens={"distribution": "uniform", "low": 5, "high": 6},
         requests_per_session=4,
     )
     prompts = sorted(session.requests[0].new_tokens for session in plan.sessions)
@@ -88,17 +88,17 @@ def test_length_laws_are_obeyed() -> None:
     seed=st.integers(0, 2**64 - 1),
     bounded=st.sampled_from(
         [
-            (FixedLaw(value=3), 3, 3),
-            (UniformLaw(low=2, high=9), 2, 9),
-            (LognormalLaw(median=5, sigma=30, low=1, high=70), 1, 70),
+            (FixedLength(value=3), 3, 3),
+            (UniformLength(low=2, high=9), 2, 9),
+            (LognormalLength(median=5, sigma=30, low=1, high=70), 1, 70),
         ]
     ),
 )
-def test_every_length_lies_within_its_law(seed: int, bounded: tuple[LengthLaw, int, int]) -> None:
+def test_every_length_lies_within_its_distribution(seed: int, bounded: tuple[LengthDistribution, int, int]) -> None:
     from harness.plan.build import draw_length
 
-    law, low, high = bounded
-    assert low <= draw_length(law, random.Random(seed)) <= high
+    distribution, low, high = bounded
+    assert low <= draw_length(distribution, random.Random(seed)) <= high
 
 
 def test_the_papers_sessions_are_drawn_as_published() -> None:
@@ -115,7 +115,7 @@ def test_the_papers_sessions_are_drawn_as_published() -> None:
             while total < threshold:
                 tool += 1
                 total += waits.calls[tool]
-            wait_ms = waits.laws[tool].quantile_ms(min(max(rng.random(), 1e-6), 1 - 1e-9))
+            wait_ms = waits.distributions[tool].quantile_ms(min(max(rng.random(), 1e-6), 1 - 1e-9))
             first = RequestPlan(0, prompt, answer, min(round(wait_ms * 1e6), 60_000_000_000))
             assert session.requests == (first, RequestPlan(prompt + answer, 8, rng.randint(32, 256), 0))
 
@@ -220,9 +220,15 @@ def test_a_request_that_fills_its_slot_fits_and_one_token_more_does_not() -> Non
     ("keys", "complaint"),
     [
         ({"num_sessions": 0}, "num_sessions: must be greater than or equal to 1"),
-        ({"num_sessions": 2, "prompt_tokens": {"law": "uniform", "low": 9, "high": 8}}, "high .8. is below low .9."),
-        ({"num_sessions": 2, "prompt_tokens": {"law": "fixed", "value": 0}}, "value: .*greater than or equal to 1"),
-        ({"num_sessions": 2, "prompt_tokens": {"law": "cauchy"}}, "prompt_tokens: "),
+        (
+            {"num_sessions": 2, "prompt_tokens": {"distribution": "uniform", "low": 9, "high": 8}},
+            "high .8. is below low .9.",
+        ),
+        (
+            {"num_sessions": 2, "prompt_tokens": {"distribution": "fixed", "value": 0}},
+            "value: .*greater than or equal to 1",
+        ),
+        ({"num_sessions": 2, "prompt_tokens": {"distribution": "cauchy"}}, "prompt_tokens: "),
         ({"num_sessions": 2, "num_background": 3}, "num_background belongs to source 'sequential'"),
         ({"num_sessions": 2, "source": "paper", "wait_cap_s": 30}, "source 'paper' fixes wait_cap_s"),
         ({"num_sessions": 2, "source": "sequential", "num_background": 3}, "num_background . 2 = 5"),

@@ -1,4 +1,4 @@
-"""Groups of sessions: own laws, own starts, numbered one after another."""
+"""Groups of sessions: own distributions, own starts, numbered one after another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INJECTED: dict[str, Any] = {
     "name": "injected",
     "num_sessions": 1,
     "start_s": 3.0,
-    "prompt_tokens": {"law": "fixed", "value": 500},
-    "generate_tokens": {"law": "fixed", "value": 1},
+    "prompt_tokens": {"distribution": "fixed", "value": 500},
+    "generate_tokens": {"distribution": "fixed", "value": 1},
 }
 
 
@@ -25,8 +25,8 @@ def workload(*groups: dict[str, Any], **changes: Any) -> WorkloadSpec:
     table = {
         "waits": "none",
         "requests_per_session": 1,
-        "prompt_tokens": {"law": "fixed", "value": 300},
-        "generate_tokens": {"law": "fixed", "value": 800},
+        "prompt_tokens": {"distribution": "fixed", "value": 300},
+        "generate_tokens": {"distribution": "fixed", "value": 800},
         "group": list(groups),
     }
     return WorkloadSpec.model_validate({**table, **changes})

@@ -27,7 +27,7 @@ def draw(waits: WaitDistribution, rng: random.Random) -> int:
     return int(waits.waits_ns(np.array(rng.random()), np.array(rng.random())))
 
 
-def law(**keys: object) -> WaitDistribution:
+def distribution(**keys: object) -> WaitDistribution:
     return parse_waits({"name": "own", "waits": keys}, where="own.toml")
 
 
@@ -38,7 +38,7 @@ def test_the_shipped_mixture_has_its_tools_and_calls(tracelab: WaitDistribution)
 
 
 def test_every_tool_goes_exactly_through_its_quantiles(tracelab: WaitDistribution) -> None:
-    for row in tracelab.laws:
+    for row in tracelab.distributions:
         assert isinstance(row, ToolRow)
         assert row.quantile_ms(0.5) == row.p50_ms
         assert row.quantile_ms(0.9) == pytest.approx(row.p90_ms, rel=1e-12)
@@ -60,8 +60,8 @@ def test_the_shipped_mixture_meets_the_published_facts(tracelab: WaitDistributio
     assert 0.0251 <= tracelab.capped_share(60) <= 0.0256
     edges_ms = [10, 200, 5000, 60_000]
     bands = [0.0] * 5
-    for calls, law in zip(tracelab.calls, tracelab.laws, strict=True):
-        bands[sum(law.quantile_ms(0.5) >= edge for edge in edges_ms)] += calls / tracelab.total_calls
+    for calls, distribution in zip(tracelab.calls, tracelab.distributions, strict=True):
+        bands[sum(distribution.quantile_ms(0.5) >= edge for edge in edges_ms)] += calls / tracelab.total_calls
     assert bands == pytest.approx([0.025, 0.566, 0.279, 0.130, 0.0], abs=0.0006)
 
 
@@ -99,30 +99,34 @@ def test_the_cdf_undoes_the_quantile(p50: float, factors: tuple[float, float], u
 def test_longer_quantiles_never_are_shorter_waits(us: list[float]) -> None:
     shipped = load_waits("tracelab-v0.0.2")
     for tool in (0, 10, 11, 42):
-        waits_ms = [shipped.laws[tool].quantile_ms(u) for u in sorted(us)]
+        waits_ms = [shipped.distributions[tool].quantile_ms(u) for u in sorted(us)]
         assert waits_ms == sorted(waits_ms)
 
 
-def test_simple_laws() -> None:
+def test_simple_distributions() -> None:
     rng = random.Random(1)
-    assert draw(law(law="none"), rng) == 0
-    assert law(law="none").is_none
-    assert draw(law(law="constant", wait_s=2.5), rng) == 2_500_000_000
-    assert law(law="exponential", mean_s=2.0).moments_s()[0] == pytest.approx(2.0, rel=0.01)
-    assert law(law="exponential", mean_s=2.0).mixture_quantile_ms(0.5) == pytest.approx(2000 * math.log(2))
-    assert law(law="lognormal", median_s=2.0, sigma=1.0).mixture_quantile_ms(0.5) == pytest.approx(2000)
-    listed = law(law="empirical", waits_s=[3.0, 1.0, 2.0])
-    assert [listed.laws[0].quantile_ms(u) for u in (0.0, 0.34, 0.99, 1.0)] == [1000, 2000, 3000, 3000]
+    assert draw(distribution(distribution="none"), rng) == 0
+    assert distribution(distribution="none").is_none
+    assert draw(distribution(distribution="constant", wait_s=2.5), rng) == 2_500_000_000
+    assert distribution(distribution="exponential", mean_s=2.0).moments_s()[0] == pytest.approx(2.0, rel=0.01)
+    assert distribution(distribution="exponential", mean_s=2.0).mixture_quantile_ms(0.5) == pytest.approx(
+        2000 * math.log(2)
+    )
+    assert distribution(distribution="lognormal", median_s=2.0, sigma=1.0).mixture_quantile_ms(0.5) == pytest.approx(
+        2000
+    )
+    listed = distribution(distribution="empirical", waits_s=[3.0, 1.0, 2.0])
+    assert [listed.distributions[0].quantile_ms(u) for u in (0.0, 0.34, 0.99, 1.0)] == [1000, 2000, 3000, 3000]
     assert listed.cdf(2000) == pytest.approx(2 / 3)
     assert {draw(listed, rng) for _ in range(50)} == {1_000_000_000, 2_000_000_000, 3_000_000_000}
 
 
 def test_a_tool_can_be_asked_by_name(tracelab: WaitDistribution) -> None:
-    assert tracelab.laws[tracelab.tools.index("rank-03")].quantile_ms(0.5) == 5001
+    assert tracelab.distributions[tracelab.tools.index("rank-03")].quantile_ms(0.5) == 5001
 
 
 def test_comments_and_provenance_do_not_change_the_content_hash() -> None:
-    table = {"name": "a", "waits": {"law": "constant", "wait_s": 1.0}}
+    table = {"name": "a", "waits": {"distribution": "constant", "wait_s": 1.0}}
     more = {**table, "description": "other words", "provenance": {"anything": ["goes", 1]}}
     assert parse_waits(table, where="a").content_hash == parse_waits(more, where="a").content_hash
 
@@ -131,16 +135,19 @@ def test_comments_and_provenance_do_not_change_the_content_hash() -> None:
     ("table", "complaint"),
     [
         ({}, "name: is missing; waits: is missing"),
-        ({"name": "a", "waits": {"law": "constant", "wait_s": -1}}, "wait_s: must be greater than or equal"),
-        ({"name": "a", "waits": {"law": "cauchy"}}, "waits: "),
-        ({"name": "a", "waits": {"law": "empirical", "waits_s": []}}, "waits_s: "),
-        ({"name": "a", "waits": {"law": "empirical", "waits_s": [1.0, -2.0]}}, r"waits_s\[1\]: "),
-        ({"name": "a", "waits": {"law": "empirical", "waits_s": [float("nan")]}}, r"waits_s\[0\]: "),
-        ({"name": "a", "waits": {"law": "mixture", "tool": []}}, "tool: "),
+        ({"name": "a", "waits": {"distribution": "constant", "wait_s": -1}}, "wait_s: must be greater than or equal"),
+        ({"name": "a", "waits": {"distribution": "cauchy"}}, "waits: "),
+        ({"name": "a", "waits": {"distribution": "empirical", "waits_s": []}}, "waits_s: "),
+        ({"name": "a", "waits": {"distribution": "empirical", "waits_s": [1.0, -2.0]}}, r"waits_s\[1\]: "),
+        ({"name": "a", "waits": {"distribution": "empirical", "waits_s": [float("nan")]}}, r"waits_s\[0\]: "),
+        ({"name": "a", "waits": {"distribution": "mixture", "tool": []}}, "tool: "),
         (
             {
                 "name": "a",
-                "waits": {"law": "mixture", "tool": [{"name": "t", "calls": 1, "p50_ms": 5, "p90_ms": 4, "p99_ms": 9}]},
+                "waits": {
+                    "distribution": "mixture",
+                    "tool": [{"name": "t", "calls": 1, "p50_ms": 5, "p90_ms": 4, "p99_ms": 9}],
+                },
             },
             "do not ascend",
         ),
@@ -148,13 +155,13 @@ def test_comments_and_provenance_do_not_change_the_content_hash() -> None:
             {
                 "name": "a",
                 "waits": {
-                    "law": "mixture",
+                    "distribution": "mixture",
                     "tool": [{"name": "t", "calls": 1, "p50_ms": 1, "p90_ms": 4, "p99_ms": 9}] * 2,
                 },
             },
             "tool names repeat",
         ),
-        ({"name": "a", "cap": 1, "waits": {"law": "none"}}, "cap: unknown key"),
+        ({"name": "a", "cap": 1, "waits": {"distribution": "none"}}, "cap: unknown key"),
     ],
 )
 def test_a_wrong_distribution_is_refused_in_one_line(table: dict[str, object], complaint: str) -> None:
@@ -166,9 +173,9 @@ def test_a_wrong_distribution_is_refused_in_one_line(table: dict[str, object], c
 
 def test_a_distribution_is_found_by_path_and_read_again_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text('name = "mine"\n[waits]\nlaw = "constant"\nwait_s = 1.0\n')
+    path.write_text('name = "mine"\n[waits]\ndistribution = "constant"\nwait_s = 1.0\n')
     assert draw(load_waits(str(path)), random.Random(1)) == 1_000_000_000
-    path.write_text('name = "mine"\n[waits]\nlaw = "constant"\nwait_s = 22.0\n')
+    path.write_text('name = "mine"\n[waits]\ndistribution = "constant"\nwait_s = 22.0\n')
     assert draw(load_waits(str(path)), random.Random(1)) == 22_000_000_000
     with pytest.raises(SpecError, match="no such wait distribution file"):
         load_waits(str(tmp_path / "absent.toml"))

@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import RecordsError, SpecError
 from harness.plan import read_plan
-from harness.prereg import load_preregistration, ticket_for, used_seeds
+from harness.prereg import authorize, load_preregistration, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
 from harness.prereg.repository import Repository
 from harness.stack.rbln.kv_rules import NEWEST_STABLE
@@ -59,7 +59,7 @@ def test_a_tag_is_put_on_the_commit(place: Workplace) -> None:
 
 def test_a_tag_is_recorded_with_the_ticket(place: Workplace) -> None:
     frozen = place.freeze(tag="prereg-small")
-    assert ticket_for(frozen.path)[1].record.tag == "prereg-small"
+    assert authorize(frozen.path)[1].record.tag == "prereg-small"
 
 
 @pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
@@ -70,11 +70,11 @@ def test_a_signed_tag_is_recorded_as_signed(place: Workplace) -> None:
     place.git("config", "user.signingkey", str(key))
     frozen = place.freeze(tag="prereg-small", is_signed=True)
     # Whose keys to believe is said by a file; without one the words of a signature prove nothing.
-    assert ticket_for(frozen.path)[1].record.tag == "prereg-small; signature not verified"
+    assert authorize(frozen.path)[1].record.tag == "prereg-small; signature not verified"
     signers = place.root.parent / "signers"
     signers.write_text(f"tester@example.invalid {key.with_suffix('.pub').read_text()}")
     place.git("config", "gpg.ssh.allowedSignersFile", str(signers))
-    assert ticket_for(frozen.path)[1].record.tag == "prereg-small; signed"
+    assert authorize(frozen.path)[1].record.tag == "prereg-small; signed"
 
 
 @pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
@@ -82,12 +82,12 @@ def test_a_signature_beside_the_frozen_file_is_verified_before_a_run(place: Work
     key = place.root.parent / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     frozen = place.freeze(signing_key=key)
-    ticket_for(frozen.path)
+    authorize(frozen.path)
     signature = frozen.path.with_name("small.json.sig")
     lines = signature.read_text().splitlines()
     signature.write_text("\n".join([*lines[:2], lines[2][::-1], *lines[3:], ""]))
     with pytest.raises(RecordsError, match="its signature does not hold"):
-        ticket_for(frozen.path)
+        authorize(frozen.path)
 
 
 def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Workplace) -> None:
@@ -98,10 +98,10 @@ def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Wor
     spec = place.spec.model_copy(update={"server": server})
     frozen = freeze(spec, place.experiment_file, options=FreezeOptions(is_committed=True))
     assert list(frozen.preregistration.artifacts) == [str(artifact)]
-    ticket_for(frozen.path)
+    authorize(frozen.path)
     (artifact / "decoder.rbln").write_bytes(b"GRAPH")
     with pytest.raises(SpecError, match="the compiled artifact was compiled again or changed since the freeze"):
-        ticket_for(frozen.path)
+        authorize(frozen.path)
 
 
 def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.decisions.decide import Outcome
 from harness.errors import HarnessError
-from harness.prereg import Preregistration, judge, ticket_for
+from harness.prereg import Preregistration, authorize, judge
 from harness.records import Manifest, RunStore, SealedRun, layout
 from harness.records.disk import file_entry
 from harness.runner import StopFlag, run_experiment
@@ -86,14 +86,14 @@ def edit_records_and_seal_again(place: Workplace, _frozen: Path) -> None:
 
 
 def measure_again_elsewhere(place: Workplace, frozen: Path) -> None:
-    preregistration, ticket = ticket_for(frozen)
-    run_experiment(preregistration.experiment, runs_root=place.root / "runs" / "elsewhere", ticket=ticket)
+    preregistration, authorization = authorize(frozen)
+    run_experiment(preregistration.experiment, runs_root=place.root / "runs" / "elsewhere", authorization=authorization)
 
 
 def delete_and_resume(place: Workplace, frozen: Path) -> None:
     shutil.rmtree(place.runs / "small/more/2")
-    preregistration, ticket = ticket_for(frozen, runs_root=place.runs)
-    run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True)
+    preregistration, authorization = authorize(frozen, runs_root=place.runs)
+    run_experiment(preregistration.experiment, runs_root=place.runs, authorization=authorization, resume=True)
 
 
 def delete_the_ledger(place: Workplace, _frozen: Path) -> None:
@@ -105,8 +105,8 @@ def wind_the_ledger_back(place: Workplace, frozen: Path) -> None:
     ref = head(place)
     place.git("update-ref", ref, f"{ref}~2")
     shutil.rmtree(sorted((place.runs / "small").glob("*/2"), key=lambda run: run.stat().st_mtime)[-1])
-    preregistration, ticket = ticket_for(frozen, runs_root=place.runs)
-    run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True)
+    preregistration, authorization = authorize(frozen, runs_root=place.runs)
+    run_experiment(preregistration.experiment, runs_root=place.runs, authorization=authorization, resume=True)
 
 
 def backdate_the_freeze(place: Workplace, _frozen: Path) -> None:
@@ -135,7 +135,7 @@ def take_the_repository_away(place: Workplace, _frozen: Path) -> None:
 
 
 def exploratory_runs_dressed_up(place: Workplace, frozen: Path) -> None:
-    """Measure without a ticket, and copy the record of the freeze into the manifests."""
+    """Measure without an authorization, and copy the record of the freeze into the manifests."""
     record = RunStore(place.runs).sealed("small")[0].manifest.model_dump(mode="json")["preregistration"]
     shutil.rmtree(place.runs)
     for run in run_experiment(place.spec, runs_root=place.runs).runs:
@@ -186,26 +186,34 @@ def test_a_run_that_was_sealed_once_is_not_made_again_wherever_its_records_lie(
 
 def test_a_run_that_is_started_until_it_pleases_decides_nothing(place: Workplace) -> None:
     frozen = place.freeze().path
-    preregistration, ticket = ticket_for(frozen, runs_root=place.runs)
+    preregistration, authorization = authorize(frozen, runs_root=place.runs)
     for _ in range(3):
-        ticket.ledger.start(ticket.planned.runs[0])
-    run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket)
+        authorization.ledger.start(authorization.planned.runs[0])
+    run_experiment(preregistration.experiment, runs_root=place.runs, authorization=authorization)
     assert "WITHHELD: base/0 was started 4 times, the limit is 3" in verdict(place)
 
 
 def _interrupted_and_resumed(place: Workplace, frozen: Path) -> tuple[SealedRun, ...]:
-    preregistration, ticket = ticket_for(frozen, runs_root=place.runs)
+    preregistration, authorization = authorize(frozen, runs_root=place.runs)
     # One that was killed leaves a start without an end.
-    ticket.ledger.start(ticket.planned.runs[0])
+    authorization.ledger.start(authorization.planned.runs[0])
     stop = StopFlag()
 
     def on_progress(event: object) -> None:
         if isinstance(event, RunSealed):
             stop.request()
 
-    run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, stop=stop, on_progress=on_progress)
-    preregistration, ticket = ticket_for(frozen, runs_root=place.runs)
-    return run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True).runs
+    run_experiment(
+        preregistration.experiment,
+        runs_root=place.runs,
+        authorization=authorization,
+        stop=stop,
+        on_progress=on_progress,
+    )
+    preregistration, authorization = authorize(frozen, runs_root=place.runs)
+    return run_experiment(
+        preregistration.experiment, runs_root=place.runs, authorization=authorization, resume=True
+    ).runs
 
 
 def test_an_honest_experiment_passes_interrupted_resumed_and_moved(place: Workplace, tmp_path: Path) -> None:
@@ -225,10 +233,10 @@ def test_an_honest_experiment_passes_interrupted_resumed_and_moved(place: Workpl
 
 
 def test_runs_of_two_processes_stand_in_one_chain(place: Workplace) -> None:
-    _, ticket = ticket_for(place.freeze().path)
-    _, other = ticket_for(place.root / "plans/frozen/small.json")
-    first, second = ticket.planned.runs[:2]
-    ticket.ledger.aborted(ticket.ledger.start(first), first.key, "a")
+    _, authorization = authorize(place.freeze().path)
+    _, other = authorize(place.root / "plans/frozen/small.json")
+    first, second = authorization.planned.runs[:2]
+    authorization.ledger.aborted(authorization.ledger.start(first), first.key, "a")
     other.ledger.aborted(other.ledger.start(second), second.key, "b")
-    assert [link.entry.number for link in ticket.ledger.chain()] == [0, 1, 2, 3]
+    assert [link.entry.number for link in authorization.ledger.chain()] == [0, 1, 2, 3]
     assert [link.entry.event for link in other.ledger.chain()] == ["start", "aborted", "start", "aborted"]

@@ -18,7 +18,7 @@ from harness.errors import RecordsError, SpecError
 from harness.prereg import check_published, publish
 from harness.records import EarlierTry, RunStore, layout
 from harness.records.manifest import load_manifest
-from tests.prereg.test_ticket import harness
+from tests.prereg.test_authorize import harness
 from tests.support.workplace import Workplace
 
 needs_ssh_keygen = pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -94,9 +95,20 @@ def test_a_run_whose_plan_is_gone_is_damaged(run: SealedRun):
 def test_a_run_of_another_layout_is_refused_with_the_way_to_read_it(run: SealedRun):
     path = run.path / layout.MANIFEST
     path.write_text(run.manifest.model_copy(update={"schema_version": 2}).to_json())
-    with pytest.raises(RecordsError, match="is of layout 2, and this version reads layout 3") as refused:
+    with pytest.raises(RecordsError, match=r"is of layout 2, and this version reads layouts \(3, 4\)") as refused:
         RunStore(run.path.parents[2]).sealed()
     assert refused.value.hint == "Read it with the harness version that sealed it"
+
+
+def test_a_run_of_layout_3_is_read_with_the_present_names(run: SealedRun):
+    requested = json.loads(json.dumps(run.manifest.requested).replace('"distribution"', '"law"'))
+    requested["experiment"]["fleet"] = {"devices": [0], "emulated": {"0": {"slower": 0.03}}}
+    older = run.manifest.model_copy(update={"schema_version": 3, "requested": requested})
+    (run.path / layout.MANIFEST).write_text(older.to_json())
+    [read] = [sealed for sealed in RunStore(run.path.parents[2]).sealed() if sealed.key == run.key]
+    assert read.workload == run.workload
+    assert read.fleet_spec is not None
+    assert read.fleet_spec.emulated[0].speed_offset == 0.03
 
 
 def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):

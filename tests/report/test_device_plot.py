@@ -15,7 +15,7 @@ def page_of(folder: Path, **changes: object) -> str:
 
 
 def test_a_fleet_has_a_page_on_its_devices_and_one_device_has_none(tmp_path: Path) -> None:
-    fleet = {"devices": [0, 4], "emulated": {4: {"slower": 0.05, "noise": 0.001}}}
+    fleet = {"devices": [0, 4], "emulated": {4: {"speed_offset": 0.05, "noise": 0.001}}}
     page = page_of(tmp_path / "two", fleet=fleet)
     section = page[page.index('id="devices"') : page.index('id="results"')]
     assert "<b>simulated</b> devices" in section

@@ -65,8 +65,8 @@ def test_a_grid_with_the_fitting_bucket_pads_less(tmp_path: Path):
         backend="sim",
         workload={
             "num_sessions": 6,
-            "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
-            "generate_tokens": {"law": "uniform", "low": 8, "high": 24},
+            "prompt_tokens": {"distribution": "uniform", "low": 200, "high": 400},
+            "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
         },
         condition=[
             {"name": "base", "treatment": "no-waits"},

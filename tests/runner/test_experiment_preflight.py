@@ -72,8 +72,8 @@ def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> E
             "workload": {
                 "num_sessions": 2,
                 "waits": "none",
-                "generate_tokens": {"law": "fixed", "value": 4},
-                "prompt_tokens": {"law": "fixed", "value": 200},
+                "generate_tokens": {"distribution": "fixed", "value": 4},
+                "prompt_tokens": {"distribution": "fixed", "value": 200},
             },
             "server": {"observer": False, **server},
             "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},

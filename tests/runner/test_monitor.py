@@ -196,7 +196,8 @@ def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is
         changes = {"backend": "attached", "time_scale": 1.0, "stop": RULE, "condition": conditions}
         # Of equal length, so that all three decode together: few steps in real time tell the grids apart.
         lengths = {
-            key: {"law": "fixed", "value": value} for key, value in (("prompt_tokens", 200), ("generate_tokens", 64))
+            key: {"distribution": "fixed", "value": value}
+            for key, value in (("prompt_tokens", 200), ("generate_tokens", 64))
         }
         spec = small_experiment(workload={"num_sessions": 3, **lengths}, **changes)
         outcome = run_experiment(spec, runs_root=tmp_path / "runs", on_progress=events.append, until_decided=True)

@@ -14,7 +14,12 @@ from harness.spec import Treatment, WorkloadSpec
 
 GROUPS = [
     {"name": "many", "num_sessions": 2, "requests_per_session": 1, "start_offset_s": 0.5},
-    {"name": "one", "num_sessions": 1, "requests_per_session": 4, "prompt_tokens": {"law": "fixed", "value": 900}},
+    {
+        "name": "one",
+        "num_sessions": 1,
+        "requests_per_session": 4,
+        "prompt_tokens": {"distribution": "fixed", "value": 900},
+    },
 ]
 WORKLOADS: dict[str, dict[str, Any]] = {
     "defaults": {"num_sessions": 5},
@@ -22,7 +27,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "groups": {"group": GROUPS},
     "lognormal": {
         "num_sessions": 4,
-        "new_tokens": {"law": "lognormal", "median": 200, "sigma": 1.0, "high": 900},
+        "new_tokens": {"distribution": "lognormal", "median": 200, "sigma": 1.0, "high": 900},
         "waits": "none",
     },
     "no wait is waited": {"num_sessions": 3, "requests_per_session": 1},

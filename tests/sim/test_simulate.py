@@ -12,7 +12,7 @@ from harness.errors import PlanError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
-from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
+from harness.spec import ServerSpec, UniformLength, WorkloadSpec
 from harness.stack.rbln.kv_rules import RULE_SETS
 from tests.support.naive import naive_run
 
@@ -284,7 +284,7 @@ def test_a_request_too_long_for_its_slot_is_named() -> None:
 
 def test_the_repaired_index_saves_reuse_of_long_prompts_only() -> None:
     def reused(low: int, high: int, rules: str) -> int:
-        workload = WorkloadSpec(num_sessions=8, requests_per_session=3, prompt_tokens=UniformLaw(low=low, high=high))
+        workload = WorkloadSpec(num_sessions=8, requests_per_session=3, prompt_tokens=UniformLength(low=low, high=high))
         config = EngineConfig(8, (1, 2, 4, 8), 12, rules=rules)
         return sum(simulate(build_plan(workload, 7, block), config).cached_tokens for block in range(12))
 

@@ -64,7 +64,7 @@ def test_every_problem_is_told_at_once_in_the_order_of_lines(tmp_path: Path) -> 
 
 
 def test_files_that_an_experiment_names_are_found_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "short.toml").write_text('name = "short"\nwaits = { law = "constant", wait_s = 1 }\n')
+    (tmp_path / "short.toml").write_text('name = "short"\nwaits = { distribution = "constant", wait_s = 1 }\n')
     path = tmp_path / "mine.toml"
     path.write_text(
         'name = "m"\nbase_seed = 1\n[workload]\nnum_sessions = 1\nwaits = "short.toml"\n[[condition]]\nname = "a"\n'

@@ -59,7 +59,7 @@ def test_repeated_input_is_the_first_replicates() -> None:
         ({"condition": [{"name": "a", "server": {"kv_slot": 1}}]}, "kv_slot: unknown key"),
         ({"condition": [{"name": "Big"}]}, "name 'Big' must match"),
         (
-            {"workload": {"num_sessions": 4, "prompt_tokens": {"law": "unifrm"}}},
+            {"workload": {"num_sessions": 4, "prompt_tokens": {"distribution": "unifrm"}}},
             "workload.prompt_tokens: 'unifrm' is not one of 'fixed', 'uniform', 'lognormal' (did you mean uniform?)",
         ),
         ({"backend": "gpu"}, "unknown backend 'gpu'"),

@@ -22,8 +22,8 @@ base_seed = 77001
 [workload]
 num_sessions = 2
 wait_cap_s = 1.0
-prompt_tokens = {{law = "uniform", low = 200, high = 300}}
-generate_tokens = {{law = "uniform", low = 8, high = 12}}
+prompt_tokens = {{distribution = "uniform", low = 200, high = 300}}
+generate_tokens = {{distribution = "uniform", low = 8, high = 12}}
 [server]
 declared = true
 url = "http://me:{next(S)}@127.0.0.1:8000/?token={next(S)}"

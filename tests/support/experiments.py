@@ -18,8 +18,8 @@ def small_experiment(**changes: Any) -> ExperimentSpec:
         "base_seed": 7,
         "workload": {
             "num_sessions": 3,
-            "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
-            "generate_tokens": {"law": "uniform", "low": 8, "high": 24},
+            "prompt_tokens": {"distribution": "uniform", "low": 200, "high": 400},
+            "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
             "wait_cap_s": 2.0,
         },
         # Scaled time scales the host's own delays too: these limits are about the test machine, not the method.

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.prereg import FreezeOptions, freeze, ticket_for
+from harness.prereg import FreezeOptions, authorize, freeze
 from harness.prereg.freeze import Frozen
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
@@ -24,8 +24,8 @@ rules = ["plans/rules/mine.toml"]
 [workload]
 num_sessions = 4
 wait_cap_s = 2.0
-prompt_tokens = {{law = "uniform", low = 200, high = 400}}
-generate_tokens = {{law = "uniform", low = 8, high = 24}}
+prompt_tokens = {{distribution = "uniform", low = 200, high = 400}}
+generate_tokens = {{distribution = "uniform", low = 8, high = 24}}
 
 [server]
 max_num_seqs = 8
@@ -109,8 +109,8 @@ class Workplace:
         return freeze(self.spec, self.experiment_file, options=asked)
 
     def run_confirmatory(self, frozen: Path) -> tuple[SealedRun, ...]:
-        preregistration, ticket = ticket_for(frozen, runs_root=self.runs)
-        return run_experiment(preregistration.experiment, runs_root=self.runs, ticket=ticket).runs
+        preregistration, authorization = authorize(frozen, runs_root=self.runs)
+        return run_experiment(preregistration.experiment, runs_root=self.runs, authorization=authorization).runs
 
     def run_exploratory(self) -> tuple[SealedRun, ...]:
         return run_experiment(self.spec, runs_root=self.runs).runs

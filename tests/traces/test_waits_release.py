@@ -121,7 +121,7 @@ def test_the_written_file_is_a_distribution_with_its_provenance(form: str, tmp_p
     summary = import_tracelab(source, output, name="mine")
     waits = load_waits(str(output))
     assert (waits.name, waits.tools, waits.calls) == ("mine", ("Bash", "Read"), (3, 1))
-    assert waits.laws[waits.tools.index("Bash")].quantile_ms(0.9) == pytest.approx(28.0)
+    assert waits.distributions[waits.tools.index("Bash")].quantile_ms(0.9) == pytest.approx(28.0)
     text = output.read_text()
     for fact in ("SyFI Lab", "CC BY 4.0", summary.sha256, "left_out_zero_or_less = 2", "Bash = 1", "AskUserQuestion"):
         assert fact in text

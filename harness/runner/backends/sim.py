@@ -33,7 +33,7 @@ from harness.engine.paged import scheduler_of
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind, kind_named
 from harness.plan import BlockKeys, Plan
-from harness.plan.agenda import Act
+from harness.plan.event_queue import ClientEvent
 from harness.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
 from harness.runner.progress import RequestFinished
@@ -269,9 +269,9 @@ class _VirtualRun(VirtualDriver):
         self._scrape(self.next_look_ns, "interval")
         self.next_look_ns += self._interval_ns
 
-    def request_of(self, act: Act) -> EngineRequest:
-        key = (act.session, act.request)
-        self.rows.sent(key, act.trigger_ns, act.at_ns)
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        key = (event.session, event.request)
+        self.rows.sent(key, event.trigger_ns, event.at_ns)
         planned, name = self.plan.request(*key), request_name(*key)
         return EngineRequest(
             handle=self.core.new_handle(),
@@ -282,7 +282,7 @@ class _VirtualRun(VirtualDriver):
             block_keys=self._keys_of(*key),
             context=self._context,
             planned_tokens=planned.generate_tokens,
-            arrival_ns=act.at_ns,
+            arrival_ns=event.at_ns,
         )
 
     def num_tokens(self, key: tuple[int, int]) -> int:

@@ -186,7 +186,7 @@ def perform_over_hosts(
         return
     fleet = todo[0].spec.fleet
     assert fleet is not None
-    if context.ticket is not None or again:
+    if context.authorization is not None or again:
         raise SpecError(
             "frozen and repeated runs are recorded in a ledger on the driver's host, which other hosts cannot reach",
             where="fleet.hosts",

@@ -106,7 +106,7 @@ def _jobs(todo: Sequence[PlannedRun], context: RunContext, again: Collection[Run
         Job(
             context.runs_root,
             context.spec_source,
-            context.ticket,
+            context.authorization,
             WorkerSlot(place, cores[devices.index(place.device)]),
             tuple(sys.argv),
             tuple(runs),

@@ -18,7 +18,7 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
-from harness.prereg import Ticket
+from harness.prereg import RunAuthorization
 from harness.records import RunKey
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import Began, Made, ProgressEvent, ServerReady
@@ -36,7 +36,7 @@ class Job:
 
     runs_root: Path
     spec_source: str
-    ticket: Ticket | None
+    authorization: RunAuthorization | None
     slot: WorkerSlot
     argv: tuple[str, ...]
     runs: tuple[PlannedRun, ...]

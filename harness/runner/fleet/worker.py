@@ -67,7 +67,7 @@ class Worker:
         context = RunContext(
             job.runs_root,
             job.spec_source,
-            job.ticket,
+            job.authorization,
             self._report,
             self._stop,
             worker_slot=job.slot,

@@ -28,7 +28,7 @@ MS = 1e6
 
 
 def fixed(value: int) -> dict[str, Any]:
-    return {"law": "fixed", "value": value}
+    return {"distribution": "fixed", "value": value}
 
 
 def runs_of(root: Path, *conditions: dict[str, Any]) -> list[SealedRun]:

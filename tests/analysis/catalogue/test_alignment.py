@@ -21,7 +21,7 @@ def experiment(folder: Path, *conditions: dict[str, Any], replicates: int = 2) -
         "backend": "sim",
         "base_seed": 3,
         "replicates": replicates,
-        "workload": {"num_sessions": 6, "generate_tokens": {"law": "fixed", "value": 24}, "wait_cap_s": 2.0},
+        "workload": {"num_sessions": 6, "generate_tokens": {"distribution": "fixed", "value": 24}, "wait_cap_s": 2.0},
         "condition": list(conditions),
     }
     return ExperimentRuns(run_experiment(parse_experiment(table, where="test"), runs_root=folder).runs)

@@ -48,7 +48,7 @@ def test_a_run_beside_other_neighbours_than_planned_is_named(neighbour_null: Exp
 
 
 def test_a_duet_has_a_row_for_each_round_and_rounds_are_what_scatters(tmp_path: Path) -> None:
-    fleet = {"devices": [0, 1], "lockstep": True, "emulated": {1: {"slower": 0.05}}}
+    fleet = {"devices": [0, 1], "lockstep": True, "emulated": {1: {"speed_offset": 0.05}}}
     experiment = ExperimentRuns(runs_of(tmp_path, replicates=6, fleet=fleet))
     rows = duet_table(experiment).records()
     assert [row["round"] for row in rows] == [0, 1, 2, "sd"]

@@ -29,7 +29,7 @@ EXPERIMENT = {
     "backend": "sim",
     "base_seed": 3,
     "replicates": 1,
-    "workload": {"num_sessions": 3, "wait_cap_s": 1.0, "generate_tokens": {"law": "fixed", "value": 12}},
+    "workload": {"num_sessions": 3, "wait_cap_s": 1.0, "generate_tokens": {"distribution": "fixed", "value": 12}},
     "condition": [{"name": "base"}],
 }
 

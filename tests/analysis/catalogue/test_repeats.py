@@ -37,7 +37,7 @@ def sealed(folder: Path, replicates: int, conditions: Sequence[dict[str, Any]] =
         "base_seed": 5,
         "replicates": replicates,
         "prediction": {"draws": 1},  # the nominal simulation, which is what happens in virtual time
-        "workload": {"num_sessions": 2, "generate_tokens": {"law": "fixed", "value": 8}, "wait_cap_s": 1.0},
+        "workload": {"num_sessions": 2, "generate_tokens": {"distribution": "fixed", "value": 8}, "wait_cap_s": 1.0},
         "condition": list(conditions),
     }
     return list(run_experiment(parse_experiment(table, where="test"), runs_root=folder).runs)
@@ -103,7 +103,11 @@ def test_reuse_by_repeat_counts_every_run(experiment: ExperimentRuns) -> None:
 
 
 def test_ratios_are_per_generated_token_where_the_work_differs(tmp_path: Path) -> None:
-    longer = {"name": "longer", "baseline": "short", "workload": {"generate_tokens": {"law": "fixed", "value": 16}}}
+    longer = {
+        "name": "longer",
+        "baseline": "short",
+        "workload": {"generate_tokens": {"distribution": "fixed", "value": 16}},
+    }
     runs = ExperimentRuns(sealed(tmp_path, 3, [{"name": "short"}, longer]))
     [row] = [row for row in costs.cost_table(runs).records() if row["condition"] == "longer"]
     [_short, of_longer] = summarise(runs.runs["short"] + runs.runs["longer"]).conditions

@@ -31,14 +31,18 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> ExperimentRuns:
             "num_sessions": 1,
             "requests_per_session": 1,
             "waits": "none",
-            "prompt_tokens": {"law": "fixed", "value": 256},
-            "generate_tokens": {"law": "fixed", "value": 40},
+            "prompt_tokens": {"distribution": "fixed", "value": 256},
+            "generate_tokens": {"distribution": "fixed", "value": 40},
         },
         "condition": [condition(artifact, bucket) for artifact in ("first", "again") for bucket in (1, 2)]
         + [
             {
                 "name": "alone",
-                "workload": {"num_sessions": 3, "concurrency": 1, "generate_tokens": {"law": "fixed", "value": 1}},
+                "workload": {
+                    "num_sessions": 3,
+                    "concurrency": 1,
+                    "generate_tokens": {"distribution": "fixed", "value": 1},
+                },
             }
         ],
     }

@@ -108,7 +108,7 @@ def test_with_one_device_every_figure_is_what_it_is_without_a_fleet(tmp_path: Pa
 @pytest.fixture(scope="module")
 def unequal(tmp_path_factory: pytest.TempPathFactory) -> tuple[SealedRun, ...]:
     """Four simulated devices with two blocks each; the third is 3 % slow."""
-    emulated = {device: {"noise": 0.001, "slower": 0.03 if device == 2 else 0.0} for device in range(4)}
+    emulated = {device: {"noise": 0.001, "speed_offset": 0.03 if device == 2 else 0.0} for device in range(4)}
     fleet = {"devices": [0, 1, 2, 3], "emulated": emulated}
     return fleet_runs(tmp_path_factory.mktemp("fleet"), [], replicates=8, fleet=fleet)
 

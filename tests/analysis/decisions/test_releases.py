@@ -21,8 +21,8 @@ def runs_under(rules: str, root: Path, **changes: object) -> list[SealedRun]:
         workload={
             "num_sessions": 6,
             "requests_per_session": 4,
-            "prompt_tokens": {"law": "uniform", "low": 600, "high": 900},
-            "generate_tokens": {"law": "uniform", "low": 20, "high": 60},
+            "prompt_tokens": {"distribution": "uniform", "low": 600, "high": 900},
+            "generate_tokens": {"distribution": "uniform", "low": 20, "high": 60},
             "wait_cap_s": 2.0,
         },
         server={"rules": rules, "max_num_seqs": 4, "decode_buckets": [1, 2, 4], "kv_slots": 4},

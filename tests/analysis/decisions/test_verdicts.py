@@ -35,7 +35,7 @@ def sealed(folder: Path, *conditions: dict[str, Any], replicates: int = 2) -> li
         "backend": "sim",
         "base_seed": 7,
         "replicates": replicates,
-        "workload": {"num_sessions": 2, "generate_tokens": {"law": "fixed", "value": 8}, "wait_cap_s": 1.0},
+        "workload": {"num_sessions": 2, "generate_tokens": {"distribution": "fixed", "value": 8}, "wait_cap_s": 1.0},
         "condition": list(conditions),
     }
     return list(run_experiment(parse_experiment(table, where="test"), runs_root=folder).runs)

@@ -196,8 +196,8 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
             "workload": {
                 "num_sessions": 2,
                 "waits": "none",
-                "generate_tokens": {"law": "fixed", "value": 4},
-                "prompt_tokens": {"law": "fixed", "value": 200},
+                "generate_tokens": {"distribution": "fixed", "value": 4},
+                "prompt_tokens": {"distribution": "fixed", "value": 200},
             },
             "server": {"url": f"http://{running.host}:{running.port}"},
             "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},

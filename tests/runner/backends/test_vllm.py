@@ -39,8 +39,8 @@ def experiment(environment: Path, *conditions: dict[str, Any], **server: Any) ->
             "workload": {
                 "num_sessions": 6,
                 "waits": "none",
-                "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
-                "generate_tokens": {"law": "uniform", "low": 8, "high": 24},
+                "prompt_tokens": {"distribution": "uniform", "low": 200, "high": 400},
+                "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
             },
             "server": {
                 "model": "some/model",

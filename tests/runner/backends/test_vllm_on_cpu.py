@@ -44,9 +44,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SealedRun]:
         "workload": {
             "num_sessions": 6,
             "requests_per_session": 3,
-            "prompt_tokens": {"law": "uniform", "low": 200, "high": 600},
-            "new_tokens": {"law": "fixed", "value": 50},
-            "generate_tokens": {"law": "uniform", "low": 16, "high": 48},
+            "prompt_tokens": {"distribution": "uniform", "low": 200, "high": 600},
+            "new_tokens": {"distribution": "fixed", "value": 50},
+            "generate_tokens": {"distribution": "uniform", "low": 16, "high": 48},
             "waits": "none",
             "token_id_range": [300, 2000],
         },

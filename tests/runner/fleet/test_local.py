@@ -65,7 +65,7 @@ def prefill_ns(runs: list[SealedRun]) -> dict[int, int]:
 
 
 def test_a_duet_of_emulated_devices_keeps_step_and_each_has_the_other_beside_it(tmp_path: Path):
-    fleet = {"devices": [0, 1], "overcommit": True, "lockstep": True, "emulated": {1: {"slower": 0.5}}}
+    fleet = {"devices": [0, 1], "overcommit": True, "lockstep": True, "emulated": {1: {"speed_offset": 0.5}}}
     order: list[str] = []
 
     def look(event: ProgressEvent) -> None:

@@ -45,7 +45,7 @@ def _run(
             "workload": {
                 "num_sessions": 10,
                 "waits": "none",
-                "generate_tokens": {"law": "uniform", "low": 5, "high": 40},
+                "generate_tokens": {"distribution": "uniform", "low": 5, "high": 40},
             },
             "server": {
                 "artifact": str(cached_artifact(twin, twin_spec())),

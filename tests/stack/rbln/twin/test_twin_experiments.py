@@ -48,7 +48,7 @@ def _check(place: Place, name: str, runs: Mapping[str, SealedRun]) -> None:
 
 def test_the_bucket_intervention(place: Place) -> None:
     pristine = tree_sha256(place.site / "vllm_rbln")
-    workload = 'num_sessions = 6\nwaits = "none"\ngenerate_tokens = {law = "uniform", low = 16, high = 60}'
+    workload = 'num_sessions = 6\nwaits = "none"\ngenerate_tokens = {distribution = "uniform", low = 16, high = 60}'
     six = {
         "decode_buckets": [1, 2, 4, 6, 8],
         "artifact": str(cached_artifact(place.twin, twin_spec(decoder_batch_sizes=(1, 2, 4, 6, 8)))),
@@ -110,7 +110,7 @@ def test_the_same_server_on_another_host_over_ssh(
         running_sshd(tmp_path / "sshd", {"TMPDIR": str(temporary)}) as config,
     ):
         write_command(tmp_path / "bin" / "ssh", f'exec /usr/bin/ssh -F "{config}" "$@"')
-        workload = 'num_sessions = 4\nwaits = "none"\ngenerate_tokens = {law = "uniform", low = 16, high = 30}'
+        workload = 'num_sessions = 4\nwaits = "none"\ngenerate_tokens = {distribution = "uniform", low = 16, high = 30}'
         file = place.write("remote", workload, {"base": OBSERVED}, server='ssh = "npu1"')
         runs = place.run("remote", file)
         assert not list(temporary.glob("rbln-harness-*"))

@@ -1,4 +1,4 @@
-"""Who sends what when: the acts of a client that is never late, and the users behind the sessions of a plan.
+"""Who sends what when: the events of a client that is never late, and the users behind the sessions of a plan.
 
 No clock, no waiting.
 """
@@ -18,7 +18,7 @@ from harness.plan.model import Followers, Plan
 LEAVES, SENDS = range(2)
 
 
-class Act(NamedTuple):
+class ClientEvent(NamedTuple):
     """What a client does with one request at an instant: LEAVES or SENDS. trigger_ns: end of what a send waited for."""
 
     at_ns: int
@@ -28,37 +28,39 @@ class Act(NamedTuple):
     trigger_ns: int = 0
 
 
-class Agenda:
+class EventQueue:
     """When a client that is never late does what a plan says; at one instant it leaves first, then sends by session."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._followers = plan, Followers(plan)
         self._open = set[tuple[int, int]]()
         self._due = [
-            Act(session.start_offset_ns, SENDS, session.index, 0) for session in plan.sessions if session.after is None
+            ClientEvent(session.start_offset_ns, SENDS, session.index, 0)
+            for session in plan.sessions
+            if session.after is None
         ]
         heapq.heapify(self._due)
 
     @property
     def next_ns(self) -> int | None:
-        """When the next act is due; None: nothing is left to do but to wait for answers."""
+        """When the next event is due; None: nothing is left to do but to wait for answers."""
         return self._due[0].at_ns if self._due else None
 
-    def acts(self, until_ns: int, *, is_step_over: bool = False) -> Iterator[Act]:
+    def events(self, until_ns: int, *, is_step_over: bool = False) -> Iterator[ClientEvent]:
         """Everything that is due by then, in order; what is sent at the very end of a step comes after it."""
         last = (until_ns, SENDS) if is_step_over else (until_ns, SENDS + 1)
         while self._due and self._due[0][:2] < last:
-            act = heapq.heappop(self._due)
-            at_ns, what, *key, _ = act
+            event = heapq.heappop(self._due)
+            at_ns, what, *key, _ = event
             if what == SENDS:
-                self._open.add((act.session, act.request))
+                self._open.add((event.session, event.request))
                 if after_ns := self._plan.request(*key).abort_after_ns:
-                    heapq.heappush(self._due, Act(at_ns + after_ns, LEAVES, act.session, act.request))
-            elif (act.session, act.request) in self._open:
-                self.over(act.session, act.request, at_ns)
+                    heapq.heappush(self._due, ClientEvent(at_ns + after_ns, LEAVES, event.session, event.request))
+            elif (event.session, event.request) in self._open:
+                self.over(event.session, event.request, at_ns)
             else:
                 continue  # its answer has ended
-            yield act
+            yield event
 
     def over(self, session: int, request: int, at_ns: int) -> None:
         """A request has ended, or was left: what follows it becomes due."""
@@ -70,7 +72,7 @@ class Agenda:
             ready = self._followers.completed(session)
             following = [(follower, 0, self._plan.sessions[follower].start_offset_ns) for follower in ready]
         for next_session, next_request, wait_ns in following:
-            heapq.heappush(self._due, Act(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
+            heapq.heappush(self._due, ClientEvent(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
 
     def with_enough(self, received: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Those of (session, request, tokens so far) whose client leaves with that many, in order."""

@@ -1,4 +1,4 @@
-"""The ticket of a confirmatory run: given when the frozen file is committed and older, and all it names is unchanged.
+"""Authorizes a confirmatory run: the frozen file must be committed and older, and all it names unchanged.
 
 Every refusal is one line with its reason.
 """
@@ -14,7 +14,7 @@ from harness.errors import PlanError, RecordsError, SpecError
 from harness.experiment import PlannedRuns, changed_inputs, resolve
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
-from harness.prereg.frozen import NamedFile, Preregistration, Ticket, parse_preregistration, read_frozen
+from harness.prereg.frozen import NamedFile, Preregistration, RunAuthorization, parse_preregistration, read_frozen
 from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
@@ -24,8 +24,8 @@ from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
 
 
-def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistration, Ticket]:
-    """Check a frozen file and everything it names, and return the ticket for its runs.
+def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistration, RunAuthorization]:
+    """Check a frozen file and everything it names, and return the authorization for its runs.
 
     runs_root: the folder of the runs; a sealed exploratory run there with the same seed is a reason to refuse.
     Raises SpecError with the first reason.
@@ -55,7 +55,7 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
         committed_at_s=commit.at_s,
         tag=repository.tag_at(commit.sha),
     )
-    return frozen, Ticket(record, content, planned, Ledger(repository, sha256, commit.sha))
+    return frozen, RunAuthorization(record, content, planned, Ledger(repository, sha256, commit.sha))
 
 
 def _check_committed(repository: Repository, path: Path) -> Commit:

@@ -1,4 +1,4 @@
-"""Confirmatory runs: the ticket, every reason to refuse it, and what sealed runs and decisions say of it."""
+"""Confirmatory runs: the authorization, every reason to refuse it, and what sealed runs and decisions say of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.analysis.decisions.decide import Outcome
 from harness.analysis.figures import run_figures
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
-from harness.prereg import Preregistration, check_sealed_runs, judge, ticket_for
+from harness.prereg import Preregistration, authorize, check_sealed_runs, judge
 from harness.prereg.frozen import parse_preregistration
 from harness.records import Manifest, RunStore, layout
 from harness.runner import StopFlag, run_experiment
@@ -149,10 +149,10 @@ def test_each_reason_against_a_confirmatory_run_is_named(place: Workplace, chang
     )
     place.commit_all()
     frozen = place.freeze().path
-    ticket_for(frozen, runs_root=place.runs)
+    authorize(frozen, runs_root=place.runs)
     change(place, frozen)
     with pytest.raises(SpecError, match=reason) as refused:
-        ticket_for(frozen, runs_root=place.runs)
+        authorize(frozen, runs_root=place.runs)
     assert "\n" not in str(refused.value)
     assert not place.runs.exists()
 
@@ -160,14 +160,14 @@ def test_each_reason_against_a_confirmatory_run_is_named(place: Workplace, chang
 def test_an_uncommitted_frozen_file_gives_no_ticket(place: Workplace) -> None:
     frozen = place.freeze(is_committed=False)
     with pytest.raises(SpecError, match="is not committed"):
-        ticket_for(frozen.path)
+        authorize(frozen.path)
 
 
 def test_a_run_started_before_its_freeze_is_refused(place: Workplace) -> None:
     frozen = place.freeze(is_committed=False)
     place.commit_all("frozen in the future", at="@4000000000 +0000")
     with pytest.raises(SpecError, match="the run would start before its freeze"):
-        ticket_for(frozen.path)
+        authorize(frozen.path)
 
 
 def test_sealed_runs_that_began_before_their_freeze_decide_nothing(measured: Workplace) -> None:
@@ -184,7 +184,7 @@ def test_exploratory_runs_burn_their_seed(place: Workplace) -> None:
     frozen = place.freeze()
     place.run_exploratory()
     with pytest.raises(SpecError, match="by exploratory run small/base/0"):
-        ticket_for(frozen.path, runs_root=place.runs)
+        authorize(frozen.path, runs_root=place.runs)
 
 
 def test_a_seed_of_exploratory_runs_is_refused_at_the_freeze_too(place: Workplace) -> None:
@@ -245,7 +245,7 @@ def test_resuming_with_a_changed_cost_model_is_refused(place: Workplace) -> None
 
 def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(place: Workplace) -> None:
     frozen = place.freeze()
-    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
     stop = StopFlag()
     experiment = preregistration.experiment
 
@@ -253,13 +253,15 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(plac
         if isinstance(event, RunSealed):
             stop.request()
 
-    stopped = run_experiment(experiment, runs_root=place.runs, ticket=ticket, stop=stop, on_progress=on_progress)
+    stopped = run_experiment(
+        experiment, runs_root=place.runs, authorization=authorization, stop=stop, on_progress=on_progress
+    )
     assert stopped.was_interrupted
     assert len(stopped.runs) == 1
     [early] = judge(stopped.runs).decisions
     assert early.outcome is Outcome.WITHHELD
-    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
-    done = run_experiment(experiment, runs_root=place.runs, ticket=ticket, resume=True)
+    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
+    done = run_experiment(experiment, runs_root=place.runs, authorization=authorization, resume=True)
     assert len(done.runs) == 6
     assert check_sealed_runs(done.runs) == preregistration
 
@@ -269,10 +271,16 @@ def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(pla
     manifest = place.run_confirmatory(frozen.path)[0].path / "manifest.json"
     table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
     manifest.write_text(Manifest.model_validate(table).to_json())
-    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
     assert will_fail_again(next(run for run in RunStore(place.runs).sealed() if not run.is_valid))
     with pytest.raises(SpecError, match="the 0 repetitions that this freeze allows are used up"):
-        run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True, retry_invalid=True)
+        run_experiment(
+            preregistration.experiment,
+            runs_root=place.runs,
+            authorization=authorization,
+            resume=True,
+            retry_invalid=True,
+        )
     assert manifest.is_file()
 
 
@@ -394,8 +402,10 @@ def test_a_frozen_stopping_rule_ends_the_runs_and_the_decision_stands_without_th
     place.commit_all()
     frozen = place.freeze()
     assert len(frozen.preregistration.plans) == 8
-    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
-    outcome = run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, until_decided=True)
+    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
+    outcome = run_experiment(
+        preregistration.experiment, runs_root=place.runs, authorization=authorization, until_decided=True
+    )
     assert outcome.is_decided
     assert len(outcome.runs) < 8
     stopped = judge(outcome.runs).decisions[-1]
@@ -406,6 +416,8 @@ def test_a_frozen_stopping_rule_ends_the_runs_and_the_decision_stands_without_th
 
 
 def test_a_freeze_without_a_stopping_rule_runs_all_that_was_frozen(place: Workplace) -> None:
-    preregistration, ticket = ticket_for(place.freeze().path, runs_root=place.runs)
+    preregistration, authorization = authorize(place.freeze().path, runs_root=place.runs)
     with pytest.raises(SpecError, match="declares no stopping rule"):
-        run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, until_decided=True)
+        run_experiment(
+            preregistration.experiment, runs_root=place.runs, authorization=authorization, until_decided=True
+        )
