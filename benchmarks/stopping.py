@@ -16,7 +16,7 @@ from benchmarks.figure import Figure
 from harness.advise.power import log_ratio_values, simulated_pairs
 from harness.analysis.decisions.margins import cheaper_p
 from harness.analysis.planning.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
-from harness.analysis.planning.sequential import boundary_of, t_mixture_boundary
+from harness.analysis.planning.stopping import boundary_of, t_mixture_boundary
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
 from harness.spec import ExperimentSpec, StopSpec, load_experiment
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from harness.analysis.catalogue import analysis_named
-from harness.analysis.planning.sequential import check_can_decide
+from harness.analysis.planning.stopping import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve

@@ -14,8 +14,7 @@ import numpy as np
 
 from harness.analysis import ConditionFigures, RunFigures
 from harness.analysis.cost.compare import Comparison
-from harness.analysis.planning.sequential import StopVerdict
-from harness.analysis.planning.stopping import ComparisonLooks, SequentialStatus
+from harness.analysis.planning.stopping import ComparisonLooks, SequentialStatus, StopVerdict
 from harness.clock import NS_PER_S
 from harness.report.answers import Channel
 from harness.report.svg import (

@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.analysis.planning.sequential import check_can_decide
-from harness.analysis.planning.stopping import SequentialStatus, sequential_status, whole_blocks
+from harness.analysis.planning.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
 from harness.experiment import PlannedRun, PlannedRuns

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.decisions.margins import decide_stopped
-from harness.analysis.planning.sequential import StopVerdict
-from harness.analysis.planning.stopping import declared_status
+from harness.analysis.planning.stopping import StopVerdict, declared_status
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.records import RunKey

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.planning.sequential import boundary_of
+from harness.analysis.planning.stopping import boundary_of
 from harness.analysis.stats import FloatArray, t_quantile
 from harness.spec.sections import StopSpec
 

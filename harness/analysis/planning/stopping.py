@@ -1,30 +1,223 @@
-"""The stopping rule applied to sealed runs: for each comparison its looks so far, its verdict and the blocks left.
+"""The stopping rule: intervals of a mean log cost ratio that stay valid while blocks come in, and the verdict so far.
 
-Only blocks whose runs are all sealed count, in their order, so that a resumed experiment has the verdicts of an
-uninterrupted one. Where channel A is missing, channel B decides.
+A check after every block uses a confidence sequence; a few preset looks share alpha by a spending function. A fixed-n
+interval is not offered: it misses more often the more often it is checked. Only blocks whose runs are all sealed count,
+in their order, so that a resumed experiment has the verdicts of an uninterrupted experiment.
+Definitions: docs/planning-method.md, "Stopping" and "Preset looks".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
 
 from harness.analysis.cost.compare import Comparison, compare
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.figures import run_figures
-from harness.analysis.planning.sequential import Look, StopVerdict, blocks_left, looks_at
-from harness.analysis.stats import grouped, percent
+from harness.analysis.stats import grouped, percent, t_quantile
+from harness.errors import SpecError
 from harness.records import SealedRun
 from harness.spec import ExperimentSpec
-from harness.spec.sections import Channel, StopSpec
+from harness.spec.sections import EVERY, Channel, StopSpec
+
+# 200,000 paths leave an error of .0005 in the alpha that a boundary spends.
+PATHS = 200_000
+SEED = 20261121
+
+
+def obrien_fleming_spent(fraction: float, alpha: float) -> float:
+    """Alpha spent when ``fraction`` of the planned blocks is seen: little early, all of it at the end.
+
+    Source: Lan and DeMets (1983), Discrete sequential boundaries for clinical trials, their first function, with
+    alpha / 2 on each side.
+    """
+    normal = NormalDist()
+    return 4 * (1 - normal.cdf(normal.inv_cdf(1 - alpha / 4) / math.sqrt(min(1.0, fraction))))
+
+
+@lru_cache(maxsize=64)
+def spending_boundaries(
+    looks: tuple[int, ...], num_blocks: int, alpha: float, planned: int | None = None
+) -> tuple[float, ...]:
+    """|t| at each look, such that a mean of 0 crosses any of them with probability ``alpha``.
+
+    looks: numbers of blocks, ascending. num_blocks: at which all of alpha is spent; earlier looks spend by their share
+    of ``planned`` (default the same). The first boundary is exact; later ones are quantiles among paths of Gaussian
+    samples that crossed none before, whose mean and sum of squares are carried from look to look.
+    """
+    rng = np.random.default_rng(SEED)
+    mean, squares, seen = np.zeros(PATHS), np.zeros(PATHS), 0
+    is_inside = np.ones(PATHS, dtype=bool)
+    spent, boundaries = 0.0, list[float]()
+    for look in looks:
+        added = look - seen
+        own_mean = rng.standard_normal(PATHS) / math.sqrt(added)
+        own_squares = rng.chisquare(added - 1, PATHS) if added > 1 else np.zeros(PATHS)
+        # Chan, Golub and LeVeque (1983): means and sums of squares of two samples, joined.
+        shift = own_mean - mean
+        squares += own_squares + shift**2 * (seen * added / look)
+        mean += shift * (added / look)
+        seen = look
+        t = np.abs(mean) * math.sqrt(look) / np.sqrt(squares / (look - 1))
+        now = alpha if look == num_blocks else obrien_fleming_spent(look / (planned or num_blocks), alpha)
+        if not boundaries:
+            boundary = t_quantile(1 - now, look - 1)
+        else:
+            inside = np.sort(t[is_inside])
+            crossing = max(0, min(len(inside) - 1, round((now - spent) * PATHS)))
+            boundary = float(inside[len(inside) - 1 - crossing])
+        is_inside &= t <= boundary
+        spent = now
+        boundaries.append(boundary)
+    return tuple(boundaries)
+
+
+# Variance of the prior over standardised effects is 1 / C2. Of 1/4, 1 and 4 this gives the narrowest intervals at 10 to
+# 40 blocks, where experiments end.
+C2 = 1.0
+
+
+class StopVerdict(str, Enum):
+    """The result of a look. An interval inside the margin is equivalent, even if it leaves 0 out."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    EQUIVALENT = "equivalent"
+    GO_ON = "go on"
+    INCONCLUSIVE = "inconclusive"
+
+    @property
+    def is_final(self) -> bool:
+        return self is not StopVerdict.GO_ON
+
+    @property
+    def is_answer(self) -> bool:
+        return self not in (StopVerdict.GO_ON, StopVerdict.INCONCLUSIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The mean log ratio of the first ``num_blocks`` blocks. half_width: inf while the sample is too small."""
+
+    num_blocks: int
+    mean: float
+    sd: float
+    half_width: float
+    verdict: StopVerdict
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half_width
+
+
+def t_mixture_boundary(num_blocks: int, alpha: float, c2: float = C2) -> float:
+    """The |t| that a Gaussian sample of mean 0 exceeds at any n, ever, with probability at most ``alpha``.
+
+    inf where the sample is too small to say anything. The mixture of t likelihood ratios over a Gaussian prior of
+    variance 1 / c2 on the standardised mean is a test martingale; by Ville's inequality it reaches 1 / alpha with
+    probability at most alpha, and solving it for t gives this. Exact for Gaussian data with unknown variance.
+    Source: Lai (1976), On confidence sequences; Wang and Ramdas (2023), Anytime-valid t-tests and confidence sequences
+    for Gaussian means with unknown variance.
+    """
+    if num_blocks < 2:
+        return math.inf
+    n = num_blocks
+    k = (math.sqrt((n + c2) / c2) / alpha) ** (2 / n)
+    r = c2 / (n + c2)
+    return math.sqrt((n - 1) * (k - 1) / (1 - r * k)) if r * k < 1 else math.inf
+
+
+def boundary_of(stop: StopSpec) -> Callable[[int], float | None]:
+    """|t| by the number of blocks, as the rule looks; None at a number at which it does not look."""
+    if stop.looks == EVERY:
+        return lambda num_blocks: t_mixture_boundary(num_blocks, stop.alpha)
+    preset = stop.preset_looks
+    by_look = dict(zip(preset, spending_boundaries(preset, stop.budget, stop.alpha), strict=True))
+    return by_look.get
+
+
+def looks_at(differences: Sequence[float], stop: StopSpec, *, is_over: bool = False) -> Iterator[Look]:
+    """Every look that the rule takes at the blocks' log ratios, in order, up to the first that decides.
+
+    differences: shape (blocks,), ln(cost / baseline cost), in the order of the blocks. is_over: no block comes any
+    more, so that the last look is taken at whatever is there and spends what is left of alpha.
+    """
+    boundary = boundary_of(stop)
+    preset = stop.preset_looks
+    for num_blocks in range(2, min(len(differences), stop.budget) + 1):
+        is_last = num_blocks == stop.budget or (is_over and num_blocks == len(differences))
+        t = boundary(num_blocks)
+        if t is None and is_last:
+            # Blocks were lost to INVALID runs: the looks that were, and then this one.
+            taken = tuple(look for look in preset if look < num_blocks)
+            t = spending_boundaries((*taken, num_blocks), num_blocks, stop.alpha, planned=stop.budget)[-1]
+        if t is not None:
+            look = _look(differences[:num_blocks], t, stop, is_last=is_last)
+            yield look
+            if look.verdict.is_final:
+                return
+
+
+def _look(differences: Sequence[float], t: float, stop: StopSpec, *, is_last: bool) -> Look:
+    values = np.asarray(differences, dtype=np.float64)
+    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    half = math.inf if math.isinf(t) else t * sd / math.sqrt(len(values))
+    result = verdict(mean, half, stop.log_margin)
+    if is_last and not result.is_answer:
+        result = StopVerdict.INCONCLUSIVE
+    return Look(len(values), mean, sd, half, result)
+
+
+def verdict(mean: float, half_width: float, log_margin: float) -> StopVerdict:
+    """The verdict of an interval: it lies wholly within the margin, below 0 or above 0, or nothing is shown yet."""
+    low, high = mean - half_width, mean + half_width
+    if -log_margin < low and high < log_margin:
+        return StopVerdict.EQUIVALENT
+    if high < 0:
+        return StopVerdict.BETTER
+    return StopVerdict.WORSE if low > 0 else StopVerdict.GO_ON
+
+
+def blocks_left(look: Look, stop: StopSpec) -> int | None:
+    """Blocks until the next look that decides, should mean and spread stay as they are; None: not within the budget."""
+    boundary = boundary_of(stop)
+    for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
+        t = boundary(num_blocks)
+        half = math.inf if t is None or math.isinf(t) else t * look.sd / math.sqrt(num_blocks)
+        if verdict(look.mean, half, stop.log_margin).is_answer:
+            return num_blocks - look.num_blocks
+    return None
+
+
+def check_can_decide(stop: StopSpec, source: str) -> StopSpec:
+    """The same rule, unless no look within its budget has a finite interval: then SpecError that names its source."""
+    boundary = boundary_of(stop)
+    if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
+        first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, stop.alpha)))
+        raise SpecError(
+            f"{stop.budget} blocks never decide: the confidence sequence at alpha {stop.alpha:g} is infinite before "
+            f"block {first}",
+            where=f"{source}: stop.budget",
+            hint="Raise it (`harness power` says to what), or preset a few looks: looks = [3]",
+        )
+    return stop
 
 
 @dataclass(frozen=True, slots=True)
 class LogRatios:
-    """The blocks of one comparison on one channel: ``channel``, or B where A is missing.
+    """The blocks of a comparison on one channel: ``channel``, or B where A is missing.
 
-    by_block: (block, ln(cost / baseline cost)), in order; each is known once its block is sealed, so that a sequence
+    logs: ln(cost / baseline cost) of each block, in order; each is known once its block is sealed, so that a sequence
     may look at them. values: one a block, whose mean is ln of the ratio of sums. devices: the same device by device,
     where several made them.
     """
@@ -32,13 +225,9 @@ class LogRatios:
     condition: str
     baseline: str
     channel: Channel
-    by_block: tuple[tuple[int, float], ...] = ()
+    logs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     devices: DeviceEffect | None = None
-
-    @property
-    def logs(self) -> list[float]:
-        return [value for _, value in self.by_block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +314,7 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
         if is_over and not looks:
             looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, StopVerdict.INCONCLUSIVE),)
         names = (ratios.condition, ratios.baseline)
-        comparisons.append(ComparisonLooks(*names, tuple(ratios.logs), looks, left, ratios.channel))
+        comparisons.append(ComparisonLooks(*names, ratios.logs, looks, left, ratios.channel))
     return SequentialStatus(stop, len(whole), tuple(comparisons))
 
 
@@ -148,20 +337,17 @@ def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
 def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel) -> list[LogRatios]:
     """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone."""
     by_condition = grouped((run_figures(run) for run in runs if run.is_valid), lambda run: run.condition)
-    pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
-    return [
-        _log_ratios(
-            name, baseline, compare(baseline, by_condition.get(name, []), by_condition.get(baseline, [])), channel
-        )
-        for name, baseline in pairs
-    ]
+    ratios: list[LogRatios] = []
+    for condition in spec.condition:
+        name, baseline = condition.name, spec.baseline_of(condition)
+        if name != baseline:
+            compared = compare(baseline, by_condition.get(name, []), by_condition.get(baseline, []))
+            ratios.append(LogRatios(name, baseline, channel) if compared is None else _on(channel, name, compared))
+    return ratios
 
 
-def _log_ratios(name: str, baseline: str, compared: Comparison | None, wanted: Channel) -> LogRatios:
-    if compared is None:
-        return LogRatios(name, baseline, wanted)
-    channel: Channel = "b" if compared.a is None else wanted
-    found = compared.main if channel == "a" else compared.b
-    by_block = zip(compared.replicates, found.by_block, strict=True)
-    logs = tuple((block, math.log(ratio)) for block, ratio in by_block if ratio)
-    return LogRatios(name, baseline, channel, logs, found.values, found.devices)
+def _on(channel: Channel, condition: str, compared: Comparison) -> LogRatios:
+    channel = "b" if compared.a is None else channel
+    ratio = compared.main if channel == "a" else compared.b
+    logs = tuple(math.log(of_block) for of_block in ratio.by_block if of_block)
+    return LogRatios(condition, compared.baseline, channel, logs, ratio.values, ratio.devices)

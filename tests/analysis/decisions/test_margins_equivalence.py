@@ -10,8 +10,7 @@ import pytest
 
 from harness.analysis.decisions.decide import Outcome
 from harness.analysis.decisions.margins import decide_equivalence, decide_stopped, tost_p
-from harness.analysis.planning.sequential import looks_at
-from harness.analysis.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus
+from harness.analysis.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.spec import StopSpec
 from harness.spec.rules import EquivalenceRule
 
@@ -21,7 +20,7 @@ STOP = StopSpec(margin=0.02, budget=24)
 
 
 def ratios_of(values: Sequence[float]) -> LogRatios:
-    return LogRatios("more", "base", "a", tuple(enumerate(values)), tuple(values))
+    return LogRatios("more", "base", "a", tuple(values), tuple(values))
 
 
 def looked_at(values: Sequence[float], stop: StopSpec = STOP) -> SequentialStatus:

@@ -14,8 +14,7 @@ from harness.analysis.decisions.answer import cost_sentence
 from harness.analysis.decisions.decide import Outcome
 from harness.analysis.decisions.margins import cheaper_p, decide_superiority
 from harness.analysis.planning.power import blocks_for_superiority, superiority_power
-from harness.analysis.planning.sequential import looks_at
-from harness.analysis.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus
+from harness.analysis.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.analysis.stats import FloatArray, Interval, of_blocks
 from harness.spec import StopSpec
 from harness.spec.rules import SuperiorityRule, load_rule
@@ -32,8 +31,8 @@ def values_of(costs: Sequence[float], base: Sequence[float] = BASE) -> FloatArra
 
 
 def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Channel = "a") -> LogRatios:
-    logs = np.log(np.divide(costs, base)).tolist()
-    return LogRatios("twelve-slots", "base", channel, tuple(enumerate(logs)), tuple(values_of(costs, base).tolist()))
+    logs = tuple(np.log(np.divide(costs, base)).tolist())
+    return LogRatios("twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()))
 
 
 def experiments(ratio: float, num_blocks: int, sd: float, num: int = 1_000) -> list[FloatArray]:
@@ -97,7 +96,7 @@ def test_a_scattered_difference_is_not_shown() -> None:
 
 def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() -> None:
     ratios, stop = ratios_of(CHEAPER), StopSpec(margin=0.02, budget=24)
-    looks = ComparisonLooks("twelve-slots", "base", tuple(ratios.logs), tuple(looks_at(ratios.logs, stop)), None)
+    looks = ComparisonLooks("twelve-slots", "base", ratios.logs, tuple(looks_at(ratios.logs, stop)), None)
     decision = decide_superiority(RULE, ratios, SequentialStatus(stop, 6, (looks,)))
     assert decision.outcome is Outcome.PASS
     assert "declared sequence" in decision.reason

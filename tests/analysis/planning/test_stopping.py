@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.planning.sequential import (
+from harness.analysis.planning.stopping import (
     StopVerdict,
     blocks_left,
     check_can_decide,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.planning.sequential import obrien_fleming_spent, spending_boundaries
+from harness.analysis.planning.stopping import obrien_fleming_spent, spending_boundaries
 from harness.analysis.stats import t_quantile
 
 
