@@ -46,7 +46,7 @@ def bench_plan() -> Iterator[Figure]:
     code = (
         "import json, resource, sys, pathlib\n"
         "from harness.clock import process_cpu_ns\n"
-        "from harness.experiment.plans import build_plan\n"
+        "from harness.experiment import build_plan\n"
         "from harness.plan import save_plan\n"
         "from harness.spec import WorkloadSpec\n"
         "began_ns = process_cpu_ns()\n"

@@ -19,8 +19,7 @@ from harness.analysis.decisions.predictions import drawn_ratio
 from harness.clock import NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import load_cost_model
-from harness.experiment import resolve
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan, resolve
 from harness.plan import Plan
 from harness.prereg import predict_experiment
 from harness.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
-    from harness.experiment.plans import build_plan
+    from harness.experiment import build_plan
     from harness.plan import Plan, WaitDistribution, load_waits
     from harness.prereg import Judgement, judge
     from harness.records import RunStore, SealedRun
@@ -53,7 +53,7 @@ _HOME = {
     "WaitDistribution": "harness.plan",
     "WorkloadSpec": "harness.spec",
     "analyse": "harness.analysis.catalogue",
-    "build_plan": "harness.experiment.plans",
+    "build_plan": "harness.experiment",
     "compare": "harness.cli.notebook",
     "judge": "harness.prereg",
     "load_cost_model": "harness.engine",

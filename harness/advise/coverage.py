@@ -19,7 +19,7 @@ from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.plan.build import derive_seed
 from harness.sim.kernel import arrays as layout

@@ -142,7 +142,7 @@ def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
     """What a plan with this scale and context takes of the trace, and what it leaves out."""
     from pydantic import ValidationError
 
-    from harness.experiment.plans import build_plan
+    from harness.experiment import build_plan
     from harness.spec import WorkloadSpec
     from harness.spec.base import describe_validation_error
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.compiled.records import IntArray
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import draw_requests, is_waited, wait_cap_ns
 from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import plan_arrays

@@ -10,8 +10,7 @@ import pytest
 from harness.advise import advise, diagnose
 from harness.advise.advise import Step, smallest_enough
 from harness.errors import SpecError
-from harness.experiment import resolve
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan, resolve
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate

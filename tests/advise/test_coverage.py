@@ -10,7 +10,7 @@ import pytest
 from harness.advise.coverage import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.sim import plan_arrays, simulate
 from harness.sim.predict.draws import perturbation_of
 from harness.sim.predict.windows import window_figures

@@ -10,7 +10,7 @@ import pytest
 
 from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_S, clock_for
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import rows_where
 from harness.runner.backends.emulator import EmulatorBackend

@@ -17,7 +17,7 @@ from harness.client.null_server import NullServer
 from harness.client.self_audit import audit_plan, self_audit
 from harness.clock import NS_PER_MS, MonotonicClock, clock_for
 from harness.errors import ServerError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.spec import ClientSpec, WorkloadSpec
 
 

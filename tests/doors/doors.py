@@ -26,7 +26,7 @@ from harness.client.answer import describe_error_body
 from harness.emulator.config import load_config, parse_config
 from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, parse_request, prompts_of
 from harness.engine.cost import load_cost_model
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.export import peer_side
 from harness.plan import read_plan, write_plan
 from harness.plan.waits import load_waits

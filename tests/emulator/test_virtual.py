@@ -13,7 +13,7 @@ from harness.emulator.metrics import ServerMetrics
 from harness.emulator.model import ContextHash
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan, token_block_keys
 from harness.sim import SimResult, simulate
 from harness.spec import ServerSpec, UniformLength, WorkloadSpec

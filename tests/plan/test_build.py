@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan, check_fits, describe
 from harness.plan.build import derive_seed
 from harness.spec import FixedLength, LengthDistribution, LognormalLength, ServerSpec, UniformLength, WorkloadSpec

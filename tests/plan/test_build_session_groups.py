@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from harness.clock import NS_PER_S
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.spec import ExperimentSpec, WorkloadSpec
 
 BACKGROUND: dict[str, Any] = {"name": "background", "num_sessions": 4}

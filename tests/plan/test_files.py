@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import PlanError, RecordsError, SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, read_plan, save_plan, write_plan
 from harness.spec import WorkloadSpec
 

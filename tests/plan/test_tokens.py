@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PlanError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import (
     BlockKeys,
     Plan,

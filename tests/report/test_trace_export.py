@@ -10,7 +10,7 @@ import pytest
 
 from harness.clock import NS_PER_US
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.records import SealedRun
 from harness.report.trace_export import export_trace

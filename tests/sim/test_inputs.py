@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.sim.inputs import Input, input_arrays
 from harness.sim.simulate import plan_arrays
 from harness.spec import Treatment, WorkloadSpec

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
 from harness.spec import ServerSpec, UniformLength, WorkloadSpec

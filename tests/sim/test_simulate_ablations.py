@@ -7,7 +7,7 @@ import pytest
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, run_totals
 from harness.sim.kernel import arrays as layout

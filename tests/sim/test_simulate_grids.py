@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.sim import simulate
 from harness.spec import ServerSpec, WorkloadSpec
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.emulator.virtual import run_virtually
 from harness.errors import PlanError, SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import simulate
 from harness.spec import ServerSpec, WorkloadSpec

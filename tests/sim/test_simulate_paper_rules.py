@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.engine import EngineConfig
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.sim import simulate
 from harness.spec import WorkloadSpec
 from tests.support.naive_paper import paper_run

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.emulator.virtual import run_virtually
 from harness.engine import EngineConfig, load_cost_model
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.sim import simulate
 from harness.spec import ServerSpec, WorkloadSpec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.spec import load_experiment, parse_experiment
 
 TABLE: dict[str, Any] = {

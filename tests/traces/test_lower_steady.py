@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan.model import WaitKind
 from harness.spec import WorkloadSpec
 from harness.traces.lower import Lowering, begun_at_a_drawn_instant, sessions_of

@@ -20,7 +20,7 @@ from harness.engine.cost import CostModel, load_cost_model
 from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel

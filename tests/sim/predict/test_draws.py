@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engine import CostModel, EngineConfig, load_cost_model
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.sim import plan_arrays
 from harness.sim.predict.draws import Draws, Perturbation, draw, outcome_of_plan, run_draws

@@ -10,7 +10,7 @@ import pytest
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.sim import plan_arrays, simulate
 from harness.sim.predict.draws import Perturbation, jitter, perturbation_of, perturbed
 from harness.sim.predict.intervals import bootstrap_median, predict, sampled_ratios

@@ -11,7 +11,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, simulate
 from harness.sim.kernel.arrays import PlanArrays

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from harness.engine import load_cost_model
 from harness.engine.config import EngineConfig
 from harness.errors import RecordsError, SpecError
-from harness.experiment.plans import build_plan
+from harness.experiment import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
 from harness.sim.search.chunks import Chunk, compute_here

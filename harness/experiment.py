@@ -1,23 +1,157 @@
-"""From an ExperimentSpec to its runs, resolved once: server, plan, treatment and cost model of each.
+"""An experiment resolved: a specification becomes planned runs, once, with the server, plan and order of each.
 
 A PlannedRun is already validated, and its files are read. Nothing is started, simulated or written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from harness.clock import NS_PER_S
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
-from harness.experiment.orders import Period, order_of_block, period_of
-from harness.experiment.plans import build_plan
 from harness.kinds import kind_named
 from harness.plan import Plan, check_fits
+from harness.plan.build import derive_seed, draw_plan, requested_keys
 from harness.records import RunKey, SealedRun
-from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, Place, ServerSpec, Treatment, WorkloadSpec
+from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, OrderName, Place, ServerSpec, Treatment, WorkloadSpec
+from harness.spec.workload import MOST_SESSIONS
+from harness.traces.lower import Lowering, sessions_of
+from harness.traces.recording import load_trace
+
+
+def order_of_block(order: OrderName, num_conditions: int, block: int) -> list[int]:
+    """Indices of the experiment's conditions in the order in which ``block`` runs them.
+
+    rotation: over as many blocks as there are conditions, each condition has every position once. abba: every second
+    block runs backwards, so that a linear drift cancels in each pair of blocks; pairs rotate. latin: Williams' square,
+    in which each condition also follows each other one equally often; two squares for an odd number of conditions.
+    Source: Williams (1949), Experimental designs balanced for the estimation of residual effects of treatments.
+    """
+    if order == "abba":
+        forward = _rotated(list(range(num_conditions)), block // 2)
+        return forward if block % 2 == 0 else forward[::-1]
+    if order == "latin":
+        # 0, 1, k - 1, 2, k - 2, ...: each difference of neighbours occurs once.
+        first = [
+            (place + 1) // 2 if place % 2 else (num_conditions - place // 2) % num_conditions
+            for place in range(num_conditions)
+        ]
+        row = [(condition + block) % num_conditions for condition in first]
+        is_second_square = num_conditions % 2 == 1 and (block // num_conditions) % 2 == 1
+        return row[::-1] if is_second_square else row
+    return _rotated(list(range(num_conditions)), block)
+
+
+def _rotated(places: list[int], by: int) -> list[int]:
+    shift = by % len(places)
+    return places[shift:] + places[:shift]
+
+
+class Period(NamedTuple):
+    """Runs of a fleet that start together; the next period starts when all of them are sealed.
+
+    number: from 0, in the order of time. devices: those of each host that are busy in it.
+    """
+
+    number: int
+    devices: tuple[int, ...]
+
+
+def period_of(spec: ExperimentSpec, replicate: int, order_index: int) -> Period | None:
+    """The period of a run; None where every device of the fleet works through its runs by itself.
+
+    A round is a block on every device. Its runs of equal order_index are one period; where their condition limits the
+    neighbours, groups of devices take a period each.
+    """
+    fleet = spec.fleet
+    if fleet is None or not spec.keeps_step:
+        return None
+    order = order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate))
+    sizes = [spec.num_at_once(spec.condition[place]) for place in order]
+    groups = [-(-len(fleet.devices) // size) for size in sizes]
+    group = fleet.devices.index(fleet.place_of(replicate).device) // sizes[order_index]
+    number = replicate // len(fleet.places) * sum(groups) + sum(groups[:order_index]) + group
+    first = group * sizes[order_index]
+    return Period(number, fleet.devices[first : first + sizes[order_index]])
+
+
+def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
+    """The input of one replicate (for the source "paper": of one block).
+
+    Raises SpecError when the wait distribution or the trace is unknown, or its file is wrong.
+    """
+    if base_seed < 0 or replicate < 0:
+        raise SpecError(
+            f"base seed {base_seed} and replicate {replicate} must not be negative", where="plan", hint="Give 0 or more"
+        )
+    build = traced_plan if workload.source == "trace" else draw_plan
+    return build(workload, base_seed, replicate)
+
+
+def traced_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
+    """A recorded trace, or a sample of its sessions. The provenance counts what was left out."""
+    trace = load_trace(workload.trace)
+    if len(trace.recordings) < workload.num_sessions != MOST_SESSIONS:
+        raise SpecError(
+            f"is {workload.num_sessions}, and the trace {workload.trace!r} has {len(trace.recordings)} recordings",
+            where="workload.num_sessions",
+            hint=f"Give at most {len(trace.recordings)}, or leave it out to take them all",
+        )
+    is_whole = workload.num_sessions >= len(trace.recordings)
+    is_steady = workload.start == "steady"
+    how = Lowering(
+        shrink=workload.length_divisor,
+        max_context_tokens=workload.max_context_tokens,
+        num_recordings=0 if is_whole else workload.num_sessions,
+        concurrency=workload.concurrency,
+        arrivals=workload.arrivals or ("together" if is_steady else trace.head.arrivals),
+        human_waits=workload.human_waits,
+        wait_cap_ns=round(workload.wait_cap_s * NS_PER_S),
+        human_wait_cap_ns=round(workload.human_wait_cap_s * NS_PER_S),
+        is_steady=is_steady,
+    )
+    rng = random.Random(derive_seed(base_seed, f"trace/r{replicate}/sample"))
+    sessions, block_tokens, left = sessions_of(trace.recordings, trace.head.block_tokens, how, rng)
+    if not sessions:
+        raise SpecError(
+            f"no request of the trace fits ({_counted(left.counts)})",
+            where=workload.trace,
+            hint="Raise max_context_tokens, or shrink the lengths: scale = '1/4'",
+        )
+    provenance: dict[str, str | int | float] = {
+        "workload": requested_keys(workload),
+        "trace": trace.head.name,
+        "trace_sha256": trace.sha256,
+        "trace_format": trace.head.source_format,
+        "trace_arrivals": how.arrivals,
+        "left_out": _counted(left.counts),
+        "dropped_at_import": _counted(trace.head.dropped),
+        "assumed_at_import": "; ".join(trace.head.labels),
+    }
+    if is_steady:
+        provenance["warm_up_requests"] = left.num_warm_ups
+    return Plan(
+        source="trace",
+        seed=base_seed,
+        replicate=replicate,
+        treatment="as-drawn",
+        shared_prefix_tokens=0,
+        token_id_range=workload.token_id_range,
+        sessions=sessions,
+        provenance=provenance,
+        prompt_form=workload.prompt_form,
+        block_tokens=block_tokens,
+    )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return "; ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

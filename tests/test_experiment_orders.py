@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from harness.experiment import PlannedRun, resolve
-from harness.experiment.orders import order_of_block
+from harness.experiment import PlannedRun, order_of_block, resolve
 from harness.spec import OrderName
 from tests.support.experiments import small_experiment
 
