@@ -59,20 +59,20 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
 
 
 def _check_committed(repository: Repository, path: Path) -> Commit:
-    commit = repository.last_commit_of(path)
-    if commit is None or repository.changes(path):
+    commits = repository.commits_of(repository.relative(path))
+    if not commits or repository.changes(path):
         raise SpecError(
             "is not committed, so nothing shows that it is older than the measurement",
             where=str(path),
             hint=f"Commit it first: git add {repository.relative(path)} && git commit",
         )
-    if len(repository.commits_of(repository.relative(path))) > 1:
+    if len(commits) > 1:
         raise SpecError(
             "was committed more than once, and a frozen file never changes",
             where=str(path),
             hint="Freeze the changed experiment under a new name",
         )
-    now_s = utc_now().timestamp()
+    (commit,), now_s = commits, utc_now().timestamp()
     if commit.at_s > now_s:
         raise SpecError(
             f"its commit {commit.sha[:12]} is dated {commit.at_s - now_s:.0f} s in the future: the run would start "

@@ -50,27 +50,19 @@ SEARCH_FILE = "search.json"
 
 
 class SeedUse(NamedTuple):
-    """One place that used a seed."""
+    """A seed, and the file or run that used it."""
 
     seed: int
     where: str
-
-    def __str__(self) -> str:
-        return f"{self.seed} ({self.where})"
 
 
 def used_seeds(
     repository: Repository, *, leave_out: Iterable[Path] = (), runs_root: Path | None = None
 ) -> list[SeedUse]:
-    """Every use of a seed, the files of ``leave_out`` not counted.
-
-    runs_root: also count the seeds of the sealed runs below it.
-    """
+    """Every use of a seed, without the files of ``leave_out``; also by the sealed runs below ``runs_root``."""
     hidden = {repository.relative(path) for path in leave_out}
-    uses = [*_in_tree(repository, hidden), *_in_history(repository, hidden)]
-    if runs_root is not None:
-        uses += _in_runs(runs_root)
-    return sorted(set(uses))
+    in_runs = () if runs_root is None else _in_runs(runs_root)
+    return sorted({*_in_tree(repository, hidden), *_in_history(repository, hidden), *in_runs})
 
 
 def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
@@ -80,8 +72,7 @@ def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
         if name in hidden or name.startswith(RULE_FILES) or not path.is_file():
             continue
         content = _content(path)
-        for seed in seeds_in(content):
-            yield SeedUse(seed, name)
+        yield from (SeedUse(seed, name) for seed in seeds_in(content))
         if path.suffix == ".toml" and "condition" in table_at(content) and "base_seed" not in table_at(content):
             yield SeedUse(DEFAULT_SEED, name)
 
@@ -126,8 +117,7 @@ def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
         elif line.startswith("+++ "):
             path = line.removeprefix("+++ ").removeprefix("b/")
         elif path not in hidden and not path.startswith(RULE_FILES) and (match := SEED_LINE.match(line)):
-            for number in re.findall(r"\d+", match[2]):
-                yield SeedUse(int(number), f"{path} in commit {commit}")
+            yield from (SeedUse(int(seed), f"{path} in commit {commit}") for seed in re.findall(r"\d+", match[2]))
 
 
 def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
@@ -135,8 +125,8 @@ def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
     if not runs_root.is_dir():
         return
     for path in sorted(runs_root.rglob(SEARCH_FILE)):
-        for seed in seeds_in(_content(path)):
-            yield SeedUse(seed, f"search {path.parent.relative_to(runs_root).as_posix()}")
+        where = f"search {path.parent.relative_to(runs_root).as_posix()}"
+        yield from (SeedUse(seed, where) for seed in seeds_in(_content(path)))
     for path in sorted(runs_root.rglob(layout.MANIFEST)):
         manifest = table_at(_content(path))
         seed = table_at(manifest, "requested", "experiment").get("base_seed")
@@ -144,7 +134,6 @@ def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
             yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
 
 
-PATCHES = "patches"
 # The default folder of `harness run`: the seeds of exploratory runs below it count as used.
 RUNS = "runs"
 HARNESS_FOLDER = SOURCE_ROOT / "harness"
@@ -230,7 +219,7 @@ def freeze(
         code_commit=source_facts().get("git_commit") or "",
         files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
         artifacts=_artifacts(planned),
-        parent_commit=repository.head() or "",
+        parent_commit=repository.resolved("HEAD"),
         is_tree_dirty=bool(dirty),
         dirty_paths=tuple(dirty[:50]),
     ).sealed()
@@ -363,7 +352,7 @@ def _inputs(repository: Repository, planned: PlannedRuns) -> Iterator[Path]:
     yield from {run.cost_file for run in planned}
     for condition in spec.condition:
         yield find_shipped("waits", spec.workload_of(condition).waits, what="wait distribution")
-    for patches in (repository.root / PATCHES, *PATCH_ROOTS):
+    for patches in (repository.root / "patches", *PATCH_ROOTS):
         if patches.is_dir():
             yield from (path for path in patches.rglob("*") if path.is_file() and path.suffix != ".pyc")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -105,41 +106,40 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
     """Every reason to withhold a decision on these runs, each a clause; none when the proof holds."""
     yield from _doubts_of_commit(proof, frozen, runs[0])
     try:
-        links = read_chain(proof.chain, proof.commit)
+        chain = read_chain(proof.chain, proof.commit)
     except RecordsError as error:
         yield error.what
         return
     if proof.lost:
         yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
-    yield from _doubts_of_chain([link.entry for link in links], frozen)
+    yield from _doubts_of_chain(chain.values(), frozen)
     # A run that was repeated counts as it was sealed last.
-    last = {link.entry.key: link.entry for link in links if link.entry.event == "sealed"}
+    last = {entry.key: entry for entry in chain.values() if entry.event == "sealed"}
     by_start = {entry.start: entry for entry in last.values()}
-    starts = {link.sha: link.entry for link in links if link.entry.event == "start"}
     for run in runs:
-        yield from _doubts_of_run(run, starts, by_start)
+        yield from _doubts_of_run(run, chain, by_start)
         yield from judged_again(run)
 
 
 def aborts_of(proof: Proof) -> list[str]:
     """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them."""
-    links = read_chain(proof.chain, proof.commit)
-    ends = {link.entry.start: link.entry for link in links if link.entry.event != "start"}
+    chain = read_chain(proof.chain, proof.commit)
+    ends = {entry.start: entry for entry in chain.values() if entry.event != "start"}
     aborts: list[str] = []
-    for link in links:
-        end = ends.get(link.sha)
-        if link.entry.event == "start" and (end is None or end.event == "aborted"):
+    for sha, entry in chain.items():
+        end = ends.get(sha)
+        if entry.event == "start" and (end is None or end.event == "aborted"):
             reason = "its process ended without an entry" if end is None else end.reason
-            aborts.append(f"{link.entry.condition}/{link.entry.replicate} at {link.entry.at_utc}: {reason}")
+            aborts.append(f"{entry.label} at {entry.at_utc}: {reason}")
     return aborts
 
 
 def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tuple[str, bytes]]:
-    commit = repository.object(record.commit)
+    (commit,) = repository.objects(record.commit)
     yield "commit", commit
     sha = commit.split()[1].decode()
     for folder in (*PurePosixPath(record.path).parts[:-1], ""):
-        tree = repository.object(sha)
+        (tree,) = repository.objects(sha)
         yield "tree", tree
         sha = _tree_entries(tree, len(record.commit) // 2).get(folder, "")
         if not sha:
@@ -182,54 +182,52 @@ def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> 
         yield f"the commit is dated {frozen_at_s - at_s:.0f} s before the frozen file was written"
 
 
-def _doubts_of_chain(entries: Sequence[Entry], frozen: Preregistration) -> Iterator[str]:
+def _doubts_of_chain(entries: Collection[Entry], frozen: Preregistration) -> Iterator[str]:
     if not entries:
         yield "its ledger is not here: nothing shows that these are all of its runs"
-    starts: dict[tuple[str, int], int] = {}
-    seals: dict[tuple[str, int], list[Entry]] = {}
-    retries = frozen.experiment.limits.retries
+    starts = Counter[str]()
+    seals: dict[str, list[Entry]] = {}
+    retries, plans = frozen.experiment.limits.retries, frozen.plan_hashes
     for entry in entries:
-        key = (entry.condition, entry.replicate)
-        name = f"{entry.condition}/{entry.replicate}"
-        before = seals.setdefault(key, [])
-        if entry.experiment != frozen.name or key not in frozen.plan_hashes:
-            yield f"the ledger names {name}, which was not frozen"
+        plan = plans.get((entry.condition, entry.replicate))
+        before = seals.setdefault(entry.label, [])
+        if entry.experiment != frozen.name or plan is None:
+            yield f"the ledger names {entry.label}, which was not frozen"
         elif entry.event == "start":
-            starts[key] = starts.get(key, 0) + 1
-            if entry.plan != frozen.plan_hashes[key]:
-                yield f"{name} was started with another plan"
+            starts[entry.label] += 1
+            if entry.plan != plan:
+                yield f"{entry.label} was started with another plan"
             if any(seal.is_valid for seal in before) or len(before) > retries:
-                yield f"{name} was started again on {entry.host} after it was sealed"
+                yield f"{entry.label} was started again on {entry.host} after it was sealed"
         elif entry.event == "sealed":
             before.append(entry)
-    for (condition, replicate), count in starts.items():
+    for label, count in starts.items():
         if count > MAX_STARTS + retries:
-            yield f"{condition}/{replicate} was started {count} times, the limit is {MAX_STARTS + retries}"
+            yield f"{label} was started {count} times, the limit is {MAX_STARTS + retries}"
 
 
-def _doubts_of_run(run: SealedRun, starts: Mapping[str, Entry], ends: Mapping[str, Entry]) -> Iterator[str]:
-    record, name = run.manifest.preregistration, f"{run.condition}/{run.replicate}"
+def _doubts_of_run(run: SealedRun, chain: Mapping[str, Entry], ends: Mapping[str, Entry]) -> Iterator[str]:
+    record = run.manifest.preregistration
     assert record is not None, "only confirmatory runs come here"
-    start, end = starts.get(record.start), ends.get(record.start)
-    if start is None or start.key != run.key:
-        yield f"the start of {name} is not in the ledger"
+    start, end = chain.get(record.start), ends.get(record.start)
+    if start is None or start.event != "start" or start.key != run.key:
+        yield f"the start of {run.label} is not in the ledger"
     elif end is None:
-        yield f"the ledger does not say how {name} ended"
+        yield f"the ledger does not say how {run.label} ended"
     elif end.manifest != file_sha256(run.path / layout.MANIFEST):
-        yield f"{name} is not the run that was sealed"
+        yield f"{run.label} is not the run that was sealed"
     else:
         began_s, first_s = datetime.fromisoformat(start.at_utc).timestamp(), first_request_s(run)
         if first_s is not None and first_s < began_s - CLOCK_TOLERANCE_S:
-            yield f"{name} sent its first request {began_s - first_s:.0f} s before the ledger says it started"
+            yield f"{run.label} sent its first request {began_s - first_s:.0f} s before the ledger says it started"
 
 
 def judged_again(run: SealedRun) -> Iterator[str]:
     """Differences between the sealed tables and verdict of a run and those that its raw files give."""
-    name, manifest = f"{run.condition}/{run.replicate}", run.manifest
-    derived = derived_of(run)
+    manifest, derived = run.manifest, derived_of(run)
     for table, sealed in manifest.derived.items():
         if schema.content_sha256(derived.tables[table]) != sealed.content_sha256:
-            yield f"the raw files of {name} give another table of {table}"
+            yield f"the raw files of {run.label} give another table of {table}"
     findings = check_run(
         manifest,
         plan=run.plan_if_readable,
@@ -239,9 +237,9 @@ def judged_again(run: SealedRun) -> Iterator[str]:
     )
     broken = sorted({finding.code for finding in findings if finding.severity == "invalid"})
     if run.is_valid and broken:
-        yield f"{name} was sealed valid, and its raw files break {', '.join(broken)}"
+        yield f"{run.label} was sealed valid, and its raw files break {', '.join(broken)}"
     if not run.is_valid and not broken and not manifest.findings:
-        yield f"{name} was sealed INVALID, and nothing in it says why"
+        yield f"{run.label} was sealed INVALID, and nothing in it says why"
 
 
 @dataclass(frozen=True, slots=True)

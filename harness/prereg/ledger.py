@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from harness.analysis.stats import grouped
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
 from harness.experiment import PlannedRun
@@ -67,12 +68,9 @@ class Entry(Spec):
     def key(self) -> RunKey:
         return RunKey(self.experiment, self.condition, self.replicate)
 
-
-class Link(NamedTuple):
-    """One entry and the hash of its commit."""
-
-    sha: str
-    entry: Entry
+    @property
+    def label(self) -> str:
+        return f"{self.condition}/{self.replicate}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +86,15 @@ class Ledger:
         """The git reference of the ledger: one per freeze, wherever its runs lie."""
         return REF + self.frozen_sha256[:40]
 
-    def chain(self) -> list[Link]:
-        """All entries, checked; RecordsError when the chain is broken."""
+    def chain(self) -> dict[str, Entry]:
+        """All entries by commit, checked; RecordsError when the chain is broken."""
         return read_chain(self.objects(), self.freeze_commit)
 
     def objects(self) -> list[tuple[str, bytes]]:
         """The commits of the chain, oldest first, each with the bytes that its hash covers."""
         head = self.repository.resolved(self.ref)
         line = self.repository.line_of(self.freeze_commit, head) if head else []
-        return list(zip(line, self.repository.objects(line), strict=True)) if line else []
+        return list(zip(line, self.repository.objects(*line), strict=True)) if line else []
 
     def start(self, run: PlannedRun) -> str:
         """Add the start of a run, before the run does anything; returns the entry's commit."""
@@ -117,11 +115,8 @@ class Ledger:
 
         An INVALID run may be made again as often as the frozen limits allow.
         """
-        links = self.chain()
-        ended: dict[RunKey, list[Entry]] = {}
-        for link in links:
-            if link.entry.event == "sealed":
-                ended.setdefault(link.entry.key, []).append(link.entry)
+        chain = self.chain()
+        ended = grouped((entry for entry in chain.values() if entry.event == "sealed"), lambda entry: entry.key)
         for run in todo:
             entries = ended.get(run.key, [])
             if any(entry.is_valid for entry in entries) or len(entries) > run.spec.limits.retries:
@@ -131,18 +126,18 @@ class Ledger:
                     where=self.ref,
                     hint=_START_AGAIN,
                 )
-        starts = {link.sha for link in links if link.entry.event == "start"}
         for run in sealed:
             record = run.manifest.preregistration
-            if run.key not in ended and record is not None and record.start in starts:
+            start = None if record is None else chain.get(record.start)
+            if run.key not in ended and record is not None and start is not None and start.event == "start":
                 self.sealed(record.start, run.key, run.path / layout.MANIFEST, is_late=True)
 
     def _append(self, key: RunKey, **fields: object) -> str:
         for _ in range(TRIES):
-            links = self.chain()
+            chain = self.chain()
             entry = Entry.model_validate(
                 {
-                    "number": len(links),
+                    "number": len(chain),
                     "experiment": key.experiment,
                     "condition": key.condition,
                     "replicate": key.replicate,
@@ -152,7 +147,7 @@ class Ledger:
                 }
             )
             message = f"{entry.event} {'/'.join(map(str, key))}\n\n{entry.model_dump_json()}\n"
-            parent = links[-1].sha if links else self.freeze_commit
+            parent = [self.freeze_commit, *chain][-1]
             if (sha := self.repository.append(self.ref, parent, message)) is not None:
                 return sha
         raise RecordsError("the ledger is busy", where=self.ref, hint="Start again when the others are done")
@@ -164,9 +159,9 @@ def object_hash(kind: str, content: bytes, like: str) -> str:
     return digest(f"{kind} {len(content)}".encode() + b"\0" + content).hexdigest()
 
 
-def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> list[Link]:
-    """Entries of a chain of commits, oldest first; RecordsError that names the first entry that does not fit."""
-    links: list[Link] = []
+def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> dict[str, Entry]:
+    """Entries by commit, oldest first; RecordsError that names the first entry that does not fit."""
+    chain: dict[str, Entry] = {}
     parent = freeze_commit
     for number, (sha, content) in enumerate(objects):
         head, _, message = content.decode("utf-8", "replace").partition("\n\n")
@@ -180,9 +175,9 @@ def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> list
             raise _broken(number, "does not follow the entry before it")
         if entry.number != number:
             raise _broken(number, f"calls itself {entry.number}")
-        links.append(Link(sha, entry))
+        chain[sha] = entry
         parent = sha
-    return links
+    return chain
 
 
 def _broken(number: int, what: str) -> RecordsError:

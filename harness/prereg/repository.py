@@ -44,9 +44,8 @@ class Repository:
         try:
             return path.resolve().relative_to(self.root.resolve()).as_posix()
         except ValueError as error:
-            raise SpecError(
-                f"lies outside the repository {self.root}", where=str(path), hint="Move it inside"
-            ) from error
+            what = f"lies outside the repository {self.root}"
+            raise SpecError(what, where=str(path), hint="Move it inside") from error
 
     def changes(self, *paths: Path) -> list[str]:
         """Paths that differ from the last commit, untracked ones included; all of the tree without ``paths``."""
@@ -54,31 +53,13 @@ class Repository:
         text = _git(self.root, "status", "--porcelain", "--untracked-files=all", "--", *names)
         return [line[3:] for line in text.splitlines()]
 
-    def head(self) -> str | None:
-        """The commit that is checked out; None before the first one."""
-        try:
-            return _git(self.root, "rev-parse", "--verify", "HEAD").strip()
-        except _GitError:
-            return None
-
-    def last_commit_of(self, path: Path) -> Commit | None:
-        """The last commit that changed ``path``; None when it was never committed."""
-        if self.head() is None:
-            return None
-        text = _git(self.root, "log", "-1", "--format=%H %ct", "--", self.relative(path)).split()
-        return Commit(text[0], int(text[1])) if text else None
-
     def commits_of(self, path: str) -> list[Commit]:
         """Every commit on any branch that changed ``path`` (from the root), newest first."""
         lines = _git(self.root, "log", "--all", "--full-history", "--format=%H %ct", "--", path).splitlines()
         return [Commit(sha, int(at_s)) for sha, at_s in (line.split() for line in lines)]
 
-    def object(self, sha: str) -> bytes:
-        """The content of a git object; SpecError when the repository does not have it."""
-        return self.objects([sha])[0]
-
-    def objects(self, names: Sequence[str]) -> list[bytes]:
-        """The contents of several git objects, in their order."""
+    def objects(self, *names: str) -> list[bytes]:
+        """The contents of git objects, in their order; SpecError for an object that the repository does not have."""
         text = _git_bytes(self.root, "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode())
         contents: list[bytes] = []
         for name in names:
@@ -93,11 +74,8 @@ class Repository:
         return contents
 
     def resolved(self, name: str) -> str:
-        """The commit that a reference names; "" when there is none."""
-        try:
-            return _git(self.root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").strip()
-        except _GitError:
-            return ""
+        """The commit that a reference names, e.g. HEAD; "" when it names none."""
+        return (_git_if(self.root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
 
     def line_of(self, since: str, until: str) -> list[str]:
         """Commits of ``until`` that ``since`` does not have, oldest first."""
@@ -105,10 +83,7 @@ class Repository:
 
     def past_heads(self, ref: str) -> list[str]:
         """Every commit that ``ref`` ever named, as far as the reflog of this repository has it."""
-        try:
-            return _git(self.root, "reflog", "show", "--format=%H", ref).split()
-        except _GitError:
-            return []
+        return (_git_if(self.root, "reflog", "show", "--format=%H", ref) or "").split()
 
     def remotes_with(self, sha: str) -> list[str]:
         """Remote branches, as last fetched or pushed, that contain a commit."""
@@ -126,17 +101,12 @@ class Repository:
             raise SpecError(
                 f"git did not write the ledger: {error}", where=str(self.root), hint="Let this user write to .git"
             ) from error
-        try:
-            old = held or "0" * len(parent)
-            _git(self.root, "update-ref", "--create-reflog", ref, sha.strip(), old, may_write=True)
-        except _GitError:
-            return None
-        return sha.strip()
+        sha, old = sha.strip(), held or "0" * len(parent)
+        moved = _git_if(self.root, "update-ref", "--create-reflog", ref, sha, old, may_write=True)
+        return None if moved is None else sha
 
     def history(self, *patterns: str) -> str:
         """Every line ever added to files that match ``patterns``, as a patch without context."""
-        if self.head() is None:
-            return ""
         return _git(self.root, "log", "--all", "-p", "--unified=0", "--no-color", "--format=commit %H", "--", *patterns)
 
     def commit(self, paths: Sequence[Path], message: str) -> Commit:
@@ -149,23 +119,20 @@ class Repository:
             raise SpecError(
                 f"git did not commit: {error}", where=str(self.root), hint="Commit the files yourself"
             ) from error
-        commit = self.last_commit_of(paths[0])
-        assert commit is not None, "git has just committed it"
-        return commit
+        return self.commits_of(names[0])[0]
 
     def tag_at(self, sha: str) -> str:
         """Annotated or signed tags on a commit, and what git could verify of their signatures; "" without any."""
         form = "%(objecttype) %(refname:short) %(if)%(contents:signature)%(then)signed%(end)"
-        rows = [line.split(" ") for line in _git(self.root, "tag", "--points-at", sha, f"--format={form}").splitlines()]
-        return ", ".join(name + self._verified(name) * bool(signed) for kind, name, signed in rows if kind == "tag")
-
-    def _verified(self, tag: str) -> str:
-        try:
-            _git(self.root, "verify-tag", tag)
-        except _GitError:
-            # git needs the keys of the signers; and a message may only look like a signature.
-            return "; signature not verified"
-        return "; signed"
+        tags: list[str] = []
+        for line in _git(self.root, "tag", "--points-at", sha, f"--format={form}").splitlines():
+            kind, name, signed = line.split(" ")
+            if kind == "tag" and signed:
+                # git needs the keys of the signers; and a message may only look like a signature.
+                is_verified = _git_if(self.root, "verify-tag", name) is not None
+                name += "; signed" if is_verified else "; signature not verified"
+            tags += [name] if kind == "tag" else []
+        return ", ".join(tags)
 
     def tag(self, name: str, message: str, *, is_signed: bool) -> None:
         """Put an annotated (or signed) tag on the checked-out commit."""
@@ -183,6 +150,14 @@ def _git(folder: Path, *arguments: str, may_write: bool = False) -> str:
     return _git_bytes(folder, *arguments, may_write=may_write).decode("utf-8", "replace")
 
 
+def _git_if(folder: Path, *arguments: str, may_write: bool = False) -> str | None:
+    """What git prints; None where it ends with an error."""
+    try:
+        return _git(folder, *arguments, may_write=may_write)
+    except _GitError:
+        return None
+
+
 def _git_bytes(folder: Path, *arguments: str, may_write: bool = False, content: bytes = b"") -> bytes:
     # Looking must not write: without this, status may take the index lock from under somebody's commit.
     locks = {} if may_write else {"GIT_OPTIONAL_LOCKS": "0"}
@@ -198,8 +173,7 @@ def _git_bytes(folder: Path, *arguments: str, may_write: bool = False, content: 
     except (OSError, subprocess.SubprocessError) as error:
         raise _GitError(str(error)) from error
     if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _GitError(lines[-1] if lines else f"exit status {done.returncode}")
+        raise _GitError(_last_line(done.stderr, done.returncode))
     return done.stdout
 
 
@@ -223,9 +197,8 @@ def sign_file(path: Path, key: Path) -> Path:
     signature_of(path).unlink(missing_ok=True)
     done = _ssh_keygen("sign", "-f", str(key), "-n", NAMESPACE, str(path))
     if done.returncode:
-        raise SpecError(
-            f"did not sign: {_last_line(done)}", where=str(key), hint="Name a key made by ssh-keygen -t ed25519"
-        )
+        what = f"did not sign: {_last_line(done.stderr or done.stdout, done.returncode)}"
+        raise SpecError(what, where=str(key), hint="Name a key made by ssh-keygen -t ed25519")
     return signature_of(path)
 
 
@@ -245,9 +218,8 @@ def check_signature(path: Path, signature: Path, signers: Path | None = None) ->
             "verify", "-f", str(signers), "-I", name, "-n", NAMESPACE, "-s", str(signature), content=content
         )
     if done.returncode:
-        raise RecordsError(
-            f"its signature does not hold ({_last_line(done)})", where=str(path), hint="Restore both from a copy"
-        )
+        what = f"its signature does not hold ({_last_line(done.stderr or done.stdout, done.returncode)})"
+        raise RecordsError(what, where=str(path), hint="Restore both from a copy")
     line = done.stdout.decode("utf-8", "replace").strip()
     return line.removeprefix(f'Good "{NAMESPACE}" signature ').removeprefix("for ").removeprefix("with ")
 
@@ -265,6 +237,6 @@ def _ssh_keygen(action: str, *arguments: str, content: bytes = b"") -> subproces
         raise SpecError(f"cannot be run: {error}", where="ssh-keygen", hint="Install OpenSSH 8.2 or newer") from error
 
 
-def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
+def _last_line(output: bytes, status: int) -> str:
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"exit status {status}"

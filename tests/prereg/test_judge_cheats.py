@@ -238,5 +238,5 @@ def test_runs_of_two_processes_stand_in_one_chain(place: Workplace) -> None:
     first, second = authorization.planned.runs[:2]
     authorization.ledger.aborted(authorization.ledger.start(first), first.key, "a")
     other.ledger.aborted(other.ledger.start(second), second.key, "b")
-    assert [link.entry.number for link in authorization.ledger.chain()] == [0, 1, 2, 3]
-    assert [link.entry.event for link in other.ledger.chain()] == ["start", "aborted", "start", "aborted"]
+    assert [entry.number for entry in authorization.ledger.chain().values()] == [0, 1, 2, 3]
+    assert [entry.event for entry in other.ledger.chain().values()] == ["start", "aborted", "start", "aborted"]
