@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis import extra_prefill_ns, run_figures, summarise
-from harness.analysis.serving.serving import latencies
+from harness.analysis.serving import latencies
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun

@@ -19,7 +19,7 @@ from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
 from harness.analysis.decisions.answer import Answer, answers, main_answers
 from harness.analysis.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over
-from harness.analysis.serving.serving import ServingFigures, serving_figures, serving_rows, window_of
+from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.serving.serving import (
+from harness.analysis.serving import (
     FloatArray,
     ServingFigures,
     latencies,

@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUn
 from markupsafe import Markup
 
 from harness.analysis import ExperimentSummary
-from harness.analysis.serving.serving import METRICS, requests_needed
+from harness.analysis.serving import METRICS, requests_needed
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.outputs import escape_bidi

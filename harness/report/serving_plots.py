@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import LogLocator
 
-from harness.analysis.serving.serving import METRICS, Latencies, Rate, ServingFigures, latencies
+from harness.analysis.serving import METRICS, Latencies, Rate, ServingFigures, latencies
 from harness.clock import NS_PER_MS
 from harness.report.plots import ecdf_line, plain_log_ticks
 from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from harness.analysis import ExperimentSummary
 from harness.analysis.cost.compare import MAX_TAU, Verdict
 from harness.analysis.planning.stopping import SequentialStatus, StopVerdict
-from harness.analysis.serving.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
+from harness.analysis.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.stats import Interval
 from harness.analysis.summary import ConditionFigures
 from harness.clock import NS_PER_S

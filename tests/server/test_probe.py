@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.serving.serving import latencies
+from harness.analysis.serving import latencies
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.records import RunStore

@@ -18,8 +18,8 @@ from harness.analysis.catalogue.reuse import prefill_kinds_table
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.analysis.figures import run_figures, total_of
+from harness.analysis.interference import Injection, injections, measured_waiting_session_ns
 from harness.analysis.logs.observer import held_back, load_observer
-from harness.analysis.serving.interference import Injection, injections, measured_waiting_session_ns
 from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.records import SealedRun, layout, paired
 from harness.spec.rules import InterferenceRule

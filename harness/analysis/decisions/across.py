@@ -17,7 +17,7 @@ import numpy as np
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.decisions.answer import AnswerVerdict, source_of, verdict_of
 from harness.analysis.figures import RunFigures, run_figures
-from harness.analysis.serving.serving import latencies
+from harness.analysis.serving import latencies
 from harness.analysis.stats import (
     MIN_REPLICATES,
     Estimate,

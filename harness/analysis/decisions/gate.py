@@ -19,7 +19,7 @@ from harness.analysis.decisions.across import COSTS, Value, log_means, percentil
 from harness.analysis.decisions.margins import one_sided_p
 from harness.analysis.figures import place_of, run_figures
 from harness.analysis.planning.power import blocks_for_superiority
-from harness.analysis.serving.serving import latencies
+from harness.analysis.serving import latencies
 from harness.analysis.stats import (
     MIN_BEYOND,
     MIN_REPLICATES,

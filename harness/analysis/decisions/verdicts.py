@@ -20,8 +20,8 @@ from harness.analysis.decisions.decide import Block, Costs, Decision, Outcome, w
 from harness.analysis.decisions.margins import decide_equivalence, decide_superiority
 from harness.analysis.decisions.predictions import Prediction, Predictions, drawn_ratio
 from harness.analysis.figures import RunFigures, run_figures, totals
+from harness.analysis.interference import decide_interference, injections
 from harness.analysis.planning.stopping import LogRatios, SequentialStatus, log_ratios, sequential_status
-from harness.analysis.serving.interference import decide_interference, injections
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun, by_condition

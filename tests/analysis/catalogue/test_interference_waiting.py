@@ -15,8 +15,8 @@ from harness.analysis.catalogue.interference import INTERFERENCE, measured_waiti
 from harness.analysis.catalogue.reuse import exceptions_table
 from harness.analysis.cost.reconstruct import waiting_session_ns
 from harness.analysis.decisions.verdicts import ExperimentRuns
+from harness.analysis.interference import injection_of
 from harness.analysis.logs.observer import FORMAT, SCHEMA
-from harness.analysis.serving.interference import injection_of
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.records import SealedRun, layout, schema

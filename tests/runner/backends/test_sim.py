@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import run_figures, summarise
+from harness.analysis.interference import measured_waiting_session_ns
 from harness.analysis.logs.derive import rebuild
-from harness.analysis.serving.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError, SpecError
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import summarise
-from harness.analysis.serving.serving import Latencies, certified, latencies, requests_needed
+from harness.analysis.serving import Latencies, certified, latencies, requests_needed
 from harness.errors import SpecError
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment

@@ -1,1 +1,0 @@
-"""What users of the server felt: latencies, rates, and interference by prefills."""
