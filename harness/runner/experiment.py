@@ -8,7 +8,7 @@ sealed runs are done.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
 from harness.records.schema import ABORTED
 from harness.redact import redacted_text
 from harness.runner.backends import backend_named
+from harness.runner.fleet.driver import perform_side_by_side
+from harness.runner.fleet.hosts import perform_over_hosts
 from harness.runner.monitor import RunProgress, StoppingMonitor, declared_rule
 from harness.runner.progress import Began, Made, ProgressSink, StopFlag, silent
 from harness.runner.run import RunContext
@@ -111,7 +113,6 @@ def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
 # Missing runs that are named; the rest is counted.
 MAX_NAMED = 6
 _LOAD_HINT = "Load it first: run_experiment(load_experiment('demo'), runs_root=...)"
-Driver = Callable[[Sequence[PlannedRun], RunContext, Mapping[RunKey, SealedRun], RunProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +226,8 @@ def run_experiment(  # noqa: PLR0913  # an option each
             if progress.is_decided or ended_by:
                 break
     else:
-        perform_fleet = _fleet_driver(spec)
-        perform_fleet(todo, context, again, progress)
+        perform_fleet = perform_over_hosts if spec.fleet.hosts else perform_side_by_side
+        perform_fleet(todo, context, again, progress.add)
     sealed = _all_sealed(store, spec, progress.performed)
     keys = {run.key for run in sealed}
     return ExperimentOutcome(
@@ -286,17 +287,6 @@ def _has_no_retry_left(run: SealedRun) -> bool:
     """Whether this run was frozen, and has been repeated as often as its freeze allows."""
     manifest = run.manifest
     return manifest.preregistration is not None and len(manifest.earlier_tries) >= run.limits.retries
-
-
-def _fleet_driver(spec: ExperimentSpec) -> Driver:
-    """How a fleet's blocks are distributed. Dask is imported only for several hosts."""
-    if spec.fleet is not None and spec.fleet.hosts:
-        from harness.runner.fleet.hosts import perform_over_hosts
-
-        return perform_over_hosts
-    from harness.runner.fleet.local import perform_side_by_side
-
-    return perform_side_by_side
 
 
 def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:

@@ -1,8 +1,8 @@
-"""Runs a fleet over several hosts: a Dask worker for each device makes a block at a time and returns it as an archive.
+"""A fleet over several hosts: a Dask worker for each device makes a block at a time and returns it as an archive.
 
 A block goes only to the worker with its device's name, and only the driver writes the records. A worker keeps its runs
-until the next block, so that a block that is requested again is sent, not made again. Dask carries blocks between
-hosts; on its host each worker makes them as a fleet of one device. Needs the extra: rbln-harness[cluster].
+until the next block, so that a block that is requested again is sent, not made again. On its host it makes a block as a
+fleet of one device. Needs the extra: rbln-harness[cluster].
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import shutil
 import signal
 import socket
 import threading
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import replace
+from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any
 
 from harness.clock import NS_PER_S, MonotonicClock
@@ -29,28 +28,27 @@ from harness.dask import distributed
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.records.store import Archive, packed, received
-from harness.runner.fleet.local import Counter, perform_side_by_side
+from harness.records.store import Archive, packed
+from harness.runner.fleet.driver import (
+    POLL_S,
+    Block,
+    Command,
+    Driver,
+    Ended,
+    Message,
+    Worker,
+    perform_side_by_side,
+    runs_by_place,
+)
 from harness.runner.progress import Began, Made, ProgressEvent, StopFlag
 from harness.runner.run import RunContext
 from harness.server.provenance import SOURCE_ROOT, source_sha256
 from harness.spec import FleetSpec, Place
 
+CONNECT_TIMEOUT_S = 15.0
+# A scheduler that is restarted within this time costs nothing: driver and workers reconnect.
+LOST_TIMEOUT_S = 30.0
 _BLOCK_IN_HAND = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class HostedBlock:
-    """The remaining runs of one block, for another host. fleet_id: of this experiment in the driver's records.
-
-    costs: content of the cost file of each run. source: SHA-256 of the driver's harness; the worker's must be the same.
-    """
-
-    fleet_id: str
-    runs: tuple[PlannedRun, ...]
-    costs: tuple[bytes, ...]
-    spec_source: str
-    source: str
 
 
 def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> None:
@@ -87,16 +85,35 @@ async def _serve(scheduler: str, place: Place, port: int, host: str | None) -> N
         os._exit(0)
 
 
-def block_archive(block: HostedBlock) -> Archive | HarnessError:
-    """Make the remaining runs of a block on this worker's device and return the whole block; errors are returned."""
-    relay = _Relay(block.fleet_id)
+def block_archive(
+    fleet_id: str, source: str, spec_source: str, runs: Sequence[PlannedRun], costs: Sequence[bytes]
+) -> Archive | HarnessError:
+    """Make the remaining runs of a block on this worker's device and return the whole block; errors are returned.
+
+    fleet_id: of this experiment in the driver's records. source: SHA-256 of the driver's harness; the worker's must be
+    the same. costs: content of the cost file of each run.
+    """
+    worker = distributed("fleet.hosts").get_worker()
+
+    def publish(event: Began | Made | ProgressEvent) -> None:
+        # A lost message does no harm. A run that is sealed here counts when it arrives at the driver.
+        if not isinstance(event, Made):
+            with suppress(OSError):
+                worker.log_event(topic_name(fleet_id, worker.name), pickle.dumps(event))
+
     try:
-        if block.source != own_source():
+        if source != own_source():
             raise SpecError(
-                "its harness differs from the driver's", where=relay.place, hint="Install the same version on both"
+                "its harness differs from the driver's", where=worker.name, hint="Install the same version on both"
             )
         with _BLOCK_IN_HAND:
-            return _archive(block, relay)
+            root = scratch_folder(fleet_id)
+            store, runs = RunStore(root), _with_cost_files(runs, costs, root)
+            _forget_earlier_blocks(store, runs[0])
+            left = [run for run in runs if not layout.run_folder(root, *run.key).exists()]
+            perform_side_by_side(left, RunContext(root, spec_source, None, publish, StopFlag()), {}, publish)
+            # Only the runs of this block: the host's other workers remove their own runs meanwhile.
+            return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
     except HarnessError as error:
         return error
 
@@ -106,19 +123,9 @@ def own_source() -> str:
     return source_sha256(SOURCE_ROOT / "harness")
 
 
-def topic_name(fleet_id: str) -> str:
-    """The Dask topic on which workers publish progress."""
-    return f"harness-fleet-{fleet_id}"
-
-
-def _archive(block: HostedBlock, relay: _Relay) -> Archive:
-    root = scratch_folder(block.fleet_id)
-    store, runs = RunStore(root), _with_cost_files(block, root)
-    _forget_earlier_blocks(store, runs[0])
-    left = [run for run in runs if not layout.run_folder(root, *run.key).exists()]
-    perform_side_by_side(left, RunContext(root, block.spec_source, None, relay.publish, StopFlag()), {}, relay)
-    # Only the runs of this block: the host's other workers remove their own runs meanwhile.
-    return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
+def topic_name(fleet_id: str, place: str) -> str:
+    """The Dask topic on which the worker of a device publishes progress."""
+    return f"harness-fleet-{fleet_id}-{place}"
 
 
 def scratch_folder(fleet_id: str) -> Path:
@@ -129,16 +136,13 @@ def scratch_folder(fleet_id: str) -> Path:
     return folder
 
 
-def _with_cost_files(block: HostedBlock, root: Path) -> list[PlannedRun]:
+def _with_cost_files(runs: Sequence[PlannedRun], costs: Sequence[bytes], root: Path) -> list[PlannedRun]:
     """The runs of a block, with the driver's cost files written to this host."""
-    folder = root / "costs"
-    folder.mkdir(exist_ok=True)
-    runs: list[PlannedRun] = []
-    for place, (run, content) in enumerate(zip(block.runs, block.costs, strict=True)):
-        path = folder / f"{run.replicate}-{place}.toml"
+    (root / "costs").mkdir(exist_ok=True)
+    paths = [root / "costs" / f"{run.replicate}-{place}.toml" for place, run in enumerate(runs)]
+    for path, content in zip(paths, costs, strict=True):
         path.write_bytes(content)
-        runs.append(replace(run, cost_file=path))
-    return runs
+    return [replace(run, cost_file=path) for run, path in zip(runs, paths, strict=True)]
 
 
 def _forget_earlier_blocks(store: RunStore, run: PlannedRun) -> None:
@@ -151,31 +155,11 @@ def _forget_earlier_blocks(store: RunStore, run: PlannedRun) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-class _Relay:
-    """Publishes progress for the driver's display; a lost message does no harm."""
-
-    def __init__(self, fleet_id: str) -> None:
-        self._worker, self._topic = distributed("fleet.hosts").get_worker(), topic_name(fleet_id)
-        self.place = str(self._worker.name)
-
-    def add(self, event: Began | Made, /) -> None:
-        """Publish only beginnings: a run that is sealed here counts when it arrives at the driver."""
-        if isinstance(event, Began):
-            self.publish(event)
-
-    def publish(self, event: Began | ProgressEvent) -> None:
-        with suppress(OSError):
-            self._worker.log_event(self._topic, pickle.dumps(event))
-
-
-POLL_S = 0.2
-CONNECT_TIMEOUT_S = 15.0
-# A scheduler that is restarted within this time costs nothing: driver and workers reconnect.
-LOST_TIMEOUT_S = 30.0
-
-
 def perform_over_hosts(
-    todo: Sequence[PlannedRun], context: RunContext, again: Mapping[RunKey, SealedRun], counter: Counter
+    todo: Sequence[PlannedRun],
+    context: RunContext,
+    again: Mapping[RunKey, SealedRun],
+    count: Callable[[Began | Made], None],
 ) -> None:
     """Make the runs of a fleet of several hosts; a stop request ends it after the current blocks, or at once.
 
@@ -192,9 +176,17 @@ def perform_over_hosts(
             where="fleet.hosts",
             hint="Use a fleet of this host: leave hosts and scheduler out",
         )
+    name = f"{socket.gethostname()}:{context.runs_root.resolve()}:{todo[0].spec.name}"
+    fleet_id = hashlib.sha256(name.encode()).hexdigest()[:16]
     with _connected(fleet) as client:
-        _require_workers(client, fleet, todo)
-        _Driver(client, todo, context, counter).run()
+        runs = runs_by_place(todo)
+        _require_workers(client, fleet, set(map(str, runs)))
+        submit = partial(client.submit, block_archive, fleet_id, own_source(), context.spec_source)
+        workers: list[DaskWorker] = []
+        for place in runs:
+            workers.append(DaskWorker(place, runs[place], submit))
+            client.subscribe_topic(topic_name(fleet_id, str(place)), workers[-1].published)
+        Driver(context, again, count, _scheduler_check(client, fleet.scheduler)).run(workers)
 
 
 @contextmanager
@@ -214,9 +206,9 @@ def _connected(fleet: FleetSpec) -> Generator[Any]:
         client.close(timeout=CONNECT_TIMEOUT_S)
 
 
-def _require_workers(client: Any, fleet: FleetSpec, todo: Sequence[PlannedRun]) -> None:
+def _require_workers(client: Any, fleet: FleetSpec, wanted: set[str]) -> None:
     """Wait for a worker with the name of each device that has runs left; SpecError when one is missing."""
-    clock, wanted = MonotonicClock(), {str(run.place) for run in todo}
+    clock = MonotonicClock()
     give_up_ns = clock.now_ns() + int(CONNECT_TIMEOUT_S * NS_PER_S)
     while (missing := sorted(wanted - _offered(client))) and clock.now_ns() < give_up_ns:
         clock.sleep_until_ns(clock.now_ns() + int(POLL_S * NS_PER_S))
@@ -235,96 +227,75 @@ def _offered(client: Any) -> set[str]:
     return {name for worker in workers for name in worker["resources"]}
 
 
-class _Driver:
-    """Submits the next block of each device to its worker, and receives the archives."""
+def _scheduler_check(client: Any, scheduler: str) -> Callable[[], None]:
+    """A function that raises ServerError when the scheduler has been gone for too long."""
+    clock = MonotonicClock()
+    seen_ns = clock.now_ns()
 
-    def __init__(self, client: Any, todo: Sequence[PlannedRun], context: RunContext, counter: Counter) -> None:
-        self._client, self._context, self._counter = client, context, counter
-        self._scheduler = "" if todo[0].spec.fleet is None else todo[0].spec.fleet.scheduler
-        self._blocks: dict[Place, deque[tuple[PlannedRun, ...]]] = {}
-        for _, runs in groupby(todo, key=lambda run: run.replicate):
-            block = tuple(runs)
-            assert block[0].place is not None, "only runs of a fleet are shared out"
-            self._blocks.setdefault(block[0].place, deque()).append(block)
-        self._in_flight: dict[Any, tuple[Place, tuple[PlannedRun, ...]]] = {}
-        self._inbox: Queue[Any] = Queue()
-        self._begun: set[RunKey] = set()
-        self._error: HarnessError | None = None
-        self._source, self._clock = own_source(), MonotonicClock()
-        name = f"{socket.gethostname()}:{context.runs_root.resolve()}:{todo[0].spec.name}"
-        self._fleet_id = hashlib.sha256(name.encode()).hexdigest()[:16]
+    def check() -> None:
+        nonlocal seen_ns
+        if client.status == "running":
+            seen_ns = clock.now_ns()
+        elif clock.now_ns() - seen_ns > LOST_TIMEOUT_S * NS_PER_S or client.status == "closed":
+            raise _lost("the scheduler is gone", scheduler)
 
-    def run(self) -> None:
-        self._client.subscribe_topic(topic_name(self._fleet_id), self._hear)
-        for place in self._blocks:
-            self._submit(place)
-        seen_ns = self._clock.now_ns()
-        while self._in_flight and not self._context.stop.now.is_set():
-            with suppress(Empty):
-                self._take(self._inbox.get(timeout=POLL_S))
-            if self._client.status == "running":
-                seen_ns = self._clock.now_ns()
-            elif self._clock.now_ns() - seen_ns > LOST_TIMEOUT_S * NS_PER_S or self._client.status == "closed":
-                raise _lost("the scheduler is gone", self._scheduler)
-        if self._error is not None:
-            raise self._error
+    return check
 
-    def _hear(self, event: tuple[float, Any]) -> None:
-        self._inbox.put(event[1])
 
-    def _submit(self, place: Place) -> None:
-        """Submit the next block of a device to the worker with its name, also when that worker is restarted later.
+class DaskWorker(Worker):
+    """The Dask worker of one device. Dask's threads write into a pipe what it publishes and returns.
 
-        By resource: Dask resolves ``workers=[name]`` to the present address, and a worker restarted at another port
-        would never get the block.
+    submit: has ``block_archive`` called for given runs and costs.
+    """
+
+    def __init__(self, place: Place, runs: Sequence[PlannedRun], submit: Callable[..., Any]) -> None:
+        super().__init__(place, runs)
+        self._submit, self._lock = submit, threading.Lock()
+        self._future: Any = None
+        self.connection, self._theirs = Pipe(duplex=False)
+
+    def send(self, message: Block | Command) -> None:
+        """A block of another host is always made to its end; on ABORT nobody waits for it.
+
+        A block is submitted by resource: Dask resolves ``workers=[name]`` to the present address, and a worker
+        restarted at another port would never get the block.
         """
-        if not self._blocks[place]:
+        if message is Command.ABORT:
+            self._report(Ended())
+        if not isinstance(message, Block):
             return
-        block = self._blocks[place].popleft()
-        costs = tuple(run.cost_file.read_bytes() for run in block)
-        hosted = HostedBlock(self._fleet_id, block, costs, self._context.spec_source, self._source)
-        future = self._client.submit(block_archive, hosted, resources={str(place): 1}, pure=False, retries=0)
-        self._in_flight[future] = place, block
-        future.add_done_callback(self._inbox.put)
+        costs = tuple(run.cost_file.read_bytes() for run in message.runs)
+        # Kept: Dask cancels what nobody waits for.
+        self._future = self._submit(message.runs, costs, resources={str(self.place): 1}, pure=False, retries=0)
+        self._future.add_done_callback(partial(self._returned, message.runs))
 
-    def _take(self, message: Any) -> None:
-        """Process a published event or the finished future of a block."""
-        if isinstance(message, bytes):
-            event = pickle.loads(message)
-            if isinstance(event, Began):
-                self._begin(event.key)
-            else:
-                self._context.on_progress(event)
-            return
-        place, block = self._in_flight.pop(message)
-        self._error = self._error or self._received(message, place, block)
-        if self._error is None and not self._context.stop.after_run:
-            self._submit(place)
+    def end(self) -> int:
+        self.connection.close()
+        return 0
 
-    def _received(self, future: Any, place: Place, block: Sequence[PlannedRun]) -> HarnessError | None:
-        """Write the runs of a block. An error is returned, not raised: the other current blocks still count."""
-        name = f"block {block[0].replicate}"
+    def published(self, event: tuple[float, bytes]) -> None:
+        """Take an event of this worker's topic."""
+        self._report(pickle.loads(event[1]))
+
+    def _returned(self, runs: Sequence[PlannedRun], future: Any) -> None:
+        block = f"block {runs[0].replicate}"
         try:
             archive: Archive | HarnessError = future.result()
-            if isinstance(archive, HarnessError):
-                return archive
-            wanted = {run.key for run in block}
-            if set(archive.keys) != wanted:
-                return _lost(f"{name} came back with {len(archive.keys)} of {len(wanted)} runs", str(place))
-            for run in received(self._context.runs_root, archive):
-                self._begin(run.key)
-                self._counter.add(Made(run))
-        except HarnessError as error:
-            return error
         except Exception as error:
             # Whatever Dask raises for a worker or scheduler that is gone.
-            return _lost(f"{name} did not come back ({type(error).__name__})", str(place))
-        return None
+            archive = _lost(f"{block} did not come back ({type(error).__name__})", str(self.place))
+        if isinstance(archive, HarnessError):
+            self._report(Ended(archive))
+        elif {run.key for run in runs} != set(archive.keys):
+            what = f"{block} came back with {len(archive.keys)} of {len(runs)} runs"
+            self._report(Ended(_lost(what, str(self.place))))
+        else:
+            self._report(archive, Ended())
 
-    def _begin(self, key: RunKey) -> None:
-        if key not in self._begun:
-            self._begun.add(key)
-            self._counter.add(Began(key))
+    def _report(self, *messages: Message) -> None:
+        with self._lock, suppress(OSError):
+            for message in messages:
+                self._theirs.send(message)
 
 
 def _lost(what: str, where: str) -> ServerError:

@@ -10,11 +10,11 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -130,14 +130,6 @@ class DeviceState:
     warmest_c: float | None
 
 
-class _Shape(NamedTuple):
-    """Size of a fleet's experiment. Block i goes to ``places[i % len(places)]``."""
-
-    places: tuple[str, ...]
-    num_blocks: int
-    num_conditions: int
-
-
 def device_states(runs_root: Path, experiment: str) -> list[DeviceState]:
     """The devices of an experiment's fleet in order; SpecError when no fleet has made runs of it."""
     store = RunStore(runs_root)
@@ -147,48 +139,44 @@ def device_states(runs_root: Path, experiment: str) -> list[DeviceState]:
         for folder in store.unsealed()
         if folder.parent.parent.name == experiment and (mark := living_mark(folder))
     }
-    shape = _shape(sealed, [mark for mark, _ in marks.values()])
-    if shape is None:
+    if sealed and (fleet := sealed[-1].fleet_spec) is not None:
+        spec = sealed[-1].spec
+        places, num_blocks, num_conditions = list(map(str, fleet.places)), spec.replicates, len(spec.condition)
+    elif marks:
+        mark, _ = next(iter(marks.values()))
+        places, num_blocks, num_conditions = mark["places"], mark["blocks"], mark["conditions"]
+    else:
         raise SpecError(
             f"no run of a fleet is or was made for {experiment!r}",
             where=str(runs_root),
             hint="Start one: harness run FILE.toml --devices 0,1,2,3",
         )
-    making = {shape.places[mark["block"] % len(shape.places)]: label for label, (mark, _) in marks.items()}
-    done = _whole_blocks(sealed, shape)
-    most = max(done.values(), default=0)
+    # Block i goes to places[i % len(places)].
+    making = {places[mark["block"] % len(places)]: label for label, (mark, _) in marks.items()}
+    runs_of = {
+        place: [run for run in sealed if run.replicate % len(places) == number] for number, place in enumerate(places)
+    }
+    done = {place: _num_whole_blocks(runs, num_conditions) for place, runs in runs_of.items()}
     return [
         DeviceState(
             place=place,
             making=making.get(place, ""),
             now=glance(marks[making[place]][1]).in_words() if place in making else "nothing",
             blocks_done=done[place],
-            blocks_left=shape.num_blocks // len(shape.places) - done[place],
-            blocks_behind=most - done[place],
-            num_invalid=sum(not run.is_valid for run in _of(sealed, place, shape)),
-            warmest_c=_warmest_c(_of(sealed, place, shape)),
+            blocks_left=num_blocks // len(places) - done[place],
+            blocks_behind=max(done.values()) - done[place],
+            num_invalid=sum(not run.is_valid for run in runs),
+            warmest_c=_warmest_c(runs),
         )
-        for place in shape.places
+        for place, runs in runs_of.items()
     ]
 
 
-def _shape(sealed: Sequence[SealedRun], marks: Sequence[dict[str, Any]]) -> _Shape | None:
-    if sealed and (fleet := sealed[-1].fleet_spec) is not None:
-        spec = sealed[-1].spec
-        return _Shape(tuple(map(str, fleet.places)), spec.replicates, len(spec.condition))
-    return _Shape(tuple(marks[0]["places"]), marks[0]["blocks"], marks[0]["conditions"]) if marks else None
+def _num_whole_blocks(runs: Iterable[SealedRun], num_conditions: int) -> int:
+    per_block = Counter(run.replicate for run in runs)
+    return sum(num_runs == num_conditions for num_runs in per_block.values())
 
 
-def _of(sealed: Iterable[SealedRun], place: str, shape: _Shape) -> list[SealedRun]:
-    return [run for run in sealed if shape.places[run.replicate % len(shape.places)] == place]
-
-
-def _whole_blocks(sealed: Sequence[SealedRun], shape: _Shape) -> Counter[str]:
-    per_block = Counter(run.replicate for run in sealed)
-    whole = [block for block, num_runs in per_block.items() if num_runs == shape.num_conditions]
-    return Counter(shape.places[block % len(shape.places)] for block in whole)
-
-
-def _warmest_c(runs: Sequence[SealedRun]) -> float | None:
+def _warmest_c(runs: Iterable[SealedRun]) -> float | None:
     highest_c = [record.temperature_c[1] for run in runs if (record := run.manifest.fleet) and record.temperature_c]
     return highest_c[-1] if highest_c else None

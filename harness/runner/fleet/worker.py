@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, clock_for
 from harness.errors import HarnessError, ServerError
+from harness.experiment import PlannedRun
 from harness.runner.experiment import perform_in_order
-from harness.runner.fleet.process import Audited, Command, Ended, Gate, Job, Message
+from harness.runner.fleet.driver import Audited, Block, Command, Ended, Gate, Job, Message
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag
 from harness.runner.run import RunContext
 
@@ -27,42 +29,45 @@ COUNT_EVERY_NS = 100 * NS_PER_MS
 STOP_POLL_S = 0.2
 
 
-class Worker:
+class DeviceProcess:
     """The job of this process, and the connection to its driver."""
 
     def __init__(self, job: Job, connection: Connection) -> None:
         self._job, self._connection, self._clock = job, connection, MonotonicClock()
         self._send_lock, self._stop, self._go = threading.Lock(), StopFlag(), threading.Event()
+        self._blocks: SimpleQueue[Block | None] = SimpleQueue()
         self._counted_ns = 0
 
     def listen(self) -> None:
-        """Take the driver's commands until it is gone; then end this process."""
+        """Take what the driver sends until it is gone; then end this process."""
         try:
             while True:
-                command: Command = self._connection.recv()
-                if command is Command.GO:
+                message: Block | Command = self._connection.recv()
+                if isinstance(message, Block):
+                    self._blocks.put(message)
+                elif message is Command.GO:
                     self._go.set()
-                elif command is Command.ABORT:
+                elif message is Command.ABORT:
                     self._stop.abort()
                 elif not self._stop.after_run:  # a second request would abort the run
                     self._stop.request()
         except (EOFError, OSError):
+            self._blocks.put(None)
             self._stop.abort()
             self._clock.sleep_until_ns(self._clock.now_ns() + int(ORPHAN_GRACE_S * NS_PER_S))
             os._exit(1)
 
     def work(self) -> None:
-        """Do the job and report how it ended."""
-        error: HarnessError | None = None
-        try:
-            self._audit() if self._job.is_audit else self._make_runs()
-        except HarnessError as problem:
-            error = problem
-        except Exception as problem:
-            error = ServerError(f"{type(problem).__name__}: {problem}", where=str(self._job.slot.place))
-        self._send(Ended(error))
+        """Make one block after another, and report how each ended."""
+        while (block := self._blocks.get()) is not None:
+            try:
+                self._send(self._audit(block.runs[0]) if block.is_audit else self._make_runs(block))
+            except HarnessError as error:
+                self._send(Ended(error))
+            except Exception as error:
+                self._send(Ended(ServerError(f"{type(error).__name__}: {error}", where=str(self._job.slot.place))))
 
-    def _make_runs(self) -> None:
+    def _make_runs(self, block: Block) -> Ended:
         job = self._job
         context = RunContext(
             job.runs_root,
@@ -73,22 +78,21 @@ class Worker:
             worker_slot=job.slot,
             await_others=lambda: self._wait_at(Gate.REPLAY, self._stop.now.is_set),
         )
-        for run in job.runs:
+        for run in block.runs:
             if run.period is not None:
                 self._wait_at(Gate.START, lambda: self._stop.after_run)
-            for event in perform_in_order([run], context, job.again):
+            for event in perform_in_order([run], context, block.again):
                 self._send(event)
             if self._stop.after_run:
-                return
+                break
+        return Ended()
 
-    def _audit(self) -> None:
-        """Report the lateness of this client, measured when the clients of all devices are ready."""
-        job = self._job
+    def _audit(self, run: PlannedRun) -> Audited:
         self._wait_at(Gate.REPLAY, self._stop.now.is_set)
-        with job.slot.held(job.runs_root):
-            figures = self_audit(job.runs[0].plan, job.runs[0].spec.client, clock_for(1.0))
+        with self._job.slot.held(self._job.runs_root):
+            figures = self_audit(run.plan, run.spec.client, clock_for(1.0))
         lag, spread = figures["rearrival_dispatch_lag_ns"], figures["start_spread_ns"]
-        self._send(Audited(lag.get("p99", 0) / NS_PER_MS, spread.get("max", 0) / NS_PER_MS))
+        return Audited(lag.get("p99", 0) / NS_PER_MS, spread.get("max", 0) / NS_PER_MS)
 
     def _wait_at(self, gate: Gate, is_over: Callable[[], bool]) -> None:
         self._go.clear()
@@ -116,9 +120,9 @@ def main() -> None:
     except (EOFError, OSError):  # the driver was killed before it sent one
         return
     sys.argv = list(job.argv)
-    worker = Worker(job, connection)
-    threading.Thread(target=worker.listen, name="driver", daemon=True).start()
-    worker.work()
+    process = DeviceProcess(job, connection)
+    threading.Thread(target=process.listen, name="driver", daemon=True).start()
+    process.work()
     # The listener holds the connection in a read that nothing ends.
     os._exit(0)
 

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import SpecError
 from harness.records import RunStore, SealedRun, layout
 from harness.runner import StopFlag, run_experiment
-from harness.runner.fleet.local import shared_cores
+from harness.runner.fleet.driver import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
 from harness.spec import FleetSpec
 from tests.support.experiments import small_experiment
