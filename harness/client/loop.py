@@ -22,7 +22,7 @@ from harness.client.rows import ABSENT
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, DeadlineTimer, monotonic_ns
 
 if TYPE_CHECKING:
-    from harness.client.script import Due, Script
+    from harness.client.replay_state import Due, ReplayState
     from harness.client.target import Target
 
 EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
@@ -50,15 +50,15 @@ class EpollReplay:
     """One replay. ``run`` returns when every row has a final status."""
 
     def __init__(
-        self, script: Script, target: Target, *, is_stopped: Callable[[], bool], on_slack: Callable[[], None]
+        self, state: ReplayState, target: Target, *, is_stopped: Callable[[], bool], on_slack: Callable[[], None]
     ) -> None:
         """on_slack: called about every 50 ms."""
-        self._script = script
-        self._rows = script.rows
+        self._state = state
+        self._rows = state.rows
         self._target = target
-        self._head = request_head(target.endpoint, script.path)
+        self._head = request_head(target.endpoint, state.path)
         self._spin_ns = target.options.spin_us * NS_PER_US
-        self._timeout_ns = script.clock.to_monotonic_ns(target.request_timeout_ns)
+        self._timeout_ns = state.clock.to_monotonic_ns(target.request_timeout_ns)
         self._is_stopped = is_stopped
         self._on_slack = on_slack
         self.offsets = OffsetLog()
@@ -78,12 +78,12 @@ class EpollReplay:
 
         choose_start: called once everything is ready; returns that start.
         """
-        script, clock = self._script, self._script.clock
+        state, clock = self._state, self._state.clock
         with select.epoll() as self._epoll, DeadlineTimer() as self._timer:
             self._pool = ConnectionPool(self._epoll, self._target.endpoint.host, self._target.endpoint.port)
             self._epoll.register(self._timer.fd, EPOLLIN)
             try:
-                first = script.release(0)
+                first = state.release(0)
                 allow_sockets(len(first))
                 soon = [due.row for due in first if clock.to_monotonic_ns(due.due_ns) < FRESH_AFTER_IDLE_NS]
                 self._pool.open_all([self._rows.session[row] for row in soon], self._on_writable, self._is_stopped)
@@ -93,7 +93,7 @@ class EpollReplay:
                 # The common start is a long run of sends. Processes woken by them must not interrupt it.
                 turns.as_before()
                 start_ns = choose_start()
-                self._schedule_all(script.release(clock.from_monotonic_ns(start_ns)))
+                self._schedule_all(state.release(clock.from_monotonic_ns(start_ns)))
                 self._loop(start_ns, turns)
             finally:
                 self.offsets.sample()
@@ -103,9 +103,9 @@ class EpollReplay:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _loop(self, start_ns: int, turns: SchedulerSlice) -> None:
-        script, deadlines = self._script, self._deadlines
+        state, deadlines = self._state, self._deadlines
         is_burst = True
-        while not script.is_finished:
+        while not state.is_finished:
             now_ns = self._run_due()
             if is_burst and now_ns >= start_ns:
                 is_burst = False
@@ -177,7 +177,7 @@ class EpollReplay:
             self.offsets.sample()
         for connection, problem in self._pool.overdue(now_ns):
             self._break(connection, "timeout", problem)
-        self._script.beat(now_ns)
+        self._state.beat(now_ns)
         if self._is_stopped():
             self._stop(now_ns)
         self._on_slack()
@@ -227,7 +227,7 @@ class EpollReplay:
         exchange.take(received_ns, kernel_stamp_ns(ancillary), data)
         if exchange.problem:
             self._break(connection, "bad_response", exchange.problem)
-        elif self._script.abort_after_tokens[exchange.row] and self._script.has_enough(exchange.row, exchange.read()):
+        elif self._state.abort_after_tokens[exchange.row] and self._state.has_enough(exchange.row, exchange.read()):
             self._leave(connection, exchange)
         elif exchange.is_over:
             self._complete(connection, exchange, received_ns)
@@ -264,7 +264,7 @@ class EpollReplay:
 
     def _schedule(self, due: Due) -> None:
         """Queue a send, and the work before it: build its bytes, open a fresh connection."""
-        due_ns = self._script.clock.to_monotonic_ns(due.due_ns)
+        due_ns = self._state.clock.to_monotonic_ns(due.due_ns)
         heapq.heappush(self._deadlines, (due_ns, SEND, due.row))
         now_ns = monotonic_ns()
         if due_ns - now_ns > FRESH_AFTER_IDLE_NS:
@@ -288,7 +288,7 @@ class EpollReplay:
 
     def _refresh(self, row: int) -> None:
         """Replace a connection that would idle for too long before a send."""
-        if not self._script.may_send(row):
+        if not self._state.may_send(row):
             return
         session = self._rows.session[row]
         connection = self._pool.of_session.get(session)
@@ -301,21 +301,21 @@ class EpollReplay:
 
     def _prepare(self, row: int) -> Exchange | None:
         """Build a request; None when an earlier failure means that it must not be sent."""
-        script, rows = self._script, self._rows
+        state, rows = self._state, self._rows
         self._is_prepared[row] = True
         session = rows.session[row]
         if session in self._unjudged:
             self._judge(session)
-        elif not rows.request[row] and (parent := script.parent_of(session)) is not None:
+        elif not rows.request[row] and (parent := state.parent_of(session)) is not None:
             self._judge(parent)
-        if not script.may_send(row):
+        if not state.may_send(row):
             return None
-        reason = script.blocked_by(row)
+        reason = state.blocked_by(row)
         if reason:
-            self._schedule_all(script.skip_session(row, reason, monotonic_ns()))
+            self._schedule_all(state.skip_session(row, reason, monotonic_ns()))
             return None
-        payload = request_bytes(self._head, rows.request_id[row], script.body_parts(row))
-        return Exchange(row, script.new_answer(row), payload)
+        payload = request_bytes(self._head, rows.request_id[row], state.body_parts(row))
+        return Exchange(row, state.new_answer(row), payload)
 
     def _stage(self, row: int) -> None:
         """Build a request before it is due, so that only the send is left."""
@@ -330,7 +330,7 @@ class EpollReplay:
         connection = self._pool.of_session.get(session) or self._pool.open(session)
         if connection is None:
             problem = f"cannot connect: {self._pool.problem}"
-            self._schedule_all(self._script.fail(row, monotonic_ns(), "connection", problem))
+            self._schedule_all(self._state.fail(row, monotonic_ns(), "connection", problem))
             return
         connection.exchange = exchange
         if connection.is_connected:
@@ -346,12 +346,12 @@ class EpollReplay:
         if connection.unsent is not None:
             self._pool.watch_room(connection, is_wanted=True)
         self._pool.expect_end(connection, exchange, sent_ns + self._timeout_ns)
-        leave_after_ns = self._script.abort_after_ns[row]
+        leave_after_ns = self._state.abort_after_ns[row]
         if leave_after_ns:
-            leave_ns = sent_ns + self._script.clock.to_monotonic_ns(leave_after_ns)
+            leave_ns = sent_ns + self._state.clock.to_monotonic_ns(leave_after_ns)
             heapq.heappush(self._deadlines, (leave_ns, LEAVE, row))
-        if not self._script.has_all_fresh:
-            self._jobs.append(partial(self._script.prefetch_next, row))
+        if not self._state.has_all_fresh:
+            self._jobs.append(partial(self._state.prefetch_next, row))
 
     def _hand_over(self, connection: Connection, data: bytes | memoryview) -> bool:
         """Send what the kernel takes of a request; False when that breaks the connection."""
@@ -366,7 +366,7 @@ class EpollReplay:
 
     def _complete(self, connection: Connection, exchange: Exchange, done_ns: int) -> None:
         """The answer is complete: continue its session."""
-        script, row = self._script, exchange.row
+        state, row = self._state, exchange.row
         self._note_head(exchange)
         free = connection if exchange.is_kept_alive and connection.unsent is None else None
         connection.end_exchange()
@@ -374,11 +374,11 @@ class EpollReplay:
             self._pool.drop(connection)
         if exchange.status != 200:
             error = describe_error_body(exchange.error_body)
-            self._schedule_all(script.fail(row, done_ns, "http_error", error), free)
+            self._schedule_all(state.fail(row, done_ns, "http_error", error), free)
             return
         self._unjudged[self._rows.session[row]] = exchange
-        due = script.complete(row, done_ns)
-        if not script.is_last_of_session(row) and due[0].due_ns == self._rows.trigger_ns[row + 1]:
+        due = state.complete(row, done_ns)
+        if not state.is_last_of_session(row) and due[0].due_ns == self._rows.trigger_ns[row + 1]:
             # No wait: send the next request now.
             self._dispatch(row + 1)
             return
@@ -391,12 +391,12 @@ class EpollReplay:
         if exchange is None:
             return
         answer = exchange.close()
-        due = self._script.judge(exchange.row, answer)
+        due = self._state.judge(exchange.row, answer)
         connection = self._pool.of_session.get(session)
         if self._rows.status[exchange.row] == "ok" or connection is None or connection.exchange is not None:
             connection = None
         self._schedule_all(due, connection)
-        self._jobs.append(partial(self._script.book, exchange.row, answer))
+        self._jobs.append(partial(self._state.book, exchange.row, answer))
 
     def _leave_in_time(self, row: int) -> None:
         """Leave an answer at the planned instant, unless it has ended."""
@@ -416,7 +416,7 @@ class EpollReplay:
         self._note_head(exchange)
         left_ns = monotonic_ns()
         self._pool.drop(connection)
-        self._schedule_all(self._script.leave(row, left_ns, exchange.answer))
+        self._schedule_all(self._state.leave(row, left_ns, exchange.answer))
 
     def _break(self, connection: Connection, status: str, error: str) -> None:
         """Drop a connection; the request that it carried has failed."""
@@ -425,7 +425,7 @@ class EpollReplay:
         if exchange is None:
             return
         self._note_head(exchange)
-        self._schedule_all(self._script.fail(exchange.row, monotonic_ns(), status, error, exchange.read()))
+        self._schedule_all(self._state.fail(exchange.row, monotonic_ns(), status, error, exchange.read()))
 
     def _note_head(self, exchange: Exchange) -> None:
         self._rows.first_byte_ns[exchange.row] = exchange.first_byte_ns
@@ -437,4 +437,4 @@ class EpollReplay:
             self._judge(session)
         for connection in list(self._pool.by_fd.values()):
             self._break(connection, "connection", "the replay was stopped before the answer was complete")
-        self._script.stop(now_ns)
+        self._state.stop(now_ns)

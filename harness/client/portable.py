@@ -1,4 +1,4 @@
-"""The portable replay client, on asyncio and aiohttp: same script and rows as the epoll loop, coarser timing.
+"""The portable replay client, on asyncio and aiohttp: same state and rows as the epoll loop, coarser timing.
 
 For hosts without epoll, for https, and as a second opinion on the epoll client. The same ``Exchange`` reads answers, so
 both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its rows.
@@ -23,10 +23,10 @@ from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
-    from harness.client.script import Due, Script
+    from harness.client.replay_state import Due, ReplayState
     from harness.client.target import Target
 
-HEARTBEAT_NS = 50 * NS_PER_MS
+HEARTBEAT_S = 0.05
 START_LEAD_NS = 20 * NS_PER_MS
 # A pooled connection that idled longer is not used again: servers close idle connections, and a request sent in that
 # moment would be lost.
@@ -38,16 +38,16 @@ class PortableReplay:
 
     def __init__(
         self,
-        script: Script,
+        state: ReplayState,
         target: Target,
         *,
         is_stopped: Callable[[], bool],
         on_slack: Callable[[], None],
     ) -> None:
-        self._script = script
-        self._rows = script.rows
-        self._url, self._headers = f"{target.endpoint.url}{script.path}", target.endpoint.headers
-        self._timeout_s = script.clock.to_monotonic_ns(target.request_timeout_ns) / NS_PER_S
+        self._state = state
+        self._rows = state.rows
+        self._url, self._headers = f"{target.endpoint.url}{state.path}", target.endpoint.headers
+        self._timeout_s = state.clock.to_monotonic_ns(target.request_timeout_ns) / NS_PER_S
         self._is_stopped = is_stopped
         self._on_slack = on_slack
         self._payloads: dict[int, bytes] = {}
@@ -63,9 +63,9 @@ class PortableReplay:
             return elsewhere.submit(lambda: asyncio.run(self._run())).result()
 
     async def _run(self) -> int:
-        script = self._script
-        for due in script.release(0):
-            self._payloads[due.row] = b"".join(script.body_parts(due.row))
+        state = self._state
+        for due in state.release(0):
+            self._payloads[due.row] = b"".join(state.body_parts(due.row))
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
         connector = _Connector(limit=0, keepalive_timeout=KEEPALIVE_S)
@@ -78,32 +78,24 @@ class PortableReplay:
             auto_decompress=False,
         ) as self._http:
             start_ns = monotonic_ns() + START_LEAD_NS
-            self._start(script.release(script.clock.from_monotonic_ns(start_ns)))
-            while not script.is_finished and not self._failures:
+            self._start(state.release(state.clock.from_monotonic_ns(start_ns)))
+            while not state.is_finished and not self._failures:
                 self._on_slack()
-                script.beat(monotonic_ns())
+                state.beat(monotonic_ns())
                 if self._is_stopped():
                     await self._stop()
-                await self._wait_for_a_beat()
+                else:
+                    await asyncio.wait(self._tasks, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
             if self._failures:
                 await self._stop()
                 raise self._failures[0]
         return start_ns
 
-    async def _wait_for_a_beat(self) -> None:
-        beat = asyncio.ensure_future(self._script.clock.wait_until_ns(self._beat_ns()))
-        await asyncio.wait({beat, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
-        beat.cancel()
-        await asyncio.gather(beat, return_exceptions=True)
-
-    def _beat_ns(self) -> int:
-        return self._script.clock.from_monotonic_ns(monotonic_ns() + HEARTBEAT_NS)
-
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._script.stop(monotonic_ns())
+        self._state.stop(monotonic_ns())
 
     def _start(self, due: list[Due]) -> None:
         for item in due:
@@ -117,51 +109,42 @@ class PortableReplay:
             self._failures.append(failure)
 
     async def _perform(self, due: Due) -> None:
-        script, row = self._script, due.row
-        reason = script.blocked_by(row)
+        state, row = self._state, due.row
+        reason = state.blocked_by(row)
         if reason:
-            self._start(script.skip_session(row, reason, monotonic_ns()))
+            self._start(state.skip_session(row, reason, monotonic_ns()))
             return
-        body = self._payloads.pop(row, None) or b"".join(script.body_parts(row))
-        await script.clock.wait_until_ns(due.due_ns)
-        answer = script.new_answer(row)
+        body = self._payloads.pop(row, None) or b"".join(state.body_parts(row))
+        await state.clock.wait_until_ns(due.due_ns)
+        answer = state.new_answer(row)
         try:
             status, problem = await self._exchange_or_leave(row, body, answer)
         except asyncio.CancelledError:
             if self._rows.sent_ns[row] >= 0:
-                script.fail(
+                state.fail(
                     row, monotonic_ns(), "connection", "the replay was stopped before the answer was complete", answer
                 )
             raise
         if status == ABORTED:
-            self._start(script.leave(row, monotonic_ns(), answer))
+            self._start(state.leave(row, monotonic_ns(), answer))
             return
         if status:
-            self._start(script.fail(row, monotonic_ns(), status, problem, answer))
+            self._start(state.fail(row, monotonic_ns(), status, problem, answer))
             return
-        due_next = script.complete(row, self._rows.done_ns[row])
-        due_next_on_failure = script.settle(row, answer)
-        self._start([item for item in due_next if script.may_send(item.row)] + due_next_on_failure)
+        due_next = state.complete(row, self._rows.done_ns[row])
+        due_next_on_failure = state.settle(row, answer)
+        self._start([item for item in due_next if state.may_send(item.row)] + due_next_on_failure)
 
     async def _exchange_or_leave(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
         """As ``_exchange``; ABORTED when the plan has the client leave, and the answer has not ended before."""
+        leave_ns = self._state.clock.to_monotonic_ns(self._state.abort_after_ns[row])
         exchange = asyncio.ensure_future(self._exchange(row, body, answer))
-        after_ns = self._script.abort_after_ns[row]
-        if not after_ns:
-            return await exchange
-        instant = asyncio.ensure_future(self._wait_to_leave(row, after_ns))
         try:
-            await asyncio.wait({exchange, instant}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exchange}, timeout=leave_ns / NS_PER_S if leave_ns else None)
             return exchange.result() if exchange.done() else (ABORTED, "")
         finally:
-            for task in (exchange, instant):
-                task.cancel()
-            await asyncio.gather(exchange, instant, return_exceptions=True)
-
-    async def _wait_to_leave(self, row: int, after_ns: int) -> None:
-        # Starts after the exchange, which stamps the send first.
-        clock = self._script.clock
-        await clock.wait_until_ns(clock.from_monotonic_ns(self._rows.sent_ns[row]) + after_ns)
+            exchange.cancel()
+            await asyncio.gather(exchange, return_exceptions=True)
 
     async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
@@ -193,7 +176,7 @@ class PortableReplay:
         async for _data in response.content.iter_any():
             if exchange.problem:
                 return "", ""
-            if self._script.has_enough(exchange.row, exchange.read()):
+            if self._state.has_enough(exchange.row, exchange.read()):
                 response.close()
                 return ABORTED, ""
         self._rows.done_ns[exchange.row] = monotonic_ns()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.client.run import replay_here
+from harness.client.single import replay_here
 from harness.client.target import Endpoint, Target
 from harness.clock import NS_PER_S, ScaledClock
 from harness.plan import draw_plan

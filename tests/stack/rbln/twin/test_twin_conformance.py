@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.client.script import token_digest
+from harness.client.replay_state import token_digest
 from harness.engine import EngineConfig
 from harness.plan import Plan, read_plan
 from harness.records import SealedRun

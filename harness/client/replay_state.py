@@ -1,6 +1,6 @@
 """The state of a replay: which requests become due after an answer, their bytes, and their rows.
 
-Both clients follow this script, so their rows mean the same. It opens no socket, reads no clock and never serialises a
+Both clients follow it, so their rows mean the same. It opens no socket, reads no clock and never serialises a
 prompt again: a session's token-id stream only grows by pieces of text.
 """
 
@@ -56,7 +56,7 @@ class ReplayEvent(NamedTuple):
     num_requests: int
 
 
-class Script:
+class ReplayState:
     """The plan as a state machine over rows; row = position of a request in plan order.
 
     Contract with a client: ``release`` once; then for each Due, ``body_parts`` just before it is sent, and one of
@@ -135,7 +135,7 @@ class Script:
         return self.plan.sessions[session].continues
 
     def rows_table(self) -> pa.Table:
-        """The REQUESTS table of this script's sessions, in plan order."""
+        """The REQUESTS table of the sessions that are replayed here, in plan order."""
         table = self.rows.to_table(self.plan, self.clock)
         if self._num_mine == self.rows.count:
             return table

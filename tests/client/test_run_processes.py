@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from harness.client.null_server import NullServer
-from harness.client.processes import Task, deal_sessions
-from harness.client.run import ReplayEvent, ReplayResult, Target, replay
+from harness.client.run import ReplayEvent, ReplayResult, Target, Task, deal_sessions, replay
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import ServerError, SpecError
@@ -134,7 +133,7 @@ class TestAReplayInProcesses:
         with NullServer() as server, theirs:
             target = Target(Endpoint(server.host, server.port), "null", ClientSpec(), clock_for(1.0), NS_PER_S, folder)
             ended = subprocess.Popen(
-                [sys.executable, "-c", f"from harness.client.processes import work; work({theirs.fileno()})"],
+                [sys.executable, "-c", f"from harness.client.run import work; work({theirs.fileno()})"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
