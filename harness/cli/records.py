@@ -43,7 +43,7 @@ def export(
     Example: `harness records export demo/base-waits --format aiperf -o aiperf-demo --runs runs/today`
     """
     from harness.export import measured, named_format, post_spans, write_runs
-    from harness.export.post import traces_url
+    from harness.export.otel import traces_url
 
     chosen = named_format(form)
     if otlp and chosen.name != "otel":

@@ -5,6 +5,5 @@ Figures come from ``harness.analysis``; a format only arranges them. Nothing is 
 
 from harness.export.formats import FORMATS, Format, named_format, write_runs
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
-from harness.export.otel import batches, spans_of
+from harness.export.otel import batches, post_spans, spans_of
 from harness.export.peers import peer_side
-from harness.export.post import post_spans

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit
 
 SCHEMA_VERSION = "1.4"
 NO_ROOM = (
@@ -18,17 +18,7 @@ NO_ROOM = (
     "queueing by the server's log, and whether a prefix was reused or computed again",
 )
 CANCELLED = {"code": 499, "type": "RequestCancellationError", "message": "aborted by the client, as planned"}
-_PERCENTILES = {
-    "p1": 0.01,
-    "p5": 0.05,
-    "p10": 0.1,
-    "p25": 0.25,
-    "p50": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p95": 0.95,
-    "p99": 0.99,
-}
+_PERCENTILES = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
 
 def records(run: MeasuredRun) -> list[dict[str, Any]]:
@@ -67,39 +57,31 @@ def _metrics(request: MeasuredRequest) -> dict[str, dict[str, Any]]:
         "output_sequence_length": (request.output_tokens, "tokens"),
         "requested_osl": (request.max_tokens, "tokens"),
         "usage_prompt_cache_read_tokens": (request.cached_tokens, "tokens"),
-        "time_to_first_token": (_ms(request.ttft_ns), "ms"),
-        "inter_token_latency": (_ms(request.tpot_ns), "ms"),
+        "time_to_first_token": (in_unit(request.ttft_ns, NS_PER_MS), "ms"),
+        "inter_token_latency": (in_unit(request.tpot_ns, NS_PER_MS), "ms"),
         "inter_chunk_latency": ((request.itl_ns / NS_PER_MS).tolist() or None, "ms"),
-        "request_latency": (_ms(request.e2e_ns), "ms"),
+        "request_latency": (in_unit(request.e2e_ns, NS_PER_MS), "ms"),
     }
     return {name: {"value": value, "unit": unit} for name, (value, unit) in values.items() if value is not None}
 
 
-def _ms(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / NS_PER_MS
-
-
 def summary_file(run: MeasuredRun) -> dict[str, Any]:
     """``profile_export_aiperf.json``: figures over the answered requests."""
-    answered, figures = run.answered, run.figures
     scalars: dict[str, tuple[float | None, str]] = {
-        "request_count": (len(answered), "requests"),
-        "error_request_count": (len(run.window) - len(answered), "requests"),
+        "request_count": (len(run.answered), "requests"),
+        "error_request_count": (len(run.window) - len(run.answered), "requests"),
         "benchmark_duration": (run.span_s, "sec"),
-        "request_throughput": (None if figures is None else figures.requests_per_s.mean, "requests/sec"),
-        "output_token_throughput": (None if figures is None else figures.tokens_per_s.mean, "tokens/sec"),
-        "goodput": (
-            None if figures is None or figures.goodput_per_s is None else figures.goodput_per_s.mean,
-            "requests/sec",
-        ),
+        "request_throughput": (run.rate("requests_per_s"), "requests/sec"),
+        "output_token_throughput": (run.rate("tokens_per_s"), "tokens/sec"),
+        "goodput": (run.rate("goodput_per_s"), "requests/sec"),
         "total_isl": (run.prompt_tokens, "tokens"),
         "total_osl": (run.output_tokens, "tokens"),
     }
     distributions = {
-        "time_to_first_token": (run.over_answered("ttft_ns", 1 / NS_PER_MS), "ms"),
-        "inter_token_latency": (run.over_answered("tpot_ns", 1 / NS_PER_MS), "ms"),
-        "inter_chunk_latency": (run.over_answered("itl_ns", 1 / NS_PER_MS), "ms"),
-        "request_latency": (run.over_answered("e2e_ns", 1 / NS_PER_MS), "ms"),
+        "time_to_first_token": (run.over_answered("ttft_ns", NS_PER_MS), "ms"),
+        "inter_token_latency": (run.over_answered("tpot_ns", NS_PER_MS), "ms"),
+        "inter_chunk_latency": (run.over_answered("itl_ns", NS_PER_MS), "ms"),
+        "request_latency": (run.over_answered("e2e_ns", NS_PER_MS), "ms"),
         "input_sequence_length": (run.over_answered("prompt_tokens"), "tokens"),
         "output_sequence_length": (run.over_answered("output_tokens"), "tokens"),
         "usage_prompt_cache_read_tokens": (run.over_answered("cached_tokens"), "tokens"),
@@ -108,7 +90,7 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "benchmark_id": run.run.manifest.seal,
         **{name: {"unit": unit, "avg": value} for name, (value, unit) in scalars.items() if value is not None},
-        **{name: _distribution(found, unit) for name, (found, unit) in distributions.items() if found is not None},
+        **{name: _distribution(known, unit) for name, (known, unit) in distributions.items() if known is not None},
         "run_info": {
             "benchmark_id": run.run.manifest.seal,
             "random_seed": run.run.spec.base_seed,
@@ -125,16 +107,16 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
-def _distribution(found: Summary, unit: str) -> dict[str, Any]:
+def _distribution(known: Summary, unit: str) -> dict[str, Any]:
     return {
         "unit": unit,
-        "avg": found.mean,
-        **{name: found.at(q) for name, q in _PERCENTILES.items()},
-        "min": found.low,
-        "max": found.high,
-        "std": found.std,
-        "count": found.count,
-        "sum": found.total,
+        "avg": known.mean,
+        **{name: known.at(q) for name, q in _PERCENTILES.items()},
+        "min": known.low,
+        "max": known.high,
+        "std": known.std,
+        "count": known.count,
+        "sum": known.total,
     }
 
 

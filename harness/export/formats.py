@@ -1,22 +1,27 @@
-"""The formats by name, the files that each writes, and what each cannot hold. A format is a row of a table."""
+"""The formats by name, the files that each writes, and what each cannot hold. A format is a row of a table.
+
+The plain tables (CSV, Parquet) are made here.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from harness.analysis import summarise
 from harness.errors import SpecError
-from harness.export import aiperf, guidellm, inference_perf, otel, rows, vllm_bench
-from harness.export.measured import MeasuredRun, measured
+from harness.export import aiperf, guidellm, inference_perf, otel, vllm_bench
+from harness.export.measured import MeasuredRequest, MeasuredRun, measured
 from harness.plan.files import write_atomic
-from harness.records import SealedRun
+from harness.records import SealedRun, origin_of
 from harness.records.disk import csv_bytes, parquet_bytes
+from harness.records.schema import column
 
 # What a file holds: a table, lines of JSON in a .jsonl file, else one JSON value.
 Content = Any
@@ -52,6 +57,60 @@ def _encoded(name: str, content: Content) -> bytes:
     return b"".join(json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n" for value in values)
 
 
+_TEXT, _INT = pa.string(), pa.int64()
+_RUN = (
+    column("experiment", _TEXT, "name of the experiment"),
+    column("condition", _TEXT, "name of the condition"),
+    column("replicate", _INT, "which replicate, from 0"),
+    column("backend", _TEXT, "kind of server"),
+    column("origin", _TEXT, "what was simulated or emulated"),
+    column("model", _TEXT, "model that the server named; empty where none served"),
+)
+_TYPES = {
+    "str": _TEXT,
+    "bool": pa.bool_(),
+    "int": _INT,
+    "float": pa.float64(),
+    "NDArray[np.int64]": pa.list_(_INT),
+    "FloatArray": pa.list_(pa.float64()),
+}
+
+
+def _request_columns(*, has_tokens: bool) -> Iterator[pa.Field]:
+    for attribute in fields(MeasuredRequest):
+        name, _, none = str(attribute.type).partition(" | ")
+        if has_tokens or not pa.types.is_list(_TYPES[name]):
+            yield column(attribute.name, _TYPES[name], **attribute.metadata, nullable=bool(none))
+
+
+def requests_table(runs: Sequence[SealedRun], *, has_tokens: bool) -> pa.Table:
+    """A row for each request that was sent, runs one after another."""
+    schema = pa.schema([*_RUN, *_request_columns(has_tokens=has_tokens)], metadata={"origin": origin_of(runs)})
+    return pa.concat_tables([schema.empty_table(), *(_rows(measured(run), schema) for run in runs)])
+
+
+def _rows(run: MeasuredRun, schema: pa.Schema) -> pa.Table:
+    named = {**run.metadata, "replicate": run.run.replicate, "model": run.model}
+    columns = [
+        [named[field.name]] * len(run.requests)
+        if field.name in named
+        else [getattr(request, field.name) for request in run.requests]
+        for field in schema
+    ]
+    return pa.Table.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def serving_table(runs: Sequence[SealedRun]) -> pa.Table:
+    """The serving figures of each condition, as ``harness table --serving`` has them, with their origin."""
+    origin = origin_of(runs)
+    table = summarise(runs).serving_to_arrow()
+    return table.append_column("origin", pa.array([origin] * table.num_rows, _TEXT)).replace_schema_metadata(
+        {"origin": origin}
+    )
+
+
 _TABLE = (
     Format("vllm-bench", vllm_bench.NO_ROOM, {"result.json": vllm_bench.result_file}),
     Format(
@@ -72,18 +131,18 @@ _TABLE = (
     Format("otel", otel.NO_ROOM, {"traces.json": lambda run: otel.resource_spans(run, otel.spans_of(run))}),
     Format(
         "csv",
-        rows.NO_ROOM_IN_CSV,
+        ("instants of tokens and gaps between them (Parquet has them)",),
         of_all={
-            "requests.csv": partial(rows.requests_table, has_tokens=False),
-            "serving.csv": rows.serving_table,
+            "requests.csv": partial(requests_table, has_tokens=False),
+            "serving.csv": serving_table,
         },
     ),
     Format(
         "parquet",
         (),
         of_all={
-            "requests.parquet": partial(rows.requests_table, has_tokens=True),
-            "serving.parquet": rows.serving_table,
+            "requests.parquet": partial(requests_table, has_tokens=True),
+            "serving.parquet": serving_table,
         },
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 from harness.records import layout
 
 GUIDELLM_VERSION = "0.8.1"
@@ -34,10 +34,9 @@ _EMPTY = Summary(0, 0.0, 0.0, 0.0, 0.0, 0.0, dict.fromkeys(_PERCENTILES, 0.0))
 
 def report(run: MeasuredRun) -> dict[str, Any]:
     """The run as a report of one benchmark. What the client left as planned is ``incomplete``."""
-    window, answered = run.window, run.answered
-    left = [request for request in window if not request.is_answered]
     trace = {"kind": "trace_synthetic", "source": {"kind": "json_file", "path": layout.PLAN}}
     target = f"http://{run.host}:{run.port}" if run.host else "none: simulated"
+    first_s, last_s = run.start_ns / NS_PER_S, run.end_ns / NS_PER_S
     return {
         "metadata": {"version": 2, "guidellm_version": GUIDELLM_VERSION, "python_version": "", "platform": ""},
         "config": {
@@ -62,45 +61,40 @@ def report(run: MeasuredRun) -> dict[str, Any]:
                     "backend": {"target": target, "model": run.model},
                     "environment": run.metadata,
                 },
-                "scheduler_state": _state(run, len(answered), len(left)),
-                "scheduler_metrics": _scheduler(run, len(answered), len(left)),
-                "metrics": _metrics(run, answered, left),
+                "scheduler_state": {
+                    "start_time": first_s,
+                    "end_time": last_s,
+                    "created_requests": len(run.window),
+                    "processed_requests": len(run.window),
+                    "successful_requests": len(run.answered),
+                    "cancelled_requests": len(run.left),
+                },
+                "scheduler_metrics": _scheduler(run, first_s, last_s),
+                "metrics": _metrics(run),
                 "requests": {
-                    "successful": [_request(run, request) for request in answered],
-                    "incomplete": [_request(run, request) for request in left],
+                    "successful": [_request(run, request) for request in run.answered],
+                    "incomplete": [_request(run, request) for request in run.left],
                     "errored": [],
                     "total": None,
                 },
-                "start_time": run.start_ns / NS_PER_S,
-                "end_time": run.end_ns / NS_PER_S,
+                "start_time": first_s,
+                "end_time": last_s,
                 "duration": run.span_s,
             }
         ],
     }
 
 
-def _state(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, Any]:
-    return {
-        "start_time": run.start_ns / NS_PER_S,
-        "end_time": run.end_ns / NS_PER_S,
-        "created_requests": num_answered + num_left,
-        "processed_requests": num_answered + num_left,
-        "successful_requests": num_answered,
-        "cancelled_requests": num_left,
-    }
-
-
-def _scheduler(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, Any]:
-    first_s, last_s = run.start_ns / NS_PER_S, run.end_ns / NS_PER_S
-    late = summary([request.sent_ns - request.due_ns for request in run.window], 1 / NS_PER_S)
-    took = run.over_answered("e2e_ns", 1 / NS_PER_S)
+def _scheduler(run: MeasuredRun, first_s: float, last_s: float) -> dict[str, Any]:
+    late = summary([request.sent_ns - request.due_ns for request in run.window], NS_PER_S)
+    took = run.over_answered("e2e_ns", NS_PER_S)
     # GuideLLM writes -1 for a delay that it did not observe; here its workers and their queues do not exist.
     absent = ("queued_time", "resolve_start_delay", "resolve_targeted_start_delay", "request_start_delay")
     unseen = (*absent, "resolve_end_delay", "resolve_time", "finalized_delay", "processed_delay")
     return {
         **dict.fromkeys(("start_time", "request_start_time", "measure_start_time"), first_s),
         **dict.fromkeys(("measure_end_time", "request_end_time", "end_time"), last_s),
-        "requests_made": _counts(num_answered, num_left),
+        "requests_made": _counts(run),
         **{f"{name}_avg": -1.0 for name in unseen},
         "request_targeted_start_delay_avg": -1.0 if late is None else late.mean,
         "request_time_avg": -1.0 if took is None else took.mean,
@@ -108,8 +102,8 @@ def _scheduler(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, 
     }
 
 
-def _counts(num_answered: int, num_left: int) -> dict[str, int]:
-    return {"successful": num_answered, "incomplete": num_left, "errored": 0, "total": num_answered + num_left}
+def _counts(run: MeasuredRun) -> dict[str, int]:
+    return {"successful": len(run.answered), "incomplete": len(run.left), "errored": 0, "total": len(run.window)}
 
 
 def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
@@ -132,7 +126,7 @@ def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
                 "predecessor_completed": request.trigger_ns / NS_PER_S if request.turn else None,
                 "resolve_start": sent,
                 "request_start": sent,
-                "first_request_iteration": None if request.head_ns is None else request.head_ns / NS_PER_S,
+                "first_request_iteration": in_unit(request.head_ns, NS_PER_S),
                 "first_token_iteration": first,
                 "first_output_token_iteration": first,
                 "last_token_iteration": last,
@@ -150,47 +144,47 @@ def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
         "output_tokens": request.output_tokens,
-        "time_to_first_token_ms": None if request.ttft_ns is None else request.ttft_ns / NS_PER_MS,
-        "inter_token_latency_ms": None if request.tpot_ns is None else request.tpot_ns / NS_PER_MS,
+        "time_to_first_token_ms": in_unit(request.ttft_ns, NS_PER_MS),
+        "inter_token_latency_ms": in_unit(request.tpot_ns, NS_PER_MS),
     }
 
 
-def _metrics(run: MeasuredRun, answered: list[MeasuredRequest], left: list[MeasuredRequest]) -> dict[str, Any]:
-    figures = run.figures
-    span_ns = run.end_ns - run.start_ns
-    sums = {
-        "prompt_tokens_per_second": run.prompt_tokens,
-        "tokens_per_second": run.prompt_tokens + run.output_tokens,
-    }
-    per_s = {name: tokens / span_ns * NS_PER_S if span_ns else None for name, tokens in sums.items()}
+def _metrics(run: MeasuredRun) -> dict[str, Any]:
+    answered, span_ns = run.answered, run.end_ns - run.start_ns
+    prompt_tokens, all_tokens = run.prompt_tokens, run.prompt_tokens + run.output_tokens
     busy_ns = sum(request.done_ns - request.sent_ns for request in answered)
-    firsts = run.over_answered("ttft_ns", 1 / NS_PER_MS)
+    firsts = run.over_answered("ttft_ns", NS_PER_MS)
     distributions = {
-        "requests_per_second": summary([None if figures is None else figures.requests_per_s.mean]),
+        "requests_per_second": summary([run.rate("requests_per_s")]),
         "request_concurrency": summary([busy_ns / span_ns if span_ns else None]),
-        "request_latency": run.over_answered("e2e_ns", 1 / NS_PER_S),
-        "request_dispatch_delay": summary([one.sent_ns - one.due_ns for one in answered], 1 / NS_PER_S),
+        "request_latency": run.over_answered("e2e_ns", NS_PER_S),
+        "request_dispatch_delay": summary([request.sent_ns - request.due_ns for request in answered], NS_PER_S),
         "request_streaming_iterations_count": summary([len(request.token_ns) for request in answered]),
         "prompt_token_count": run.over_answered("prompt_tokens"),
         "output_token_count": run.over_answered("output_tokens"),
         "total_token_count": summary([request.prompt_tokens + request.output_tokens for request in answered]),
         "time_to_first_token_ms": firsts,
         "time_to_first_output_token_ms": firsts,
-        "time_per_output_token_ms": summary([_whole_by_tokens_ms(request) for request in answered]),
-        "inter_token_latency_ms": run.over_answered("tpot_ns", 1 / NS_PER_MS),
+        "time_per_output_token_ms": summary(map(_whole_by_tokens_ms, answered)),
+        "inter_token_latency_ms": run.over_answered("tpot_ns", NS_PER_MS),
         "time_to_last_round_trip_ms": None,
         "avg_round_trip_time_ms": None,
-        "prompt_tokens_per_second": summary([per_s["prompt_tokens_per_second"]]),
-        "output_tokens_per_second": summary([None if figures is None else figures.tokens_per_s.mean]),
-        "tokens_per_second": summary([per_s["tokens_per_second"]]),
+        "prompt_tokens_per_second": summary([prompt_tokens / span_ns * NS_PER_S if span_ns else None]),
+        "output_tokens_per_second": summary([run.rate("tokens_per_s")]),
+        "tokens_per_second": summary([all_tokens / span_ns * NS_PER_S if span_ns else None]),
         "output_tokens_per_iteration": None,
         "iter_tokens_per_iteration": None,
     }
+    nothing = _distribution(_EMPTY)
     return {
-        "request_totals": _counts(len(answered), len(left)),
-        **{name: _by_status(found) for name, found in distributions.items()},
+        "request_totals": _counts(run),
+        **{
+            name: {"successful": block, "incomplete": nothing, "errored": nothing, "total": block}
+            for name, known in distributions.items()
+            for block in [_distribution(known or _EMPTY)]
+        },
         **{kind: dict.fromkeys(keys) for kind, keys in _BY_CONTENT.items()},
-        "slo_attainment": None if figures is None else figures.good_share,
+        "slo_attainment": None if run.figures is None else run.figures.good_share,
     }
 
 
@@ -201,21 +195,16 @@ def _whole_by_tokens_ms(request: MeasuredRequest) -> float | None:
     return (int(request.token_ns[-1]) - request.sent_ns) / NS_PER_MS / request.output_tokens
 
 
-def _by_status(found: Summary | None) -> dict[str, Any]:
-    answered, nothing = _distribution(found or _EMPTY), _distribution(_EMPTY)
-    return {"successful": answered, "incomplete": nothing, "errored": nothing, "total": answered}
-
-
-def _distribution(found: Summary) -> dict[str, Any]:
+def _distribution(known: Summary) -> dict[str, Any]:
     return {
-        "mean": found.mean,
-        "median": found.at(0.5),
-        "mode": found.at(0.5),
-        "variance": found.std**2,
-        "std_dev": found.std,
-        "min": found.low,
-        "max": found.high,
-        "count": found.count,
-        "total_sum": found.total,
-        "percentiles": {name: found.at(q) for q, name in _PERCENTILES.items()},
+        "mean": known.mean,
+        "median": known.at(0.5),
+        "mode": known.at(0.5),
+        "variance": known.std**2,
+        "std_dev": known.std,
+        "min": known.low,
+        "max": known.high,
+        "count": known.count,
+        "total_sum": known.total,
+        "percentiles": {name: known.at(q) for q, name in _PERCENTILES.items()},
     }

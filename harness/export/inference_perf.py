@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.clock import NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, summary
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 
 NO_ROOM = (
     "queueing by the server's log, and whether a prefix was reused or computed again",
@@ -27,7 +27,8 @@ def _record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
     if request.cached_tokens is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": request.cached_tokens}
     names = {"condition": run.run.label, "session": str(request.session), "turn": str(request.turn)}
-    entry: dict[str, Any] = {
+    is_answered = request.is_answered
+    return {
         "start_time": (request.sent_ns - run.start_ns) / NS_PER_S,
         "end_time": (request.done_ns - run.start_ns) / NS_PER_S,
         "request": "",
@@ -50,22 +51,18 @@ def _record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
             "labels": names,
             "input_tokens": request.prompt_tokens,
         },
-        "error": None,
+        "error": None if is_answered else {"error_type": "aborted", "error_msg": "aborted by the client, as planned"},
+        **({"computed_metrics": _computed(request)} if is_answered else {}),
     }
-    if request.is_answered:
-        entry["computed_metrics"] = _computed(request)
-    else:
-        entry["error"] = {"error_type": "aborted", "error_msg": "aborted by the client, as planned"}
-    return entry
 
 
 def _computed(request: MeasuredRequest) -> dict[str, Any]:
     gaps = (request.itl_ns / NS_PER_S).tolist()
     return {
-        "request_latency": _seconds(request.e2e_ns),
+        "request_latency": in_unit(request.e2e_ns, NS_PER_S),
         "normalized_time_per_output_token": _normalized(request),
-        "time_to_first_token": _seconds(request.ttft_ns),
-        "time_per_output_token": _seconds(request.tpot_ns),
+        "time_to_first_token": in_unit(request.ttft_ns, NS_PER_S),
+        "time_per_output_token": in_unit(request.tpot_ns, NS_PER_S),
         "inter_token_latency": sum(gaps) / len(gaps) if gaps else None,
         "inter_token_latencies": gaps,
         "input_tokens": request.prompt_tokens,
@@ -75,10 +72,6 @@ def _computed(request: MeasuredRequest) -> dict[str, Any]:
     }
 
 
-def _seconds(value_ns: float | None) -> float | None:
-    return None if value_ns is None else value_ns / NS_PER_S
-
-
 def _normalized(request: MeasuredRequest) -> float:
     """The whole latency by the tokens of the answer, as inference-perf defines it."""
     return (request.e2e_ns or 0.0) / NS_PER_S / request.output_tokens if request.output_tokens else 0.0
@@ -86,32 +79,28 @@ def _normalized(request: MeasuredRequest) -> float:
 
 def summary_file(run: MeasuredRun) -> dict[str, Any]:
     """``summary_lifecycle_metrics.json`` and ``stage_0_lifecycle_metrics.json``: one run has one stage."""
-    window, answered, figures = run.window, run.answered, run.figures
-    left = [request for request in window if not request.is_answered]
-    span_s = run.span_s
+    window, answered, left, figures = run.window, run.answered, run.left, run.figures
+    num_input, num_output, span_s = run.prompt_tokens, run.output_tokens, run.span_s
     send_s = (max((request.sent_ns for request in window), default=0) - run.start_ns) / NS_PER_S
     # inference-perf divides by the span from the first start to the last end, failed requests among them.
-    num_input, num_output = run.prompt_tokens, run.output_tokens
+    output_len = _block(run.over_answered("output_tokens"))
     rates = {"input": num_input, "output": num_output, "total": num_input + num_output}
     successes: dict[str, Any] = {
         "count": len(answered),
         "latency": {
-            "request_latency": _block([request.e2e_ns for request in answered], 1 / NS_PER_S),
-            "normalized_time_per_output_token": _block([_normalized(request) for request in answered]),
-            "time_per_output_token": _block([request.tpot_ns for request in answered], 1 / NS_PER_S),
-            "time_to_first_token": _block([request.ttft_ns for request in answered], 1 / NS_PER_S),
-            "inter_token_latency": _block([gap for one in answered for gap in one.itl_ns.tolist()], 1 / NS_PER_S),
+            "request_latency": _block(run.over_answered("e2e_ns", NS_PER_S)),
+            "normalized_time_per_output_token": _block(summary(map(_normalized, answered))),
+            "time_per_output_token": _block(run.over_answered("tpot_ns", NS_PER_S)),
+            "time_to_first_token": _block(run.over_answered("ttft_ns", NS_PER_S)),
+            "inter_token_latency": _block(run.over_answered("itl_ns", NS_PER_S)),
         },
         "throughput": {
             **{f"{name}_tokens_per_sec": tokens / span_s if span_s else 0.0 for name, tokens in rates.items()},
             "requests_per_sec": len(answered) / span_s if span_s else 0.0,
         },
         "prompt_tokens": _prompt_tokens(answered),
-        "output_len": _block([request.output_tokens for request in answered]),
-        "output_tokens": {
-            "total": num_output,
-            **(_block([request.output_tokens for request in answered]) or {}),
-        },
+        "output_len": output_len,
+        "output_tokens": {"total": num_output, **(output_len or {})},
         "token_count_mismatches": 0,
     }
     if figures is not None and figures.goodput_per_s is not None and figures.good_share is not None:
@@ -125,7 +114,7 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
         "benchmark_time_seconds": span_s,
         "load_summary": {
             "count": len(window),
-            "schedule_delay": _block([request.sent_ns - request.due_ns for request in window], 1 / NS_PER_S),
+            "schedule_delay": _block(summary([request.sent_ns - request.due_ns for request in window], NS_PER_S)),
             "send_duration": send_s,
             "requested_rate": None,
             "achieved_rate": len(window) / send_s if send_s else 0.0,
@@ -133,7 +122,7 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
         "successes": successes,
         "failures": {
             "count": len(left),
-            "request_latency": _block([request.done_ns - request.sent_ns for request in left], 1 / NS_PER_S),
+            "request_latency": _block(summary([request.done_ns - request.sent_ns for request in left], NS_PER_S)),
             "prompt_tokens": _prompt_tokens(left),
             "by_label": {"aborted": {"count": len(left), "messages": []}} if left else {},
         },
@@ -144,13 +133,12 @@ def summary_file(run: MeasuredRun) -> dict[str, Any]:
 def _prompt_tokens(requests: Sequence[MeasuredRequest]) -> dict[str, Any]:
     total = sum(request.prompt_tokens for request in requests)
     cached = sum(request.cached_tokens or 0 for request in requests)
-    block = _block([request.prompt_tokens for request in requests]) or {}
+    block = _block(summary([request.prompt_tokens for request in requests])) or {}
     return {"total": total, "cached": cached, "uncached": total - cached, **block}
 
 
-def _block(values: Sequence[float | None], scale: float = 1.0) -> dict[str, float] | None:
-    figure = summary(values, scale)
-    if figure is None:
+def _block(known: Summary | None) -> dict[str, float] | None:
+    if known is None:
         return None
-    percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in figure.percentiles.items()}
-    return {"mean": figure.mean, "min": figure.low, "max": figure.high, **percentiles}
+    percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in known.percentiles.items()}
+    return {"mean": known.mean, "min": known.low, "max": known.high, **percentiles}

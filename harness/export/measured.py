@@ -6,8 +6,10 @@ replay, and model time from there on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.serving import (
     FloatArray,
+    Rate,
     ServingFigures,
     latencies,
     requests_in_window,
@@ -29,6 +32,7 @@ from harness.records.schema import ABORTED, values_of
 
 # Columns of the requests table that a request has unchanged.
 AS_RECORDED = ("session", "request_id", "response_id", "status", "http_status", "finish_reason", "cached_tokens")
+LATENCIES = ("ttft_ns", "tpot_ns", "e2e_ns", "queue_ns")
 UNIX_NS = "ns since 1970"
 PERCENTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
@@ -81,15 +85,16 @@ class MeasuredRequest:
         return f"s{self.session}r{self.turn}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredRun:
     """One valid run. requests: by session and turn.
 
-    origin: what must stand beside its figures when no device was measured. model, host, port: of the server; empty and
-    0 where none served.
+    wall_ns: what is added to an instant of the run, so that it counts from 1970. origin: what must stand beside its
+    figures when no device was measured. model, host, port: of the server; empty and 0 where none served.
     """
 
     run: SealedRun
+    wall_ns: int
     requests: tuple[MeasuredRequest, ...]
     figures: ServingFigures | None
     origin: str
@@ -97,22 +102,27 @@ class MeasuredRun:
     host: str
     port: int
 
-    @property
+    @cached_property
     def window(self) -> list[MeasuredRequest]:
         """The requests of the measurement window."""
         return [request for request in self.requests if request.is_in_window]
 
-    @property
+    @cached_property
     def answered(self) -> list[MeasuredRequest]:
         """Those of the window that the figures are over."""
         return [request for request in self.window if request.is_answered]
 
-    @property
+    @cached_property
+    def left(self) -> list[MeasuredRequest]:
+        """Those of the window that the client left, as planned."""
+        return [request for request in self.window if not request.is_answered]
+
+    @cached_property
     def start_ns(self) -> int:
         """The first send of the window."""
         return min((request.sent_ns for request in self.window), default=0)
 
-    @property
+    @cached_property
     def end_ns(self) -> int:
         """The last end of the window."""
         return max((request.done_ns for request in self.window), default=0)
@@ -132,10 +142,15 @@ class MeasuredRun:
         """Tokens of all answers."""
         return sum(request.output_tokens for request in self.answered)
 
-    def over_answered(self, name: str, scale: float = 1.0) -> Summary | None:
-        """The summary of an attribute of the answered requests, or of its elements, each value times ``scale``."""
+    def over_answered(self, name: str, unit: int = 1) -> Summary | None:
+        """The summary of an attribute of the answered requests, or of its elements, in this unit."""
         values = [getattr(request, name) for request in self.answered]
-        return summary(np.concatenate([np.empty(0), *values]) if name == "itl_ns" else values, scale)
+        return summary(np.concatenate([np.empty(0), *values]) if name == "itl_ns" else values, unit)
+
+    def rate(self, name: str) -> float | None:
+        """The mean of a rate of the serving figures; None where it is not known."""
+        rate: Rate | None = getattr(self.figures, name, None)
+        return None if rate is None else rate.mean
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -157,9 +172,12 @@ class MeasuredRun:
 def measured(run: SealedRun) -> MeasuredRun:
     """The run with every request that was sent."""
     launch = table_at(run.manifest.server.facts, "launch")
+    start_ns = run.manifest.timings.get("replay_start_ns", 0)
+    start_wall_ns = round(start_ns / run.manifest.time_scale) + run.manifest.clock.realtime_minus_monotonic_ns
     return MeasuredRun(
         run=run,
-        requests=tuple(_requests(run)),
+        wall_ns=start_wall_ns - start_ns,
+        requests=tuple(_requests(run, start_wall_ns - start_ns)),
         figures=serving_figures(run.condition, [run]),
         origin=origin_of([run]),
         model=str(launch.get("model", "")),
@@ -168,54 +186,38 @@ def measured(run: SealedRun) -> MeasuredRun:
     )
 
 
-def _wall_ns(run: SealedRun) -> int:
-    """What is added to an instant of the run, so that it counts from 1970."""
-    manifest = run.manifest
-    start_ns = manifest.timings.get("replay_start_ns", 0)
-    return round(start_ns / manifest.time_scale) + manifest.clock.realtime_minus_monotonic_ns - start_ns
-
-
-def _requests(run: SealedRun) -> Iterable[MeasuredRequest]:
+def _requests(run: SealedRun, wall_ns: int) -> Iterable[MeasuredRequest]:
     sent = run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")])
     window = set(values_of(requests_in_window(run), "session", "request"))
-    found = latencies(run)
-    answered = {key: row for row, key in enumerate(zip(found.session.tolist(), found.turn.tolist(), strict=True))}
-    gaps = _grouped(found.itl_ns, found.itl_row, len(answered))
+    known = latencies(run)
+    answered = {key: row for row, key in enumerate(zip(known.session.tolist(), known.turn.tolist(), strict=True))}
+    gaps = _grouped(known.itl_ns, known.itl_row, len(answered))
     row_of_token, at_ns, num_tokens = token_chunks(run, sent)
     tokens = _grouped(np.repeat(at_ns, num_tokens), np.repeat(row_of_token, num_tokens), sent.num_rows)
-    wall_ns = _wall_ns(run)
     for place, row in enumerate(sent.to_pylist()):
         if row["sent_ns"] is None or row["done_ns"] is None:
             continue
         key = (row["session"], row["request"])
         figure = answered.get(key)
-        latency: dict[str, Any] = {
-            name: None if figure is None else _observed(getattr(found, name)[figure])
-            for name in ("ttft_ns", "tpot_ns", "e2e_ns", "queue_ns")
-        }
+        latency: dict[str, Any] = dict.fromkeys(LATENCIES)
+        if figure is not None:
+            values = [float(getattr(known, name)[figure]) for name in LATENCIES]
+            latency |= {name: value for name, value in zip(LATENCIES, values, strict=True) if not math.isnan(value)}
         yield MeasuredRequest(
             **{name: row[name] for name in AS_RECORDED},
             **{name: row[name] + wall_ns for name in ("trigger_ns", "due_ns", "sent_ns", "done_ns")},
             **latency,
             turn=row["request"],
             head_ns=None if row["response_head_ns"] is None else row["response_head_ns"] + wall_ns,
-            prompt_tokens=_or(row["prompt_tokens"], row["planned_prompt_tokens"]),
-            output_tokens=len(tokens[place]) if row["status"] == ABORTED else _or(row["completion_tokens"], 0),
+            prompt_tokens=row["planned_prompt_tokens"] if row["prompt_tokens"] is None else row["prompt_tokens"],
+            output_tokens=len(tokens[place]) if row["status"] == ABORTED else row["completion_tokens"] or 0,
             max_tokens=row["planned_generate_tokens"],
             wait_ns=row["planned_wait_ns"],
             is_in_window=key in window,
-            prefix="" if figure is None else str(found.prefix[figure]),
+            prefix="" if figure is None else str(known.prefix[figure]),
             token_ns=tokens[place] + wall_ns,
             itl_ns=np.empty(0) if figure is None else gaps[figure],
         )
-
-
-def _or(value: int | None, other: int) -> int:
-    return other if value is None else value
-
-
-def _observed(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def _grouped(values: NDArray[Any], rows: NDArray[np.int64], num_rows: int) -> list[NDArray[Any]]:
@@ -240,9 +242,14 @@ class Summary:
         return self.percentiles[q]
 
 
-def summary(values: Iterable[float | None], scale: float = 1.0) -> Summary | None:
-    """The summary of what was observed, each value times ``scale``; None where nothing was."""
-    known = np.array([value for value in values if value is not None], dtype=np.float64) * scale
+def in_unit(value_ns: float | None, unit_ns: int) -> float | None:
+    """A duration in this unit; None where it was not observed."""
+    return None if value_ns is None else value_ns / unit_ns
+
+
+def summary(values: Iterable[float | None], unit: int = 1) -> Summary | None:
+    """The summary of what was observed, in this unit; None where nothing was."""
+    known = np.array([value for value in values if value is not None], dtype=np.float64) * (1 / unit)
     if not len(known):
         return None
     return Summary(

@@ -1,4 +1,4 @@
-"""A run as OpenTelemetry spans, by the semantic conventions for generative AI: sessions, requests and tool waits.
+"""A run as OpenTelemetry spans, by the semantic conventions for generative AI, and their way to a collector.
 
 The form is OTLP JSON (ids in hexadecimal, 64-bit numbers as text). Nothing of a prompt or an answer is in it.
 """
@@ -6,12 +6,17 @@ The form is OTLP JSON (ids in hexadecimal, 64-bit numbers as text). Nothing of a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from harness.clock import NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun
+import httpx
+
+from harness.clock import NS_PER_S, MonotonicClock
+from harness.errors import HarnessError, SpecError, in_one_line
+from harness.export.measured import MeasuredRequest, MeasuredRun, in_unit
 
 NO_ROOM = (
     "gaps between tokens: a span has the time to its first token, the mean time per token and its end",
@@ -20,6 +25,12 @@ NO_ROOM = (
 INTERNAL, CLIENT = 1, 3
 SPANS_A_BATCH = 512
 PROVIDER = "vllm"
+TRACES_PATH = "/v1/traces"
+TIMEOUT_S = 30.0
+HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
+# Answers after which the protocol lets a client send again (OTLP 1.5, "Retryable Response Codes").
+_RETRIED = {429, 502, 503, 504}
+_WAITS_S = (1, 2)
 Span = dict[str, Any]
 
 
@@ -90,7 +101,7 @@ def _operation(name: str) -> dict[str, Any]:
 
 
 def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
-    first_ns = None if not len(request.token_ns) else int(request.token_ns[0]) - request.sent_ns
+    first_ns = int(request.token_ns[0]) - request.sent_ns if len(request.token_ns) else None
     return {
         **_operation("text_completion"),
         "gen_ai.request.model": run.model or None,
@@ -98,7 +109,7 @@ def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
         "gen_ai.request.stream": bool(len(request.token_ns)),
         "gen_ai.response.id": request.response_id or None,
         "gen_ai.response.finish_reasons": [request.finish_reason] if request.finish_reason else None,
-        "gen_ai.response.time_to_first_chunk": None if first_ns is None else first_ns / NS_PER_S,
+        "gen_ai.response.time_to_first_chunk": in_unit(first_ns, NS_PER_S),
         "gen_ai.usage.input_tokens": request.prompt_tokens,
         "gen_ai.usage.output_tokens": request.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
@@ -108,9 +119,9 @@ def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
         "harness.status": request.status,
         "harness.in_window": request.is_in_window,
         "harness.prefix": request.prefix or None,
-        "harness.time_per_output_token_s": None if request.tpot_ns is None else request.tpot_ns / NS_PER_S,
-        "harness.queue_s": None if request.queue_ns is None else request.queue_ns / NS_PER_S,
-        "harness.lateness_s": (request.sent_ns - request.due_ns) / NS_PER_S,
+        "harness.time_per_output_token_s": in_unit(request.tpot_ns, NS_PER_S),
+        "harness.queue_s": in_unit(request.queue_ns, NS_PER_S),
+        "harness.lateness_s": in_unit(request.sent_ns - request.due_ns, NS_PER_S),
     }
 
 
@@ -133,3 +144,71 @@ def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {"arrayValue": {"values": [_value(item) for item in value]}}  # pyright: ignore[reportUnknownVariableType]
     return {"stringValue": str(value)}
+
+
+def traces_url(url: str) -> str:
+    """The address that takes spans: ``/v1/traces`` of a collector that is named by host and port alone."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        raise SpecError(f"{url!r} is no address of a collector", where="--otlp", hint="Use http://HOST:4318")
+    return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else TRACES_PATH))
+
+
+def collector_headers() -> dict[str, str]:
+    """The headers in OTEL_EXPORTER_OTLP_HEADERS, "name=value,name=value" with values percent-encoded; {} without it.
+
+    Raises SpecError, which repeats no value, where it is written otherwise.
+    """
+    headers: dict[str, str] = {}
+    for place, pair in enumerate(os.environ.get(HEADERS_VARIABLE, "").split(",")):
+        name, separator, value = pair.strip().partition("=")
+        name, value = name.strip(), unquote(value.strip())
+        # A library's error about a header would show its value.
+        is_header = bool(separator and name) and f"{name}{value}".isascii() and f"{name}{value}".isprintable()
+        if pair.strip() and not is_header:
+            raise SpecError(f"its part {place + 1} is not NAME=VALUE", where=HEADERS_VARIABLE, hint="Write name=value")
+        if name:
+            headers[name] = value
+    return headers
+
+
+def post_spans(run: MeasuredRun, url: str) -> int:
+    """How many spans of the run the collector took; HarnessError where it took not all of them."""
+    num_sent = 0
+    with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers=collector_headers()) as client:
+        for batch in batches(run):
+            _post(client, url, batch)
+            num_sent += len(batch["resourceSpans"][0]["scopeSpans"][0]["spans"])
+    return num_sent
+
+
+def _post(client: httpx.Client, url: str, batch: dict[str, Any]) -> None:
+    try:
+        answer = _answered(client, url, batch)
+        answer.raise_for_status()
+        body = answer.json() if answer.content else {}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise HarnessError(
+            f"the collector did not take the spans ({in_one_line(error) or type(error).__name__})",
+            where=url,
+            hint="Start one with OTLP/HTTP enabled, or leave --otlp out: the file has the same spans",
+        ) from error
+    refused: Any = body.get("partialSuccess", {}) if isinstance(body, dict) else {}  # pyright: ignore[reportUnknownMemberType]
+    if int(refused.get("rejectedSpans", 0) or 0):
+        why = refused.get("errorMessage", "")
+        raise HarnessError(f"the collector rejected {refused['rejectedSpans']} spans ({why})", where=url)
+
+
+def _answered(client: httpx.Client, url: str, batch: dict[str, Any]) -> httpx.Response:
+    """The collector's answer; after a passing failure the batch is sent again, twice at most."""
+    clock = MonotonicClock()
+    for wait_s in _WAITS_S:
+        try:
+            answer = client.post(url, json=batch)
+        except httpx.TransportError:
+            pass
+        else:
+            if answer.status_code not in _RETRIED:
+                return answer
+        clock.sleep_until_ns(clock.now_ns() + wait_s * NS_PER_S)
+    return client.post(url, json=batch)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary
+from harness.export.measured import MeasuredRequest, MeasuredRun
 
 NO_ROOM = (
     "cached prompt tokens, session and turn of a request, its finish reason",
@@ -23,7 +23,7 @@ NO_ROOM = (
 
 def result_file(run: MeasuredRun) -> dict[str, Any]:
     """The run as one result; a request that the client left has an error, no tokens and no times, as failures have."""
-    requests, answered, figures = run.window, run.answered, run.figures
+    requests, answered = run.window, run.answered
     return {
         "date": datetime.fromtimestamp(run.start_ns / NS_PER_S, timezone.utc).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "openai",
@@ -41,9 +41,9 @@ def result_file(run: MeasuredRun) -> dict[str, Any]:
         "failed": len(requests) - len(answered),
         "total_input_tokens": run.prompt_tokens,
         "total_output_tokens": run.output_tokens,
-        "request_throughput": 0.0 if figures is None else figures.requests_per_s.mean,
-        "request_goodput": None if figures is None or figures.goodput_per_s is None else figures.goodput_per_s.mean,
-        "output_throughput": 0.0 if figures is None else figures.tokens_per_s.mean,
+        "request_throughput": run.rate("requests_per_s") or 0.0,
+        "request_goodput": run.rate("goodput_per_s"),
+        "output_throughput": run.rate("tokens_per_s") or 0.0,
         "total_token_throughput": (run.prompt_tokens + run.output_tokens) / run.span_s if run.span_s else 0.0,
         "input_lens": [request.prompt_tokens for request in requests],
         "output_lens": [request.output_tokens if request.is_answered else 0 for request in requests],
@@ -54,27 +54,26 @@ def result_file(run: MeasuredRun) -> dict[str, Any]:
         "queue_times": [(request.sent_ns - request.due_ns) / NS_PER_S for request in requests],
         "generated_texts": [""] * len(requests),
         "errors": ["" if request.is_answered else "aborted by the client, as planned" for request in requests],
-        "max_concurrent_requests": most_at_once(requests),
-        **_summaries("ttft", run.over_answered("ttft_ns", 1 / NS_PER_MS)),
-        **_summaries("tpot", run.over_answered("tpot_ns", 1 / NS_PER_MS)),
-        **_summaries("itl", run.over_answered("itl_ns", 1 / NS_PER_MS)),
-        **_summaries("e2el", run.over_answered("e2e_ns", 1 / NS_PER_MS)),
+        "max_concurrent_requests": _most_at_once(requests),
+        **_summaries(run),
     }
 
 
-def _summaries(name: str, found: Summary | None) -> dict[str, float]:
-    if found is None:
-        return {}
-    return {
-        f"mean_{name}_ms": found.mean,
-        f"median_{name}_ms": found.at(0.5),
-        f"std_{name}_ms": found.std,
-        f"p90_{name}_ms": found.at(0.9),
-        f"p99_{name}_ms": found.at(0.99),
-    }
+def _summaries(run: MeasuredRun) -> dict[str, float]:
+    summaries: dict[str, float] = {}
+    for name, attribute in (("ttft", "ttft_ns"), ("tpot", "tpot_ns"), ("itl", "itl_ns"), ("e2el", "e2e_ns")):
+        if (known := run.over_answered(attribute, NS_PER_MS)) is not None:
+            summaries |= {
+                f"mean_{name}_ms": known.mean,
+                f"median_{name}_ms": known.at(0.5),
+                f"std_{name}_ms": known.std,
+                f"p90_{name}_ms": known.at(0.9),
+                f"p99_{name}_ms": known.at(0.99),
+            }
+    return summaries
 
 
-def most_at_once(requests: list[MeasuredRequest]) -> int:
+def _most_at_once(requests: list[MeasuredRequest]) -> int:
     """The most requests in flight at one instant."""
     changes = sorted(change for request in requests for change in ((request.sent_ns, 1), (request.done_ns, -1)))
     return int(np.cumsum([change for _, change in changes]).max()) if changes else 0

@@ -15,7 +15,7 @@ import pytest
 
 from harness.errors import HarnessError, SpecError
 from harness.export import MeasuredRun, batches, measured, post_spans, spans_of
-from harness.export.post import _post, collector_headers, traces_url
+from harness.export.otel import _post, collector_headers, traces_url
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

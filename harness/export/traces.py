@@ -9,13 +9,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.export.measured import MeasuredRun, measured
 from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.records import SealedRun
 from harness.records.schema import ABORTED
@@ -26,7 +26,7 @@ EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
 def export_trace(run: SealedRun, form: str) -> bytes:
-    """The run as ``form``; raises SpecError for a form that is not there or cannot hold this run."""
+    """The run in a format of EXPORTS; SpecError for another format, or where it cannot hold this run."""
     if form not in EXPORTS:
         raise SpecError(f"unknown format {form!r}", where="--format", hint=f"Use {', '.join(EXPORTS)}")
     return EXPORTS[form](run)
@@ -47,7 +47,7 @@ def _calls(plan: Plan) -> Iterator[dict[str, Any]]:
                 before = [_name(session.index, place - 1)]
                 wait_ns, kind = session.requests[place - 1].wait_after_ns, session.requests[place - 1].wait_kind
             else:
-                before = [_name(one, len(plan.sessions[one].requests) - 1) for one in session.predecessors]
+                before = [_name(other, len(plan.sessions[other].requests) - 1) for other in session.predecessors]
                 wait_ns, kind = session.start_offset_ns, session.start_kind
             blocks = [names.setdefault(int(key), len(names)) for key in keys.prompt(session.index, place)]
             yield {
@@ -119,35 +119,27 @@ def _table(run: SealedRun) -> bytes:
 
 
 def _spans(run: SealedRun) -> bytes:
-    plan = run.plan
-    rows: list[dict[str, Any]] = (
-        run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
-    )
-    sent = [row["sent_ns"] for row in rows if row["sent_ns"] is not None]
-    start_ns = min(sent, default=0)
-    received = Counter[tuple[int, int]]()
-    for chunk in run.table("chunks").to_pylist() if plan.num_abortable else ():
-        received[chunk["session"], chunk["request"]] += chunk["num_tokens"]
-    spans = [_run_span(run, start_ns, max((row["done_ns"] or 0 for row in rows), default=0))]
-    for row in rows:
-        if row["sent_ns"] is None or row["done_ns"] is None:
-            continue
-        session, place = row["session"], row["request"]
-        planned = plan.request(session, place)
+    plan, sent = run.plan, measured(run)
+    start_ns = min((request.sent_ns for request in sent.requests), default=0)
+    spans = [_run_span(sent, start_ns)]
+    for request in sent.requests:
         attributes = {
             "gen_ai.operation.name": "chat",
-            "gen_ai.conversation.id": f"{run.label}/{_conversation(plan, session)}",
-            "gen_ai.agent.name": _agent(plan, session),
-            "gen_ai.usage.input_tokens": row["prompt_tokens"] or planned.prompt_tokens,
-            "gen_ai.usage.output_tokens": _output_tokens(row, planned, received),
+            "gen_ai.conversation.id": f"{run.label}/{_conversation(plan, request.session)}",
+            "gen_ai.agent.name": _agent(plan, request.session),
+            "gen_ai.usage.input_tokens": request.prompt_tokens,
+            # Of an answer that the client left: those that it had.
+            "gen_ai.usage.output_tokens": request.output_tokens
+            or (0 if request.status == ABORTED else request.max_tokens),
         }
-        if row["cached_tokens"] is not None:
-            attributes["gen_ai.usage.cache_read.input_tokens"] = row["cached_tokens"]
-        name, done_ns = _name(session, place), row["done_ns"] - start_ns
-        spans.append(_span(run, name, "chat", (row["sent_ns"] - start_ns, done_ns), attributes))
-        if place + 1 < len(plan.sessions[session].requests) and planned.wait_after_ns:
+        if request.cached_tokens is not None:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = request.cached_tokens
+        done_ns = request.done_ns - start_ns
+        spans.append(_span(run, request.name, "chat", (request.sent_ns - start_ns, done_ns), attributes))
+        if request.wait_ns and request.turn + 1 < len(plan.sessions[request.session].requests):
             tool = {"gen_ai.operation.name": "execute_tool"}
-            spans.append(_span(run, f"{name}-tool", "execute_tool", (done_ns, done_ns + planned.wait_after_ns), tool))
+            span_ns = (done_ns, done_ns + request.wait_ns)
+            spans.append(_span(run, f"{request.name}-tool", "execute_tool", span_ns, tool))
     return json.dumps({"spans": spans}, separators=(",", ":")).encode()
 
 
@@ -166,23 +158,17 @@ def _span(
     }
 
 
-def _output_tokens(row: dict[str, Any], planned: RequestPlan, received: Counter[tuple[int, int]]) -> int:
-    """As the server counted them; of an answer that the client left, those that it had."""
-    if row["status"] == ABORTED:
-        return received[row["session"], row["request"]]
-    return row["completion_tokens"] or planned.generate_tokens
-
-
-def _run_span(run: SealedRun, start_ns: int, end_ns: int) -> dict[str, Any]:
-    """The whole run, with every decode step as an event."""
-    events: list[dict[str, Any]] = []
+def _run_span(sent: MeasuredRun, start_ns: int) -> dict[str, Any]:
+    """The whole run, with every decode step as an event. start_ns: the first send, since 1970."""
+    run, events = sent.run, list[dict[str, Any]]()
     for row in run.table("steps").to_pylist():
         step = {"name": "step", "attributes": {"rbln.n": row["n"], "rbln.b": row["b"]}}
         # A log without stamps says what was in a step, not when it was.
-        events.append(step if row["log_ns"] is None else {**step, "time": _instant(row["log_ns"] - start_ns)})
+        time = {} if row["log_ns"] is None else {"time": _instant(row["log_ns"] + sent.wall_ns - start_ns)}
+        events.append(step | time)
+    length_ns = max((request.done_ns - start_ns for request in sent.requests), default=0)
     name = f"{run.experiment}/{run.label} ({run.manifest.backend})"
-    attributes = {"gen_ai.operation.name": "invoke_agent"}
-    return {**_span(run, "run", name, (0, max(end_ns - start_ns, 0)), attributes), "events": events}
+    return {**_span(run, "run", name, (0, length_ns), {"gen_ai.operation.name": "invoke_agent"}), "events": events}
 
 
 def _instant(since_start_ns: int) -> str:

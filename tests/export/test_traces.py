@@ -11,9 +11,9 @@ import pytest
 from harness.clock import NS_PER_US
 from harness.errors import SpecError
 from harness.experiment import build_plan
+from harness.export.traces import export_trace
 from harness.plan import Plan
 from harness.records import SealedRun
-from harness.report.trace_export import export_trace
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec, WorkloadSpec
 from harness.traces.importing import import_trace
