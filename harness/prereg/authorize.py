@@ -14,7 +14,7 @@ from harness.errors import PlanError, RecordsError, SpecError
 from harness.experiment import PlannedRuns, changed_inputs, resolve
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
-from harness.prereg.frozen import NamedFile, Preregistration, RunAuthorization, parse_preregistration, read_frozen
+from harness.prereg.frozen import Preregistration, RunAuthorization, parse_preregistration, read_frozen
 from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
@@ -34,11 +34,7 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
     frozen = parse_preregistration(content, where=str(path))
     repository = Repository(path)
     commit = _check_committed(repository, path)
-    _check_unchanged(repository, frozen.experiment_file, "the experiment")
-    for rule in frozen.rules:
-        _check_unchanged(repository, rule.file, f"criterion {rule.rule.name!r}")
-    for file in frozen.files:
-        _check_unchanged(repository, file, _kind(file.path))
+    _check_files(repository, frozen)
     _check_code_and_artifacts(frozen)
     planned = _checked_plans(repository, frozen)
     its_files = [path, located(repository, frozen.experiment_file)]
@@ -89,12 +85,18 @@ def _kind(path: str) -> str:
     return next((kind for folder, kind in kinds.items() if folder in folders), "an input")
 
 
-def _check_unchanged(repository: Repository, file: NamedFile, what: str) -> None:
-    path = located(repository, file)
-    if not path.is_file():
-        raise SpecError(f"{what} is gone since the freeze", where=str(path), hint=AGAIN)
-    if file_sha256(path) != file.sha256:
-        raise SpecError(f"{what} was changed after the freeze", where=str(path), hint=AGAIN)
+def _check_files(repository: Repository, frozen: Preregistration) -> None:
+    files = [
+        (frozen.experiment_file, "the experiment"),
+        *((rule.file, f"criterion {rule.rule.name!r}") for rule in frozen.rules),
+        *((file, _kind(file.path)) for file in frozen.files),
+    ]
+    for file, what in files:
+        path = located(repository, file)
+        if not path.is_file():
+            raise SpecError(f"{what} is gone since the freeze", where=str(path), hint=AGAIN)
+        if file_sha256(path) != file.sha256:
+            raise SpecError(f"{what} was changed after the freeze", where=str(path), hint=AGAIN)
 
 
 def _check_code_and_artifacts(frozen: Preregistration) -> None:
@@ -117,20 +119,14 @@ def _checked_plans(repository: Repository, frozen: Preregistration) -> PlannedRu
     built = {(run.condition.name, run.replicate): run.plan.hash for run in planned_runs}
     for planned in frozen.plans:
         path = repository.root / planned.path
+        which = f"the plan of {planned.condition}/{planned.replicate}"
         try:
             present = read_plan(path).hash
         except PlanError as error:
-            raise SpecError(
-                f"the plan of {planned.condition}/{planned.replicate} was changed after the freeze ({error.what})",
-                where=str(path),
-                hint=AGAIN,
-            ) from error
+            what = f"{which} was changed after the freeze ({error.what})"
+            raise SpecError(what, where=str(path), hint=AGAIN) from error
         if not present == planned.hash == built.get((planned.condition, planned.replicate)):
-            raise SpecError(
-                f"the plan of {planned.condition}/{planned.replicate} is not the frozen one ({planned.hash[:12]})",
-                where=str(path),
-                hint=AGAIN,
-            )
+            raise SpecError(f"{which} is not the frozen plan {planned.hash[:12]}", where=str(path), hint=AGAIN)
     return planned_runs
 
 

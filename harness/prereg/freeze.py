@@ -161,10 +161,9 @@ class FreezeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What was written. commit: None when the person still has to commit ``paths``."""
+    """A frozen file. commit: None when the person still has to commit it."""
 
     path: Path
-    paths: tuple[Path, ...]
     preregistration: Preregistration
     commit: Commit | None
 
@@ -192,7 +191,8 @@ def freeze(
     dirty = repository.changes()
     _check_options(options, repository, dirty)
     _refuse(repository, spec, experiment_file, path)
-    rules = [freeze_rule(repository, name) for name in dict.fromkeys((*spec.rules, *options.rules))]
+    names = dict.fromkeys((*spec.rules, *options.rules))
+    rules = [FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name)) for name in names]
     for frozen_rule in rules:
         if not frozen_rule.rule.has_subject_in(spec.factors):
             raise SpecError(
@@ -211,7 +211,10 @@ def freeze(
         experiment=spec,
         plans=tuple(plans),
         prediction_rules=prediction_rules,
-        condition_rules=_condition_rules(planned, prediction_rules),
+        # By name, as the meaning of "auto" changes with every release.
+        condition_rules={
+            name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()
+        },
         perturbations=_perturbations(planned),
         predictions=predict_experiment(planned, prediction_rules or None, on_progress),
         rules=tuple(rules),
@@ -225,22 +228,21 @@ def freeze(
     ).sealed()
     write_atomic(path, iter([preregistration.to_json().encode()]), what="the frozen file")
     signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
+    if not options.is_committed:
+        return Frozen(path, preregistration, None)
     paths = (path, *plan_paths, *signatures)
-    return Frozen(path, paths, preregistration, _commit(repository, paths, spec, options))
+    commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
+    if options.tag:
+        repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
+    return Frozen(path, preregistration, commit)
 
 
 def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
     """The rules of all predictions, resolved where no condition names any; "" where each server has its own."""
     if options.prediction_rules:
         return rule_set(options.prediction_rules).name
-    servers = [run.server for runs in planned.by_condition.values() for run in runs]
-    rules = {server.rule_set().name for server in servers}
-    return rules.pop() if len(rules) == 1 and all(server.rules == AUTO for server in servers) else ""
-
-
-def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, str]:
-    """The rules of each condition's prediction, by name: the meaning of "auto" changes with every release."""
-    return {name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()}
+    rules = {run.server.rule_set().name for run in planned}
+    return rules.pop() if len(rules) == 1 and all(run.server.rules == AUTO for run in planned) else ""
 
 
 def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
@@ -303,11 +305,6 @@ def check_new_seed(
         )
 
 
-def freeze_rule(repository: Repository, name: str) -> FrozenRule:
-    """A rule and its file."""
-    return FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name))
-
-
 def named(repository: Repository, path: Path) -> NamedFile:
     """A file by its path from the repository's root, or from the harness's root for a shipped file."""
     absolute = path.resolve()
@@ -324,26 +321,22 @@ def located(repository: Repository, file: NamedFile) -> Path:
     return repository.root / file.path
 
 
-def _save_plans(
-    repository: Repository, planned: PlannedRuns, folder: Path
-) -> tuple[list[FrozenPlan], dict[Path, None]]:
+def _save_plans(repository: Repository, planned: PlannedRuns, folder: Path) -> tuple[list[FrozenPlan], list[Path]]:
     plans: list[FrozenPlan] = []
-    paths: dict[Path, None] = {}
+    paths: dict[str, Path] = {}
     for run in chain.from_iterable(planned.by_condition.values()):
-        plan = run.plan
-        path = folder / f"{plan.hash}.jsonl"
-        if path not in paths:
-            paths[save_plan(plan, folder)] = None
+        if run.plan.hash not in paths:
+            paths[run.plan.hash] = save_plan(run.plan, folder)
         plans.append(
             FrozenPlan(
                 condition=run.condition.name,
                 replicate=run.replicate,
-                hash=plan.hash,
-                drawn_hash=plan.drawn_hash,
-                path=repository.relative(path),
+                hash=run.plan.hash,
+                drawn_hash=run.plan.drawn_hash,
+                path=repository.relative(paths[run.plan.hash]),
             )
         )
-    return plans, paths
+    return plans, list(paths.values())
 
 
 def _inputs(repository: Repository, planned: PlannedRuns) -> Iterator[Path]:
@@ -368,14 +361,3 @@ def artifact_sha256(folder: str) -> str | None:
     """Hash that identifies a compiled artifact; None when it is not on this machine."""
     path = Path(folder)
     return str(artifact_identity(path)["sha256_edges"]) if path.is_dir() else None
-
-
-def _commit(
-    repository: Repository, paths: Sequence[Path], spec: ExperimentSpec, options: FreezeOptions
-) -> Commit | None:
-    if not options.is_committed:
-        return None
-    commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
-    if options.tag:
-        repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
-    return commit

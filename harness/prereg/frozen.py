@@ -96,10 +96,6 @@ class Preregistration(Spec):
         """The text of the frozen file."""
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
 
-    def rule_named(self, name: str) -> FrozenRule | None:
-        """The frozen rule of that name, None without one."""
-        return next((frozen for frozen in self.rules if frozen.rule.name == name), None)
-
     @property
     def plan_hashes(self) -> dict[tuple[str, int], str]:
         return {(plan.condition, plan.replicate): plan.hash for plan in self.plans}

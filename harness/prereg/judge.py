@@ -11,6 +11,7 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -91,15 +92,10 @@ def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
 
 def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None) -> Proof:
     """The proof from ``repository``, or else from the one around the runs or the current folder; SpecError without."""
-    places = [repository] if repository is not None else [runs[0].path, Path.cwd()]
-    problem: HarnessError | None = None
-    for place in places:
-        try:
-            return gather(Repository(place), record)
-        except HarnessError as error:
-            problem = error
-    assert problem is not None
-    raise problem
+    if repository is None:
+        with suppress(HarnessError):
+            return gather(Repository(runs[0].path), record)
+    return gather(Repository(repository or Path.cwd()), record)
 
 
 def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
@@ -356,17 +352,14 @@ def _chosen_rules(
         if not chosen and declared_status(runs) is None:
             raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
         return [load_rule(name) for name in chosen]
-    return [_frozen_rule(frozen, name) for name in names] if names else [entry.rule for entry in frozen.rules]
-
-
-def _frozen_rule(frozen: Preregistration, name: str) -> DecisionRule:
-    rule = load_rule(name)
-    entry = frozen.rule_named(rule.name)
-    if entry is None or entry.rule != rule:
-        what = "was not frozen" if entry is None else "was changed after the freeze"
-        raise SpecError(
-            f"criterion {rule.name!r} {what}, so it cannot judge confirmatory runs",
-            where=name,
-            hint="Leave --rule out: the frozen criteria apply",
-        )
-    return entry.rule
+    frozen_rules = {entry.rule.name: entry.rule for entry in frozen.rules}
+    named = {name: load_rule(name) for name in names}
+    for name, rule in named.items():
+        if frozen_rules.get(rule.name) != rule:
+            what = "was changed after the freeze" if rule.name in frozen_rules else "was not frozen"
+            raise SpecError(
+                f"criterion {rule.name!r} {what}, so it cannot judge confirmatory runs",
+                where=name,
+                hint="Leave --rule out: the frozen criteria apply",
+            )
+    return list((named or frozen_rules).values())

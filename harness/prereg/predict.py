@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
 from harness.analysis.decisions.predictions import DrawnFigures, Prediction, Predictions
+from harness.analysis.stats import grouped
 from harness.compiled.records import IntArray
 from harness.engine import EngineConfig
 from harness.experiment import PlannedRun, PlannedRuns
@@ -22,12 +22,8 @@ from harness.sim.predict.draws import draw, perturbation_of, run_draws
 from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
 from harness.spec import RulesName
 
-Key = TypeVar("Key")
-Source = TypeVar("Source")
-Made = TypeVar("Made")
-
+# Limit of requests, over all draws, of a simulator call: it bounds the memory for a long trace.
 MOST_REQUESTS = 500_000
-"""Limit of requests, over all draws, of one simulator call: it bounds the memory for a long trace."""
 
 
 def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:
@@ -108,29 +104,26 @@ def predict_experiment(
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:
     """Predictions of sealed runs, from their plans; each is made when it is first read."""
-    groups: dict[str, dict[int, SealedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.condition, {})[run.replicate] = run
-    return _LazyMapping(groups, lambda group: _LazyMapping(group, lambda run: predict_run(run, rules)))
+    return {name: _PredictedRuns(group, rules) for name, group in grouped(runs, lambda run: run.condition).items()}
 
 
-class _LazyMapping(Mapping[Key, Made]):
-    """Values that ``make`` computes when they are first read: most analyses use few predictions."""
+class _PredictedRuns(Mapping[int, Prediction]):
+    """Predictions of the runs of a condition, each made when it is first read: most analyses use few of them."""
 
-    def __init__(self, of: Mapping[Key, Source], make: Callable[[Source], Made]) -> None:
-        self._of, self._make = of, make
-        self._made: dict[Key, Made] = {}
+    def __init__(self, runs: Sequence[SealedRun], rules: RulesName | None) -> None:
+        self._runs, self._rules = {run.replicate: run for run in runs}, rules
+        self._predicted: dict[int, Prediction] = {}
 
-    def __getitem__(self, key: Key) -> Made:
-        if key not in self._made:
-            self._made[key] = self._make(self._of[key])
-        return self._made[key]
+    def __getitem__(self, replicate: int) -> Prediction:
+        if replicate not in self._predicted:
+            self._predicted[replicate] = predict_run(self._runs[replicate], self._rules)
+        return self._predicted[replicate]
 
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._of)
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._runs)
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._runs)
 
 
 def predictions_for(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Predictions:

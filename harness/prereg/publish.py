@@ -28,13 +28,11 @@ from harness.prereg.judge import Judgement, Proof, find_proof, judge
 from harness.prereg.repository import SUFFIX, Repository, check_signature, file_sha256, sign_file, signature_of
 from harness.records import RunStore, SealedRun, layout
 
-SUMS, PROOF, FROZEN, VERDICT, CRATE = (
-    "SHA256SUMS",
-    "proof.json",
-    "frozen.json",
-    "verdict.json",
-    "ro-crate-metadata.json",
-)
+SUMS = "SHA256SUMS"
+PROOF = "proof.json"
+FROZEN = "frozen.json"
+VERDICT = "verdict.json"
+CRATE = "ro-crate-metadata.json"
 RUNS = "runs"
 # Time stamps by other parties beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
 STAMPS = (".tsr", ".ots")
@@ -161,28 +159,19 @@ def _files(folder: Path) -> list[str]:
 
 
 def _verdict(judgement: Judgement) -> str:
-    decisions = [
-        {
-            "rule": decision.rule,
-            "subject": decision.subject,
-            "outcome": decision.outcome.value,
-            "label": decision.label,
-            "reason": decision.reason,
-        }
-        for decision in judgement.decisions
-    ]
+    names = ("rule", "subject", "outcome", "label", "reason")
+    decisions = [{name: getattr(decision, name) for name in names} for decision in judgement.decisions]
     return json.dumps({"decisions": decisions, "aborts": judgement.aborts}, indent=1) + "\n"
 
 
+RO_CRATE = "https://w3id.org/ro/crate/1.1"
+
+
 def _crate(folder: Path, title: str) -> str:
-    """RO-Crate 1.1 metadata: https://w3id.org/ro/crate/1.1."""
-    about: list[dict[str, Any]] = [
-        {
-            "@id": CRATE,
-            "@type": "CreativeWork",
-            "about": {"@id": "./"},
-            "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
-        },
+    """RO-Crate metadata."""
+    names = _files(folder)
+    graph: list[dict[str, Any]] = [
+        {"@id": CRATE, "@type": "CreativeWork", "about": {"@id": "./"}, "conformsTo": {"@id": RO_CRATE}},
         {
             "@id": "./",
             "@type": "Dataset",
@@ -190,21 +179,17 @@ def _crate(folder: Path, title: str) -> str:
             "description": "Confirmatory runs with their preregistration, ledger and verdict",
             "datePublished": utc_now().date().isoformat(),
             "license": "not stated",
-            "hasPart": [{"@id": name} for name in _files(folder)],
+            "hasPart": [{"@id": name} for name in names],
         },
     ]
-    files = [
-        {
-            "@id": name,
-            "@type": "File",
-            "contentSize": str((folder / name).stat().st_size),
-            "sha256": file_sha256(folder / name),
-        }
-        for name in _files(folder)
-    ]
-    return (
-        json.dumps({"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [*about, *files]}, indent=1) + "\n"
-    )
+    for name in names:
+        size, sha256 = str((folder / name).stat().st_size), file_sha256(folder / name)
+        graph.append({"@id": name, "@type": "File", "contentSize": size, "sha256": sha256})
+    return json.dumps({"@context": f"{RO_CRATE}/context", "@graph": graph}, indent=1) + "\n"
+
+
+# What Python's zipfile raises where bytes of an archive were changed.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OverflowError, OSError)
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -214,21 +199,8 @@ def _unpack(archive: Path, folder: Path) -> None:
             infos = packed.infolist()
             _check_listing(archive, infos)
             packed.extractall(folder, infos)
-    except (*_UNREADABLE, OSError) as error:
+    except _UNREADABLE as error:
         raise _wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
-
-
-# What Python's zipfile raises where bytes of an archive were changed.
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    RuntimeError,
-    NotImplementedError,
-    EOFError,
-    ValueError,
-    OverflowError,
-)
 
 
 def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:

@@ -337,9 +337,7 @@ def test_a_failed_rule_has_its_own_exit_code(place: Workplace) -> None:
     content = place.experiment_file.read_text().replace("num_sessions = 4", "num_sessions = 12")
     place.experiment_file.write_text(content.replace("[1, 2, 3, 4, 8]", "[1, 2, 3, 4, 8]\nserver.kv_slots = 24"))
     place.commit_all()
-    frozen = harness(place, "freeze", "plans/experiments/small.toml", "--predict-with", "paper", "--commit")
-    assert frozen.returncode == 0, frozen.stderr
-    assert harness(place, "run", "--confirmatory", "plans/frozen/small.json", "--runs", "runs").returncode == 0
+    place.run_confirmatory(place.freeze(prediction_rules="paper").path)
     decided = harness(place, "decide", "small", "--runs", "runs")
     assert "FAIL" in decided.stdout
     assert decided.returncode == 4
