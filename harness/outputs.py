@@ -9,9 +9,12 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from harness.errors import SpecError
+from harness.errors import RecordsError, SpecError
 
 # Characters that reorder the text around them, so that a name reads as another one.
 BIDI_CONTROLS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -81,6 +84,41 @@ def write_text(path: Path, text: str) -> None:
     with SpecError.on_os_error("cannot be written", where=path, hint="Name a file in a folder that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+# The end of the hidden name that a file has until it is whole.
+UNFINISHED = ".tmp"
+
+
+@contextmanager
+def whole_file(path: Path, *, is_durable: bool = True) -> Generator[BinaryIO]:
+    """A file that gets the name ``path`` when the block ends; after an error nothing is left of it.
+
+    is_durable: the file is on disk then; otherwise the caller has to flush it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+        if is_durable:
+            sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, pieces: Iterable[bytes], *, what: str) -> Path:
+    """Write ``pieces`` so that ``path`` holds all of them or stays as it was; RecordsError when the disk refuses."""
+    check_output(path)
+    hint = "Make room or choose a folder that can be written"
+    with RecordsError.on_os_error(f"{what} cannot be written", where=path, hint=hint):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.writelines(pieces)
+    return path
 
 
 def sync(path: Path) -> None:

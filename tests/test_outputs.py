@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.outputs import BIDI_CONTROLS, check_output, write_text
-from harness.plan.files import write_atomic
+from harness.outputs import BIDI_CONTROLS, check_output, write_atomic, write_text
 from harness.report import write_report
 from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from tests.support.command_line import harness
@@ -30,7 +29,7 @@ def test_what_is_no_regular_file_is_refused_and_left_as_it_is(tmp_path: Path, wh
     with pytest.raises(SpecError, match=what):
         write_text(path, "new")
     with pytest.raises(SpecError, match=what):
-        write_atomic(path, iter([b"new"]), what="the plan")
+        write_atomic(path, [b"new"], what="the plan")
     with pytest.raises(SpecError, match=what):
         write_report([], path)
     assert path.lstat().st_mode == kind

@@ -114,9 +114,9 @@ def trace_export(
     Example: `harness trace export demo base-waits/0 --format otel -o spans.json --runs runs/today`
     """
     from harness.export.traces import export_trace
-    from harness.plan.files import write_atomic
+    from harness.outputs import write_atomic
 
-    write_atomic(output, iter([export_trace(_run(experiment, run, runs), form)]), what="the trace")
+    write_atomic(output, [export_trace(_run(experiment, run, runs), form)], what="the trace")
     print(f"wrote {output}")
 
 

@@ -18,7 +18,7 @@ from harness.analysis import summarise
 from harness.errors import SpecError
 from harness.export import aiperf, guidellm, inference_perf, otel, vllm_bench
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
-from harness.plan.files import write_atomic
+from harness.outputs import write_atomic
 from harness.records import SealedRun, origin_of
 from harness.records.disk import csv_bytes, parquet_bytes
 from harness.records.schema import column
@@ -166,5 +166,5 @@ def write_runs(runs: Sequence[SealedRun], form: Format, folder: Path, *, may_rep
             f"is there already{more}", where=str(there[0]), hint="Replace with --force, or name another folder with -o"
         )
     for path, content in zip(paths, form.files(runs), strict=True):
-        write_atomic(path, iter([content]), what="the export")
+        write_atomic(path, [content], what="the export")
     return paths

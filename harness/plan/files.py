@@ -7,13 +7,11 @@ follow from what it says is refused. Nothing here draws or changes a plan.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from harness.errors import PlanError, RecordsError
-from harness.outputs import check_output, sync
+from harness.errors import PlanError
+from harness.outputs import write_atomic
 from harness.plan.model import (
     FORMAT,
     HEADER,
@@ -38,30 +36,6 @@ def write_plan(plan: Plan, path: Path) -> Path:
     Raises RecordsError when the disk is full, read-only or the folder cannot be made; nothing is left behind then.
     """
     return write_atomic(path, canonical_lines(plan, plan.hash), what="the plan")
-
-
-def write_atomic(path: Path, lines: Iterator[bytes], *, what: str) -> Path:
-    """Write ``lines`` to a temporary file beside ``path``, flush it to the disk, and give it its name."""
-    check_output(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as stream:
-                stream.writelines(lines)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(path)
-            sync(path.parent)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise RecordsError(
-            f"{what} cannot be written ({error.strerror or error})",
-            where=str(path),
-            hint="Make room or choose a folder that can be written",
-        ) from error
-    return path
 
 
 def read_plan(path: Path) -> Plan:

@@ -20,8 +20,8 @@ from harness.analysis.planning.stopping import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve
+from harness.outputs import write_atomic
 from harness.plan import save_plan
-from harness.plan.files import write_atomic
 from harness.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
 from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256, sign_file
@@ -226,7 +226,7 @@ def freeze(
         is_tree_dirty=bool(dirty),
         dirty_paths=tuple(dirty[:50]),
     ).sealed()
-    write_atomic(path, iter([preregistration.to_json().encode()]), what="the frozen file")
+    write_atomic(path, [preregistration.to_json().encode()], what="the frozen file")
     signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
     if not options.is_committed:
         return Frozen(path, preregistration, None)

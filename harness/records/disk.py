@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 
 from harness.clock import utc_now
 from harness.errors import RecordsError
-from harness.outputs import sync
+from harness.outputs import UNFINISHED, sync, whole_file
 from harness.records.manifest import FileEntry
 from harness.records.schema import RowStream
 
 COPY_BYTES = 1 << 20
-UNFINISHED = ".tmp"
 _CODEC = "zstd"
 # Rows that are compressed together, and in memory at once.
 ROW_GROUP = 1 << 17
@@ -52,36 +51,21 @@ def write_parquet(rows: pa.Table | RowStream, path: Path, *, is_durable: bool = 
 
     is_durable: the file is on disk before this returns; otherwise the caller has to flush it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     with disk_errors(path):
         path.parent.mkdir(exist_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                _write_groups(rows, file, ROW_GROUP)
-                file.flush()
-                if is_durable:
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        if is_durable:
-            sync(path.parent)
+        with whole_file(path, is_durable=is_durable) as file:
+            _write_groups(rows, file, ROW_GROUP)
     return path
 
 
 def _write_groups(rows: pa.Table | RowStream, sink: BinaryIO | pa.BufferOutputStream, group_rows: int) -> None:
-    if isinstance(rows, RowStream):
-        groups = _groups_of_stream(rows, group_rows)
-    else:
-        # A slice even of a table without rows.
-        groups = (rows.slice(first, group_rows) for first in range(0, max(1, rows.num_rows), group_rows))
+    stream = rows if isinstance(rows, RowStream) else RowStream.of(rows)
     with pq.ParquetWriter(sink, rows.schema, compression=_CODEC) as writer:
-        for group in groups:
+        for group in _groups(stream, group_rows):
             writer.write_table(group, row_group_size=group_rows)
 
 
-def _groups_of_stream(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:
+def _groups(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:
     waiting: list[pa.RecordBatch] = []
     num_waiting = 0
     for batch in rows.batches():
@@ -92,6 +76,7 @@ def _groups_of_stream(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:
             yield table.slice(0, group_rows).combine_chunks()
             waiting = table.slice(group_rows).to_batches()
             num_waiting -= group_rows
+    # A group even of a table without rows.
     if num_waiting or not rows.num_rows:
         yield pa.Table.from_batches(waiting, rows.schema).combine_chunks()
 
@@ -173,13 +158,3 @@ def sync_tree(folder: Path) -> None:
 def _syncing_threads(_process: int) -> ThreadPoolExecutor:
     """About as many threads as a run has files, kept for the next run. A forked process starts new threads."""
     return ThreadPoolExecutor(16, thread_name_prefix="sync")
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write ``data`` so that ``path`` either holds all of it or does not exist."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

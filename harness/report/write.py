@@ -16,10 +16,9 @@ from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, su
 from harness.analysis.cost.drift import drift
 from harness.analysis.planning.stopping import declared_status
 from harness.clock import utc_now
-from harness.errors import RecordsError, SpecError
-from harness.outputs import check_output
+from harness.errors import SpecError
+from harness.outputs import check_output, write_atomic
 from harness.records import Finding, RunKey, SealedRun
-from harness.records.disk import write_synced
 from harness.report.facts import (
     changes,
     changes_from_experiment,
@@ -60,16 +59,7 @@ def write_report(  # noqa: PLR0913  # an option each
     """
     path = check_report_page(Path(path))
     page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path, summary=summary))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(path, page.encode("utf-8"))
-    except OSError as error:
-        raise RecordsError(
-            f"cannot write the report ({error.strerror or error})",
-            where=str(path),
-            hint="Free space or choose a writable place with --output",
-        ) from error
-    return path
+    return write_atomic(path, [page.encode()], what="the report")
 
 
 MAX_TIMELINES = 6

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from harness.clock import NS_PER_S
 from harness.errors import PlanError, SpecError
-from harness.plan.files import write_atomic
+from harness.outputs import write_atomic
 from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.shipped import find_shipped
 

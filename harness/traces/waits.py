@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_regular
-from harness.plan.files import write_atomic
+from harness.outputs import write_atomic
 from harness.plan.waits import parse_waits
 from harness.spec.base import tomllib
 from harness.traces.base import bounded_lines, opened, parsed_json
@@ -414,4 +414,4 @@ def _wait_table(
 def _write_waits(output: Path, table: Mapping[str, Any], note: str = "") -> None:
     text = note + tomli_w.dumps(table)
     parse_waits(tomllib.loads(text), where=str(output))  # Never hand out a file that would be refused.
-    write_atomic(output, iter([text.encode()]), what="the wait distribution")
+    write_atomic(output, [text.encode()], what="the wait distribution")

@@ -21,7 +21,8 @@ from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.errors import RecordsError, SpecError
-from harness.records.disk import disk_errors, write_parquet, write_synced
+from harness.outputs import write_atomic
+from harness.records.disk import disk_errors, write_parquet
 from harness.sim.search.chunks import (
     LEDGER_SCHEMA,
     Chunk,
@@ -167,8 +168,7 @@ class Searcher:
         began_ns, already = self.clock.now_ns(), done
         self._report(Progress(rung.number, rungs, done, len(indices), None))
         for chunk, data in self.run_chunks(self.space_json, missing) if missing else ():
-            with disk_errors(self.folder):
-                write_synced(self.folder / chunk.file_name, data)
+            write_atomic(self.folder / chunk.file_name, [data], what="the ledger")
             done += len(chunk.indices)
             spent_s = (self.clock.now_ns() - began_ns) / NS_PER_S
             left_s = spent_s / (done - already) * (len(indices) - done)
@@ -247,7 +247,7 @@ def _open_folder(searcher: Searcher, budget_s: float | None) -> dict[str, Any]:
     with disk_errors(searcher.folder):
         searcher.folder.mkdir(parents=True, exist_ok=True)
         schedule = _plan_rungs(searcher, budget_s)
-        write_synced(path, json.dumps({**identity, "schedule": schedule}, indent=1).encode())
+        write_atomic(path, [json.dumps({**identity, "schedule": schedule}, indent=1).encode()], what="the ledger")
     return schedule
 
 
