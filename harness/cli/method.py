@@ -180,8 +180,6 @@ def publish(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `EXPERIMENT.zip`")] = None,
     repository: RepositoryOption = None,
     sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
-    check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
-    signers: Annotated[Path | None, typer.Option("--signers", hidden=True)] = None,
 ) -> None:
     """Pack a decided experiment in an archive that a stranger can check.
 
@@ -191,9 +189,6 @@ def publish(
     """
     from harness.prereg import publish as publish_runs
 
-    if check:
-        check_archive(Path(experiment), signers)
-        return
     archive = output or Path(f"{experiment}.zip")
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
     _show(judgement.decisions, "confirmatory", 0, is_full=False)

@@ -1,4 +1,4 @@
-"""The tree of commands: which function each command is, under which heading help shows it, and its older spellings.
+"""The tree of commands: which function each command is, and under which heading help shows it.
 
 A module of commands is loaded when one of its commands is called or listed, so that the others start fast.
 """
@@ -6,9 +6,7 @@ A module of commands is loaded when one of its commands is called or listed, so 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,56 +15,112 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from harness.cli import print_version
-from harness.shipped import shipped_names
 
 
-@dataclass(frozen=True)
-class Branch:
-    """A group of commands.
+def _problem_in_words(error: typer.BadParameter) -> str:
+    """What is wrong with the value of an option, in the words that a wrong key of a file gets."""
+    if (cause := error.__cause__) is None:
+        return error.message
+    from pydantic import ValidationError
 
-    commands: each name with "module:function" of ``harness.cli``, or with a group below this one.
-    respell: what a person may write without the name of a command, written with it.
-    """
+    from harness.spec.base import problems_of
 
-    help: str
-    commands: Mapping[str, str | Branch]
-    respell: Callable[[list[str]], list[str]] = field(default=list)
-
-
-def _with_ratios(words: list[str]) -> list[str]:
-    """``harness predict SPACE`` means the ratios of that space."""
-    is_space = words[:1] and (words[0].endswith(".toml") or words[0] in shipped_names("spaces"))
-    return ["ratios", *words] if is_space or words[:1] in (["--set"], ["--ablation"]) else words
+    if not isinstance(cause, ValidationError):
+        return error.message
+    given = cause.errors()[0]["input"]
+    words = problems_of(cause)[0][1]
+    return words if repr(given) in words else f"{given!r} {words}"
 
 
-def _with_perfetto(words: list[str]) -> list[str]:
-    """``harness trace EXPERIMENT RUN`` means the viewer's trace of that run; what is nearly a command is a typo."""
-    is_command = not words or words[0].startswith("-") or difflib.get_close_matches(words[0], TRACE)
-    return words if is_command else ["perfetto", *words]
+class _PlainHelp:
+    """Help that names no type for an option without a value."""
+
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
+        for option in self.get_params(ctx):
+            if isinstance(option, TyperOption) and option.is_flag:
+                option.metavar = ""
+        super().format_help(ctx, formatter)  # pyright: ignore[reportAttributeAccessIssue]  # of the command beside it
 
 
-TRACE = {
-    "import": "trace:trace_import",
-    "show": "trace:trace_show",
-    "export": "trace:trace_export",
-    "perfetto": "trace:perfetto",
-}
+class Command(_PlainHelp, TyperCommand):
+    """A command of this command line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # of click's or typer's own, by typer's version
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _problem_in_words(error)
+            raise
+
+
+class Group(_PlainHelp, TyperGroup):
+    """A group of commands."""
+
+
+def _load(place: str) -> Any:
+    """The command whose function is at "module:function" of ``harness.cli``."""
+    module, _, function = place.partition(":")
+    alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    settings = PASSED_ON if place == "machine:emulator" else {}
+    alone.command(cls=Command, **settings)(getattr(import_module(f"harness.cli.{module}"), function))
+    command: Any = typer.main.get_command(alone)
+    command.short_help = command.help.partition("\n\n")[0]
+    return command
+
+
+class Commands(Mapping[str, Any]):
+    """The commands of a group by name; each is loaded when it is looked up. headings: of some commands, for help."""
+
+    def __init__(self, commands: Mapping[str, Any], headings: Mapping[str, str] | None = None) -> None:
+        self._commands = dict(commands)
+        self._headings = headings or {}
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(command := self._commands[name], str):
+            command = self._commands[name] = _load(command)
+        command.name, command.rich_help_panel = name, self._headings.get(name)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+
+def _group(meaning: str, commands: Mapping[str, Any]) -> Group:
+    """A group of commands: each name with "module:function", or with a group below this one."""
+    return Group(
+        help=meaning,
+        short_help=meaning.partition("\n\n")[0],
+        commands=Commands(commands),  # pyright: ignore[reportArgumentType]  # only read
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+    )
+
+
 GROUPS = {
-    "plan": Branch(
+    "plan": _group(
         "Inputs of an experiment: session plans and tool waits.\n\nExample: `harness plan build demo -o plans/demo`",
         {
             "build": "inputs:plan_build",
             "show": "inputs:plan_show",
-            "waits": Branch(
+            "waits": _group(
                 "Distributions of tool waits.\n\nExample: `harness plan waits show tracelab-v0.0.2`",
                 {"show": "inputs:waits_show", "import": "inputs:waits_import"},
             ),
         },
     ),
-    "trace": Branch(
-        "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`", TRACE, respell=_with_perfetto
+    "trace": _group(
+        "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`",
+        {
+            "import": "trace:trace_import",
+            "show": "trace:trace_show",
+            "export": "trace:trace_export",
+            "perfetto": "trace:perfetto",
+        },
     ),
-    "predict": Branch(
+    "predict": _group(
         "What to expect before a run: replicates, noise, costs, advice.\n\nExample: `harness predict power demo`",
         {
             "power": "power:power",
@@ -76,9 +130,8 @@ GROUPS = {
             "advise": "search:advise",
             "coverage": "search:coverage",
         },
-        respell=_with_ratios,
     ),
-    "prereg": Branch(
+    "prereg": _group(
         "Criteria fixed before a run, applied after it.\n\n"
         "Example: `harness prereg decide demo --rule superiority --runs runs/today`",
         {
@@ -88,20 +141,20 @@ GROUPS = {
             "check": "method:check_archive",
         },
     ),
-    "records": Branch(
+    "records": _group(
         "Sealed runs as files: check, rebuild, export.\n\nExample: `harness records verify --runs runs/today`",
         {"verify": "data:verify", "derive": "data:derive", "export": "records:export"},
     ),
-    "server": Branch(
+    "server": _group(
         "Servers to measure: emulator, twin, NPUs, patch, calibration.\n\nExample: `harness server devices`",
         {
             "emulator": "machine:emulator",
-            "twin": Branch(
+            "twin": _group(
                 "The real vLLM + vllm-rbln on a stand-in device.\n\nExample: `harness server twin install`",
                 {"install": "twin:install", "artifact": "twin:artifact"},
             ),
             "compile": "stack:compile_model",
-            "patch": Branch(
+            "patch": _group(
                 "The observation patch of vllm-rbln.\n\nExample: `harness server patch status --twin`",
                 {
                     "status": "stack:patch_status",
@@ -114,11 +167,11 @@ GROUPS = {
             "calibrate": "calibrate:calibrate",
         },
     ),
-    "stack": Branch(
+    "stack": _group(
         "Releases of vllm-rbln, and step files of other stacks.\n\nExample: `harness stack check .venv`",
         {"check": "release:check", "record": "release:record", "compare": "release:compare", "steps": "release:steps"},
     ),
-    "paper": Branch(
+    "paper": _group(
         "The paper's experiments, analyses and tables.\n\nExample: `harness paper catalogue`",
         {
             "catalogue": "method:catalogue",
@@ -128,13 +181,13 @@ GROUPS = {
             "rules": "search:paper_rules",
         },
     ),
-    "fleet": Branch(
+    "fleet": _group(
         "Several devices or hosts at once.\n\nExample: `harness fleet status demo --runs runs/today`",
         {"status": "fleet:status", "worker": "fleet:worker"},
     ),
 }
 # What `harness --help` shows, heading by heading.
-HEADINGS: dict[str, dict[str, str | Branch]] = {
+HEADINGS: dict[str, dict[str, Any]] = {
     "Before a run": {
         "init": "init:init",
         "doctor": "machine:doctor",
@@ -157,52 +210,14 @@ HEADINGS: dict[str, dict[str, str | Branch]] = {
         "decide": "method:decide",
         "runs": "data:list_runs",
         "query": "data:query",
+        "verify": "data:verify",
     },
     "More": {**GROUPS, "bench": "bench:bench"},
 }
-# Other words for the same commands, which help does not show.
-ALIASES = {
-    "demo": "run demo",
-    "list": "runs",
-    "help": "--help",
-    "version": "--version",
-    "verify": "records verify",
-    "derive": "records derive",
-    "waits": "plan waits",
-    "scatter": "predict noise",
-    "advise": "predict advise",
-    "coverage": "predict coverage",
-    "freeze": "prereg freeze",
-    "publish": "prereg publish",
-    "analyse": "paper analyse",
-    "catalogue": "paper catalogue",
-    "tables": "paper tables",
-    "signs": "paper signs",
-    "paper-rules": "paper rules",
-    "emulator": "server emulator",
-    "twin": "server twin",
-    "compile": "server compile",
-    "patch": "server patch",
-    "devices": "server devices",
-    "calibrate": "server calibrate",
-}
-# Older spellings of options, which help does not show.
-OLDER_OPTIONS = {
-    "method:freeze": {"--to": "--output"},
-    "search:advise": {"--condition": "--baseline"},
-    "stack:compile_model": {"--root": "--output"},
-    "stack:devices": {"--json": "--format=json"},
-    "stack:patch_apply": {"--overlays": "--output"},
-    "twin:artifact": {
-        "--batch-size": "--max-num-seqs",
-        "--decoder-batch-sizes": "--decode-buckets",
-        "--max-seq-len": "--slot-tokens",
-    },
-}
-# What is passed on to another program as it is.
-_PASSED_ON = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}, "add_help_option": False}
-SETTINGS: dict[str, dict[str, Any]] = {"machine:emulator": _PASSED_ON}
-
+# Words that a newcomer tries.
+FIRST_WORDS = {"demo": ["run", "demo"], "list": ["runs"], "help": ["--help"], "version": ["--version"]}
+# The emulator takes every option itself, --help too.
+PASSED_ON: dict[str, Any] = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}, "add_help_option": False}
 FIRST_STEPS = """\
 Three things to do first:
 
@@ -213,120 +228,24 @@ Three things to do first:
 Every command: harness --help"""
 
 
-def _respell(words: list[str]) -> list[str]:
-    return [*ALIASES[words[0]].split(), *words[1:]] if words and words[0] in ALIASES else words
-
-
-class _PlainHelp:
-    """Help that names no type for an option without a value."""
-
-    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
-        for option in self.get_params(ctx):
-            if isinstance(option, TyperOption) and option.is_flag:
-                option.metavar = ""
-        super().format_help(ctx, formatter)  # pyright: ignore[reportAttributeAccessIssue]  # of the command beside it
-
-
-def _in_words_of_a_file(error: typer.BadParameter) -> str:
-    """What is wrong with the value of an option, in the words that a wrong key of a file gets."""
-    if (cause := error.__cause__) is None:
-        return error.message
-    from pydantic import ValidationError
-
-    from harness.spec.base import problems_of
-
-    if not isinstance(cause, ValidationError):
-        return error.message
-    given = cause.errors()[0]["input"]
-    words = problems_of(cause)[0][1]
-    return words if repr(given) in words else f"{given!r} {words}"
-
-
-class Command(_PlainHelp, TyperCommand):
-    """A command of this command line."""
-
-    older_options: Mapping[str, str] = {}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # of click's or typer's own, by typer's version
-        try:
-            return super().parse_args(ctx, [self._respelt(word) for word in args])
-        except typer.BadParameter as error:
-            error.message = _in_words_of_a_file(error)
-            raise
-
-    def _respelt(self, word: str) -> str:
-        name, is_given, value = word.partition("=")
-        return f"{self.older_options[name]}{is_given}{value}" if name in self.older_options else word
-
-
-class Group(_PlainHelp, TyperGroup):
-    """A group of commands; each is loaded at its first use."""
-
-    branch: Branch
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self.branch.respell(args))
-
-
-class Commands(Mapping[str, Any]):
-    """The commands of a group by name; each is made when it is looked up."""
-
-    def __init__(self, branch: Branch, headings: Mapping[str, str]) -> None:
-        self._branch, self._headings = branch, headings
-        self._made = cache(self._make)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._made(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._branch.commands)
-
-    def __len__(self) -> int:
-        return len(self._branch.commands)
-
-    def _make(self, name: str) -> Any:
-        place, heading = self._branch.commands[name], self._headings.get(name)
-        if isinstance(place, Branch):
-            return _group(name, place, heading)
-        module, _, function = place.partition(":")
-        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        settings = SETTINGS.get(place, {})
-        alone.command(name=name, cls=Command, rich_help_panel=heading, **settings)(
-            getattr(import_module(f"harness.cli.{module}"), function)
-        )
-        made: Any = typer.main.get_command(alone)
-        made.short_help = made.help.partition("\n\n")[0]
-        made.older_options = OLDER_OPTIONS.get(place, {})
-        return made
-
-
-def _group(name: str, branch: Branch, heading: str | None) -> Group:
-    made = Group(
-        name=name,
-        help=branch.help,
-        commands=Commands(branch, {}),  # pyright: ignore[reportArgumentType]  # only read
-        no_args_is_help=True,
-        rich_markup_mode="markdown",
-        rich_help_panel=heading,
-    )
-    made.branch, made.short_help = branch, branch.help.partition("\n\n")[0]
-    return made
-
-
 class Root(Group):
     """The command ``harness`` itself."""
 
-    branch = Branch("", {name: place for shown in HEADINGS.values() for name, place in shown.items()}, respell=_respell)
-
     def __init__(self, **given: Any) -> None:
-        headings = {name: heading for heading, shown in HEADINGS.items() for name in shown}
         super().__init__(**given)
-        self.commands = Commands(self.branch, headings)  # pyright: ignore[reportAttributeAccessIssue]  # only read
+        headings = {name: heading for heading, shown in HEADINGS.items() for name in shown}
+        everyday = {name: place for shown in HEADINGS.values() for name, place in shown.items()}
+        self.commands = Commands(everyday, headings)  # pyright: ignore[reportAttributeAccessIssue]  # only read
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*FIRST_WORDS.get(args[0], args[:1]), *args[1:]] if args else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        near = difflib.get_close_matches(args[0], [*self.branch.commands, *ALIASES], n=1)
-        if args[0] not in self.branch.commands and near and near[0] in ALIASES:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {ALIASES[near[0]]!r}?")
+        below = [f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands if name not in self.commands]
+        near = difflib.get_close_matches(args[0], [*self.commands, *(path.split()[1] for path in below)], n=1)
+        if args[0] not in self.commands and near and near[0] not in self.commands:
+            meant = ", ".join(repr(path) for path in below if path.split()[1] == near[0])
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
         return super().resolve_command(ctx, args)
 
 

@@ -86,7 +86,7 @@ def test_a_wrong_value_of_an_option_is_told_like_one_of_a_file(words_given: tupl
 
 
 def test_a_catalogue_that_is_there_already_is_refused_before_anything_is_performed(tmp_path: Path):
-    performed = ("catalogue", "--run", "--replicates", "2", "--runs", str(tmp_path), "--only", "dispersion")
+    performed = ("paper", "catalogue", "--run", "--replicates", "2", "--runs", str(tmp_path), "--only", "dispersion")
     first = harness(*performed)
     assert first.returncode == 0, first.stderr
     pages = {page.name: page.read_bytes() for page in tmp_path.glob("sim/*.md")}
@@ -125,7 +125,7 @@ def test_a_missing_file_is_named():
 def test_a_foreign_trace_file_is_refused_and_writes_nothing(tmp_path: Path):
     source, output = tmp_path / "foreign.jsonl", tmp_path / "waits.toml"
     source.write_text("this is not a trace\n" * 3)
-    result = harness("waits", "import", str(source), "-o", str(output))
+    result = harness("plan", "waits", "import", str(source), "-o", str(output))
     assert result.returncode == 2
     assert "foreign.jsonl" in result.stderr
     assert not output.exists()

@@ -41,7 +41,7 @@ def environment(tmp_path: Path) -> Path:
 
 
 def test_status_lists_the_patches_and_says_what_is_installed(environment: Path) -> None:
-    done = _harness("patch", "status", "--environment", str(environment))
+    done = _harness("server", "patch", "status", "--environment", str(environment))
     assert done.returncode == 0, done.stderr
     assert (
         "patch vllm_rbln-0.11.1/bucket_log: for 0.11.1, 0.11.1.post1, 0.11.2, 0.11.2.post1; one debug line"
@@ -53,7 +53,7 @@ def test_status_lists_the_patches_and_says_what_is_installed(environment: Path) 
 
 @pytest.mark.parametrize("words", [("verify",), ("apply",)])
 def test_an_unknown_file_is_refused_by_every_command_in_one_line(environment: Path, words: tuple[str, ...]) -> None:
-    done = _harness("patch", *words, "--environment", str(environment))
+    done = _harness("server", "patch", *words, "--environment", str(environment))
     assert done.returncode == 2
     assert done.stderr.startswith("harness: ")
     assert "is unknown, not p" in done.stderr
@@ -67,13 +67,13 @@ def test_a_wheel_that_no_patch_fits_is_refused(tmp_path: Path) -> None:
         archive.writestr(TARGET, "# another release\n")
         archive.writestr("vllm_rbln-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-rbln\nVersion: 9.9\n")
         archive.writestr("vllm_rbln/__init__.py", "")
-    done = _harness("patch", "verify", str(wheel))
+    done = _harness("server", "patch", "verify", str(wheel))
     assert done.returncode == 2
     assert f"no patch fits {TARGET}" in done.stderr
 
 
 def test_an_environment_that_is_none_is_refused() -> None:
-    done = _harness("patch", "status", "--environment", "/nowhere")
+    done = _harness("server", "patch", "status", "--environment", "/nowhere")
     assert done.returncode == 1
     assert done.stderr == (
         "harness: server.environment: no vllm command in /nowhere. Install vllm and vllm-rbln, and name their virtual "
@@ -91,21 +91,21 @@ def test_devices_are_listed_from_the_drivers_report(tmp_path: Path) -> None:
     command.write_text(f"#!/bin/sh\necho '{json.dumps(report)}'\n")
     command.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"
-    assert _harness("devices", PATH=path).stdout == (
+    assert _harness("server", "devices", PATH=path).stdout == (
         "driver 3.2.2, 1 devices\n  0: RBLN-CA25 normal 41 C 57.3 W card; pid 9 (vllm)\n"
     )
-    assert json.loads(_harness("devices", "--json", PATH=path).stdout) == report
-    assert _harness("devices", PATH="/usr/bin:/bin").returncode == 1
+    assert json.loads(_harness("server", "devices", "--format", "json", PATH=path).stdout) == report
+    assert _harness("server", "devices", PATH="/usr/bin:/bin").returncode == 1
 
 
 def test_a_specification_that_cannot_be_served_is_refused_before_the_stack_is_looked_for(tmp_path: Path) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text('model = "m"\ndecoder_batch_sizes = [4]\n')
-    done = _harness("compile", str(spec), "--environment", "/nowhere")
+    done = _harness("server", "compile", str(spec), "--environment", "/nowhere")
     assert done.returncode == 2
     assert "the single bucket 4 is not batch_size 8" in done.stderr
 
 
 def test_a_registry_of_nothing_says_so(tmp_path: Path) -> None:
-    done = _harness("compile", "--root", str(tmp_path))
+    done = _harness("server", "compile", "-o", str(tmp_path))
     assert (done.returncode, "no artifacts there" in done.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""The tree of commands: what help shows at 80 columns, older spellings, typos, and what the bare words answer."""
+"""The tree of commands: what help shows at 80 columns, typos, and what the bare words answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from harness.cli.tree import ALIASES, GROUPS, HEADINGS, app
+from harness.cli.tree import GROUPS, HEADINGS, app
 from tests.support.command_line import harness
 
 
@@ -46,26 +46,11 @@ def test_help_shows_at_most_twenty_commands_and_the_groups_in_a_line_each() -> N
         assert line.rstrip(" │").endswith("."), line
 
 
-def test_an_older_spelling_is_the_command_of_the_tree() -> None:
-    for older, words in ALIASES.items():
-        if older not in ("help", "version", "demo", "emulator"):
-            assert help_of(older) == help_of(*words.split())
-    assert "Usage: harness predict ratios" in help_of("predict", "paper")
-    assert "Usage: harness trace perfetto" in help_of("trace", "demo", "base-waits/0")
-
-
 def test_an_option_has_one_spelling_everywhere() -> None:
     for words in EVERY:
         spelt = {" ".join(line.split()) for line in help_of(*words).splitlines()}
         assert not any(line.startswith("│ --output ") and "-o" not in line.split() for line in spelt), words
         assert not any(line.startswith(("│ --to ", "│ --root ", "│ --json ", "│ --out ", "│ --dir ")) for line in spelt)
-
-
-def test_an_older_spelling_of_an_option_still_works(tmp_path: Path) -> None:
-    older = harness("compile", "--root", str(tmp_path / "none"))
-    assert older.stderr == harness("server", "compile", "-o", str(tmp_path / "none")).stderr
-    assert str(tmp_path / "none") in older.stderr
-    assert harness("devices", "--json").stderr == harness("server", "devices", "--format", "json").stderr
 
 
 def test_an_experiment_beside_is_run_by_its_name_even_where_one_ships_under_it(tmp_path: Path) -> None:
@@ -100,6 +85,7 @@ def test_words_that_a_newcomer_tries_are_answered(tmp_path: Path) -> None:
     [
         (("repotr",), "Did you mean 'report'"),
         (("emulater",), "Did you mean 'server emulator'"),
+        (("export", "demo"), "Did you mean 'trace export', 'records export'"),
         (("predict", "pwoer"), "Did you mean 'power'"),
         (("server", "patch", "aply"), "Did you mean 'apply'"),
         (("trace", "shwo", "coding-agent"), "Did you mean 'show'"),

@@ -312,7 +312,7 @@ def harness(place: Workplace, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def test_freeze_run_and_decide_from_the_command_line(place: Workplace) -> None:
-    frozen = harness(place, "freeze", "plans/experiments/small.toml", "--seed", "777001", "--commit")
+    frozen = harness(place, "prereg", "freeze", "plans/experiments/small.toml", "--seed", "777001", "--commit")
     assert frozen.returncode == 0, frozen.stderr
     ran = harness(place, "run", "--confirmatory", "plans/frozen/small.json", "--runs", "runs")
     assert ran.returncode == 0, ran.stderr

@@ -192,11 +192,11 @@ def test_signatures_of_freeze_and_archive_are_verified_by_name_and_by_key(place:
     publish(runs, place.root / "small.zip", signing_key=key)
     signers = place.root.parent / "signers"
     signers.write_text(f"me@example.invalid {key.with_suffix('.pub').read_text()}")
-    told = harness(place, "publish", "--check", "small.zip", "--signers", str(signers))
+    told = harness(place, "prereg", "check", "small.zip", "--signers", str(signers))
     assert told.returncode == 0, told.stderr
     assert told.stdout.count("me@example.invalid") == 2
     assert "SHA256:" in "".join(check_published(place.root / "small.zip").proven)
     signers.write_text(f"other@example.invalid {stranger.with_suffix('.pub').read_text()}")
-    refused = harness(place, "publish", "--check", "small.zip", "--signers", str(signers))
+    refused = harness(place, "prereg", "check", "small.zip", "--signers", str(signers))
     assert refused.returncode == 1
     assert "its signature does not hold" in refused.stderr

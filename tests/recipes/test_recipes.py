@@ -100,16 +100,16 @@ def test_an_analysis_is_its_module(house: CopiedCheckout) -> None:
     house.write("tried.toml", EXPERIMENT.replace("general", "counted"))
     assert "how many runs there are" in house.harness("explain", "analysis")
     house.harness("run", "tried.toml", "--backend", "sim")
-    assert "counted: Runs of each condition" in house.harness("analyse", "tried")
+    assert "counted: Runs of each condition" in house.harness("paper", "analyse", "tried")
     assert "Runs of each condition" in (house.root / "runs" / "tried.html").read_text()
 
 
 def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
     house.write("plans/experiments/tried.toml", EXPERIMENT)
-    assert "Tried by its recipe" in house.harness("catalogue", "--only", "tried")
+    assert "Tried by its recipe" in house.harness("paper", "catalogue", "--only", "tried")
     assert "base/0" in house.harness("run", "tried", "--dry-run", "--backend", "sim")
     house.harness("run", "tried", "--backend", "sim")
-    assert "slots" in house.harness("analyse", "tried")
+    assert "slots" in house.harness("paper", "analyse", "tried")
 
 
 SPOKEN = """

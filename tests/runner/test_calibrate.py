@@ -157,7 +157,7 @@ def test_every_bucket_is_swept_and_something_between() -> None:
 
 
 def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> None:
-    asked = ["calibrate", "mine", "--backend", "sim", "--quick", "--set", "cost_model=context-1-2-4-8"]
+    asked = ["server", "calibrate", "mine", "--backend", "sim", "--quick", "--set", "cost_model=context-1-2-4-8"]
     places = ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "costs")]
     done = CliRunner().invoke(app, [*asked, *places])
     assert done.exit_code == 0, done.output
@@ -173,7 +173,7 @@ def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> 
         assert said in page
     assert "flagged as extrapolated: prefills below 128 or above 4000" in done.output
     assert (tmp_path / "runs" / "mine-1.png").read_bytes().startswith(b"\x89PNG")
-    again = CliRunner().invoke(app, ["calibrate", "mine", "--fit", "calibrate-mine", *places])
+    again = CliRunner().invoke(app, ["server", "calibrate", "mine", "--fit", "calibrate-mine", *places])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "costs" / "mine-2.toml").is_file()
 

@@ -53,6 +53,7 @@ def figures_of(runs_of: Runs) -> Figures:
 
 def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
     words = [
+        "server",
         "calibrate",
         "mine",
         "--backend",

@@ -192,7 +192,7 @@ def test_what_nothing_shows_can_be_declared_and_is_called_so_wherever_its_figure
     where = ("settings", "--runs", str(tmp_path))
     for form in ("text", "markdown", "csv", "json"):
         assert note in harness("table", *where, "--format", form)
-    assert note in harness("analyse", *where)
+    assert note in harness("paper", "analyse", *where)
     assert note in harness("compare", str(tmp_path / "settings"))
     harness("report", *where, "-o", str(tmp_path / "page.html"))
     assert note.replace("'", "&#39;") in (tmp_path / "page.html").read_text()

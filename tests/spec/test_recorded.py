@@ -67,7 +67,7 @@ def test_thirty_planted_secrets_are_in_no_file_of_a_run_a_report_or_a_freeze(tmp
         assert ran.returncode == 0, ran.stderr
         told = harness("report", "secrets", "--runs", f"runs/{runs}", "-o", f"{runs}.html", cwd=tmp_path)
         assert told.returncode == 0, told.stderr
-    refused = harness("freeze", str(source), "--seed", "88123", "--allow-dirty", cwd=tmp_path)
+    refused = harness("prereg", "freeze", str(source), "--seed", "88123", "--allow-dirty", cwd=tmp_path)
     assert refused.returncode == 2
     assert "what may be a secret" in refused.stderr
     assert len(list(tmp_path.rglob("manifest.json"))) == 2

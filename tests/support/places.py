@@ -79,7 +79,7 @@ class Place:
         return {run.condition: run for run in RunStore(self.folder / "runs").sealed(name)}
 
     def patched(self, *words: str) -> str:
-        done = self.harness("patch", *words, "--environment", str(self.environment))
+        done = self.harness("server", "patch", *words, "--environment", str(self.environment))
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -44,7 +44,7 @@ def test_a_trace_of_arrivals_alone_has_no_tool_waits_and_writes_nothing(tmp_path
 
 def test_the_command_takes_every_format_of_the_trace_readers(tmp_path: Path) -> None:
     write_session(tmp_path / "log.jsonl", 1.5, 2.5)
-    words = ("waits", "import", str(tmp_path / "log.jsonl"), "-o", str(tmp_path / "mine.toml"), "--format")
+    words = ("plan", "waits", "import", str(tmp_path / "log.jsonl"), "-o", str(tmp_path / "mine.toml"), "--format")
     done, refused = harness(*words, "claude"), harness(*words, "clawed")
     assert done.returncode == 0
     assert "claude: 2 waits for tools" in done.stdout

@@ -72,14 +72,14 @@ def test_simulated_steps_are_the_models_and_nothing_scatters(tmp_path: Path) -> 
     assert found["decode_sd"].value == pytest.approx(0, abs=1e-4)  # stamps are of whole microseconds
     assert found["step_sd"].value == pytest.approx(0, abs=1e-4)  # stamps are of whole microseconds
     assert found["decode_sd"].num_units == 6
-    refused = harness("scatter", "small", "--runs", str(tmp_path), cwd=tmp_path)
+    refused = harness("predict", "noise", "small", "--runs", str(tmp_path), cwd=tmp_path)
     assert refused.returncode == 2
     assert "its runs are simulated" in refused.stderr
 
 
 def test_emulated_runs_tell_lines_to_paste_and_stand_beside_their_prediction(tmp_path: Path) -> None:
     run_experiment(small_experiment(), runs_root=tmp_path)
-    said = harness("scatter", "small", "--runs", str(tmp_path), cwd=tmp_path)
+    said = harness("predict", "noise", "small", "--runs", str(tmp_path), cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     assert "No accelerator was measured" in said.stdout
     assert "lag_ms = " in said.stdout

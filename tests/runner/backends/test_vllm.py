@@ -293,7 +293,7 @@ def test_every_report_shows_such_runs_and_leaves_out_what_they_do_not_have(root:
     assert "Served by vllm 0.30.0." in harness("table", *where)
     assert "Served by vllm 0.30.0." in harness("table", *where, "--serving")
     assert "Served by vllm 0.30.0." in harness("compare", *where)
-    assert "lost_not_in_the_log_tokens" in harness("analyse", *where)
+    assert "lost_not_in_the_log_tokens" in harness("paper", "analyse", *where)
     harness("report", *where, "-o", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "backend vllm" in page

@@ -60,7 +60,9 @@ def manual_seed(seed: int) -> None:
 
 def compile(*_: object, **__: object) -> RBLNCompiledModel:  # noqa: A001 - the runtime's own name
     """Always refused: compiling needs the real runtime."""
-    raise NotImplementedError("the stand-in runtime does not compile; write an artifact with `harness twin artifact`")
+    raise NotImplementedError(
+        "the stand-in runtime does not compile; write an artifact with `harness server twin artifact`"
+    )
 
 
 compile_from_torch = compile
