@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-UV_LOCK = Path(__file__).parent / "stack" / "rbln" / "twin" / "requirements-uv.lock"
+UV_LOCK = Path(__file__).with_name("requirements-uv.lock")
 UV_VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),

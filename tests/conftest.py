@@ -11,7 +11,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
 
 from harness.errors import HarnessError
-from harness.stack.rbln.twin.environment import TwinEnvironment, find_twin
+from harness.stack.rbln.launch.twin.environment import TwinEnvironment, find_twin
 
 # No verdict hangs on how fast a machine is.
 settings.register_profile("no deadline", settings(), deadline=None)
@@ -59,7 +59,8 @@ def pytest_unconfigure() -> None:
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
     *("advise", "analysis", "engine", "paper", "plan", "prereg", "sim", "traces"),
-    *("differential", "stack/rbln/observer", "stack/rbln/patches", "stack/rbln/releases", "stack/vllm"),
+    *("differential", "stack/vllm"),
+    *(f"stack/rbln/launch/{part}" for part in ("observer", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )
 """Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the

@@ -1,7 +1,7 @@
 """Writes a lock of the twin again with the hashes of those files alone that a twin can install.
 
 A lock made with ``uv pip compile --generate-hashes`` names every file of a release, for every system: four fifths of
-it never apply. ``python tools/twin_lock.py harness/stack/rbln/twin/requirements-twin.lock`` asks the index once.
+it never apply. ``python tools/twin_lock.py harness/stack/rbln/launch/twin/requirements-twin.lock`` asks the index once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from harness.spec import load_toml
-from harness.stack.rbln.twin.install import PYTHONS
+from harness.stack.rbln.launch.twin.install import PYTHONS
 
 MACHINES = ("x86_64", "aarch64")
 GLIBC_MINORS = range(5, 60)

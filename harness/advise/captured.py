@@ -21,7 +21,7 @@ from harness.errors import SpecError
 from harness.plan.build import derive_seed
 from harness.records import SealedRun
 from harness.sim import simulate
-from harness.stack.rbln.kv_rules import AUTO
+from harness.stack.rbln.rules.kv_rules import AUTO
 
 
 @dataclass(frozen=True)

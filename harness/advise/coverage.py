@@ -30,7 +30,7 @@ from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import SpaceSpec
 from harness.sim.simulate import is_rearrival, plan_arrays
 from harness.spec import ServerShape, ServerSpec
-from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
+from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 
 SEED_RANGE = 2**31
 

@@ -153,7 +153,7 @@ def _allowed(key: Mapping[str, Any]) -> str:
 
 def _explain_more(topic: str) -> None:
     from harness.analysis.catalogue import analyses
-    from harness.stack.rbln.kv_rules import rules_in_words
+    from harness.stack.rbln.rules.kv_rules import rules_in_words
 
     if topic == "analysis":
         for analysis in analyses().values():

@@ -67,7 +67,7 @@ def freeze(
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
     from harness.spec import experiment_file, experiment_table, parse_experiment
-    from harness.stack.rbln.kv_rules import check_rules
+    from harness.stack.rbln.rules.kv_rules import check_rules
 
     if predict_with is not None:
         try:

@@ -165,7 +165,7 @@ def coverage(
     Example: `harness predict coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
-    from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
+    from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 
     spec = _space(space, changes)
     if not rule_set(spec.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):

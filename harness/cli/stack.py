@@ -16,7 +16,7 @@ from harness.cli.terminal import say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
 if TYPE_CHECKING:
-    from harness.stack.rbln.compile import Exporter
+    from harness.stack.rbln.launch.compile import Exporter
 
 EnvironmentOption = Annotated[
     Path | None,
@@ -30,7 +30,7 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
 
     Example: `harness server patch status --environment /opt/vllm`
     """
-    from harness.stack.rbln.patches import shipped as patches
+    from harness.stack.rbln.launch.patches import shipped as patches
 
     for patch in patches.shipped_patches():
         print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
@@ -56,7 +56,7 @@ def patch_verify(
 
     Example: `harness server patch verify vllm_rbln-0.11.1-py3-none-any.whl`
     """
-    from harness.stack.rbln.patches.check import verify_installed, verify_wheel
+    from harness.stack.rbln.launch.patches.check import verify_installed, verify_wheel
 
     if wheels:
         for wheel in wheels:
@@ -76,8 +76,8 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness server patch apply`
     """
-    from harness.stack.rbln.patches.shipped import make_overlay
-    from harness.stack.rbln.serving import overlay_folder
+    from harness.stack.rbln.launch.patches.shipped import make_overlay
+    from harness.stack.rbln.launch.serving import overlay_folder
 
     overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
     print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
@@ -105,7 +105,7 @@ def patch_check(
     from harness.cli.run import ensure_machine_code
     from harness.runner.paired import run_paired
     from harness.spec import experiment_file, experiment_table, parse_experiment
-    from harness.stack.rbln.patches.check import paired_spec
+    from harness.stack.rbln.launch.patches.check import paired_spec
 
     console = terminal()
     experiment = experiment_file(experiment)
@@ -136,7 +136,12 @@ def compile_model(
 
     Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
     """
-    from harness.stack.rbln.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
+    from harness.stack.rbln.launch.compile import (
+        compile_artifact,
+        list_artifacts,
+        load_compile_spec,
+        registered_artifact,
+    )
 
     if spec is None:
         found = list_artifacts(output)
@@ -168,7 +173,7 @@ def devices(
     Example: `harness server devices`
     """
 
-    from harness.stack.rbln.devices import read_devices
+    from harness.stack.rbln.launch.devices import read_devices
 
     report = read_devices()
     if report is None:
@@ -185,16 +190,16 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.stack.rbln.serving import find_rbln_stack
-    from harness.stack.rbln.twin.environment import find_twin
+    from harness.stack.rbln.launch.serving import find_rbln_stack
+    from harness.stack.rbln.launch.twin.environment import find_twin
 
     return find_twin().site_packages if twin else find_rbln_stack(str(environment or "")).site_packages
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.stack.rbln.compile import EXPORT, Exporter, twin_exporter
-    from harness.stack.rbln.serving import find_rbln_stack
-    from harness.stack.rbln.twin.environment import find_twin
+    from harness.stack.rbln.launch.compile import EXPORT, Exporter, twin_exporter
+    from harness.stack.rbln.launch.serving import find_rbln_stack
+    from harness.stack.rbln.launch.twin.environment import find_twin
 
     if twin:
         return twin_exporter(find_twin())

@@ -31,8 +31,8 @@ def install(
 
     Example: `harness server twin install --stack 0.12.0`
     """
-    from harness.stack.rbln.twin.environment import stack_named
-    from harness.stack.rbln.twin.install import TorchSource, install_twin
+    from harness.stack.rbln.launch.twin.environment import stack_named
+    from harness.stack.rbln.launch.twin.install import TorchSource, install_twin
 
     torch = TorchSource(torch_wheel, torch_index) if torch_wheel or torch_index else None
     versions = [stack_named(version).version for version in (stack, *(also or ()))]
@@ -61,8 +61,8 @@ def artifact(
 
     Example: `harness server twin artifact artifacts/qwen3 --max-num-seqs 8 --decode-buckets 1,2,4,8`
     """
-    from harness.stack.rbln.compile import copy_artifact, twin_spec
-    from harness.stack.rbln.twin.environment import find_twin
+    from harness.stack.rbln.launch.compile import copy_artifact, twin_spec
+    from harness.stack.rbln.launch.twin.environment import find_twin
 
     try:
         buckets = tuple(int(part) for part in decode_buckets.split(","))

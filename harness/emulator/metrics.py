@@ -31,7 +31,7 @@ from harness.emulator.core import EngineRequest, StepEnd
 from harness.emulator.recorded import recorded
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
 from harness.engine.config import settings_of
-from harness.stack.rbln.dialect import dialect_of
+from harness.stack.rbln.rules.dialect import dialect_of
 
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
 # What the library's own collectors expose.

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.emulator.model import MOST_LOGPROBS, VOCAB_SIZE, WantedLogprobs, chat_prompt, encode
 from harness.emulator.recorded import recorded
-from harness.stack.rbln.dialect import Dialect
+from harness.stack.rbln.rules.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EchoMode = Literal["", "before", "alone"]

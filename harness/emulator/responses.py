@@ -18,7 +18,7 @@ from harness.emulator.core import EngineRequest
 from harness.emulator.model import FinishReason, WantedLogprobs, decode
 from harness.emulator.protocol import EchoMode
 from harness.emulator.recorded import recorded
-from harness.stack.rbln.dialect import Dialect
+from harness.stack.rbln.rules.dialect import Dialect
 
 DONE = b"data: [DONE]\n\n"
 # Stand-ins in an event's template; what a client chose (id, model) comes before them.

@@ -31,8 +31,8 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.engine.paged import scheduler_of
 from harness.errors import ServerError, SpecError
 from harness.spec import ServerSpec
-from harness.stack.rbln.dialect import dialect_of
-from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS
+from harness.stack.rbln.rules.dialect import dialect_of
+from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, RULE_SETS
 
 PREFILL_CHUNK_TOKENS = 128  # RBLN-CA
 STATS_INTERVAL_S = 10  # VLLM_LOG_STATS_INTERVAL

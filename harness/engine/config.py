@@ -19,7 +19,7 @@ from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Pla
 from harness.errors import SpecError
 from harness.spec import ServerShape, ServerSpec
 from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, rule_set
+from harness.stack.rbln.rules.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, rule_set
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
@@ -132,7 +132,7 @@ class EngineConfig:
 
     max_num_seqs: the limit, most requests running at once (the artifact's batch_size).
     max_active_seqs: most requests admitted at once (--max-num-active-seqs), at most the limit; None: the limit.
-    rules: a name of ``harness.stack.rbln.kv_rules``; "auto" becomes the newest stable release's.
+    rules: a name of ``harness.stack.rbln.rules.kv_rules``; "auto" becomes the newest stable release's.
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).

@@ -21,7 +21,7 @@ from harness.sim.search.run import search
 from harness.sim.search.space import DeviceSpec, SpaceSpec
 from harness.spec import ServerShape
 from harness.spec.rules import load_rule
-from harness.stack.rbln.compile import list_artifacts
+from harness.stack.rbln.launch.compile import list_artifacts
 from harness.table import ABSENT, Cell
 
 CONFIGURATIONS = {

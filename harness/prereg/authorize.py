@@ -19,7 +19,7 @@ from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
 from harness.server.provenance import source_sha256
-from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version
+from harness.stack.rbln.rules.kv_rules import AUTO, rule_set, rules_for_version
 
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
 

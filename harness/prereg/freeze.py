@@ -34,9 +34,9 @@ from harness.spec import ExperimentSpec, RulesName, load_toml
 from harness.spec.experiment import DEFAULT_SEED
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
-from harness.stack.rbln.artifacts import artifact_identity
-from harness.stack.rbln.kv_rules import AUTO, rule_set
-from harness.stack.rbln.patches.shipped import PATCH_ROOTS
+from harness.stack.rbln.launch.artifacts import artifact_identity
+from harness.stack.rbln.launch.patches.shipped import PATCH_ROOTS
+from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
 
 SEED_KEY = re.compile(r"(?:^|_)seeds?$")
 SEED_LINE = re.compile(r"""^\+\s*"?(\w*seeds?)"?\s*[=:]\s*(\[[\d,\s]*\]?|\d+)""")

@@ -23,7 +23,7 @@ from harness.kinds import origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.manifest import ClientAudit, LaunchReport, Manifest
-from harness.stack.rbln.kv_rules import AUTO
+from harness.stack.rbln.rules.kv_rules import AUTO
 
 if TYPE_CHECKING:
     from harness.engine import CostModel

@@ -16,7 +16,7 @@ from harness.records import SealedRun, layout
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.spec import ExperimentSpec
-from harness.stack.rbln.patches.check import OBSERVED, PLAIN
+from harness.stack.rbln.launch.patches.check import OBSERVED, PLAIN
 
 INTERVAL_SEED = 20261121
 Place = tuple[int, int]

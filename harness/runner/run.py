@@ -54,9 +54,15 @@ from harness.server.process import ExitReport
 from harness.sim import simulate
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.device_watch import DeviceWatch, device_findings, devices_seen, from_driver, from_exporter
-from harness.stack.rbln.kv_rules import rules_in_force
-from harness.stack.rbln.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
+from harness.stack.rbln.launch.device_watch import (
+    DeviceWatch,
+    device_findings,
+    devices_seen,
+    from_driver,
+    from_exporter,
+)
+from harness.stack.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
+from harness.stack.rbln.rules.kv_rules import rules_in_force
 
 
 class LaunchOptions(NamedTuple):

@@ -26,7 +26,7 @@ from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_d
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
 from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
 
 LONGEST_S = 1e8
 LARGEST_SEED = 2**63 - 1

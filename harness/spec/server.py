@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.spec.base import DeviceNumbers, Spec
-from harness.stack.rbln.kv_rules import AUTO, PAGED, RuleSet, check_active_limit, check_rules, rule_set
+from harness.stack.rbln.rules.kv_rules import AUTO, PAGED, RuleSet, check_active_limit, check_rules, rule_set
 
 
 class ServerShape(NamedTuple):

@@ -1,1 +1,1 @@
-"""Everything that depends on a serving stack: a folder per stack."""
+"""Everything that depends on a serving stack: a folder per stack, and the step files of any."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack.rbln.compile import cached_artifact, twin_spec
-from harness.stack.rbln.kv_rules import AUTO, PAGED, rule_set
-from harness.stack.rbln.twin.environment import TwinEnvironment, twin_variables
+from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
+from harness.stack.rbln.launch.twin.environment import TwinEnvironment, twin_variables
+from harness.stack.rbln.rules.kv_rules import AUTO, PAGED, rule_set
 from tests.differential.million import PAGED_TWIN
 
 CHECKOUT = Path(__file__).resolve().parents[2]

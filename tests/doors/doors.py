@@ -41,14 +41,14 @@ from harness.sim.search.space import load_space
 from harness.spec import WorkloadSpec, load_experiment
 from harness.spec.recorded import recorded_changes, recorded_command
 from harness.spec.rules import load_rule
-from harness.stack.rbln.artifacts import CONFIG_FILE, read_artifact
-from harness.stack.rbln.device_watch import device_samples, exporter_readings
-from harness.stack.rbln.devices import parse_devices
-from harness.stack.rbln.launch_log import read_launch
-from harness.stack.rbln.patches.audit import audit
-from harness.stack.rbln.patches.shipped import patched_text
-from harness.stack.rbln.releases.sources import open_sources
-from harness.stack.rbln.releases.table import load_table
+from harness.stack.rbln.launch.artifacts import CONFIG_FILE, read_artifact
+from harness.stack.rbln.launch.device_watch import device_samples, exporter_readings
+from harness.stack.rbln.launch.devices import parse_devices
+from harness.stack.rbln.launch.launch_log import read_launch
+from harness.stack.rbln.launch.patches.audit import audit
+from harness.stack.rbln.launch.patches.shipped import patched_text
+from harness.stack.rbln.launch.releases.sources import open_sources
+from harness.stack.rbln.launch.releases.table import load_table
 from harness.stack.steps import read_steps, step_tables
 from harness.traces.importing import read_recordings
 from harness.traces.recording import read_trace

@@ -10,7 +10,7 @@ import pytest
 from harness.emulator.core import EngineRequest
 from harness.emulator.model import ContextHash
 from harness.emulator.responses import Answer
-from harness.stack.rbln.dialect import DIALECTS
+from harness.stack.rbln.rules.dialect import DIALECTS
 
 
 def engine_request() -> EngineRequest:

@@ -18,7 +18,7 @@ from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.emulator.config import config_from_arguments
 from harness.errors import SpecError
-from harness.stack.rbln.log_grammar import KvCopyFailedEvent
+from harness.stack.rbln.rules.log_grammar import KvCopyFailedEvent
 from tests.support.emulator_process import SCALE, STOP_WITHIN_S, Emulator, Start, start_process
 
 pytestmark = pytest.mark.live

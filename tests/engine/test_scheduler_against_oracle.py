@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engine import CostModel, EngineConfig, Scheduler, load_cost_model
-from harness.stack.rbln.kv_rules import RULE_SETS
+from harness.stack.rbln.rules.kv_rules import RULE_SETS
 from tests.support.oracle import Oracle
 
 BLOCK = 128

@@ -14,7 +14,7 @@ from harness.plan import read_plan
 from harness.prereg import authorize, load_preregistration, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
 from harness.prereg.repository import Repository
-from harness.stack.rbln.kv_rules import NEWEST_STABLE
+from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE
 from tests.support.workplace import Workplace
 
 

@@ -114,9 +114,9 @@ def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
 
 SPOKEN = """
 import sys
-from harness.stack.rbln.dialect import dialect_of
-from harness.stack.rbln.kv_rules import rule_set
-from harness.stack.rbln.twin.environment import stack_named
+from harness.stack.rbln.rules.dialect import dialect_of
+from harness.stack.rbln.rules.kv_rules import rule_set
+from harness.stack.rbln.launch.twin.environment import stack_named
 for version in sys.argv[1:]:
     rules = rule_set("auto", version)
     print(stack_named(version).vllm, rules.name, dialect_of(rules).vllm)
@@ -125,25 +125,30 @@ for version in sys.argv[1:]:
 
 def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: CopiedCheckout, tmp_path: Path) -> None:
     known, new = "0.12.1a8", "0.12.2"
-    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "releases" / "facts.json")
+    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "launch" / "releases" / "facts.json")
     house.harness("stack", "record", str(stack(tmp_path, known, vllm="0.31.0")))
     wheel = str(stack(tmp_path, new, vllm="0.33.0"))
     assert "rules: yes (vendor-0.12.1" in house.harness("stack", "check", wheel, exit_code=3)
     # Its facts, its lock, its number in the rules that it follows, its dialect: the files of the recipe.
     house.harness("stack", "record", wheel)
-    lock = (house.root / "harness" / "stack" / "rbln" / "twin" / f"requirements-stack-{known}.lock").read_text()
+    lock = (
+        house.root / "harness" / "stack" / "rbln" / "launch" / "twin" / f"requirements-stack-{known}.lock"
+    ).read_text()
     assert "\nvllm==0.31.0" in lock
     house.write(
-        f"harness/stack/rbln/twin/requirements-stack-{new}.lock", lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0")
+        f"harness/stack/rbln/launch/twin/requirements-stack-{new}.lock",
+        lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0"),
     )
-    house.edit("harness/stack/rbln/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
+    house.edit("harness/stack/rbln/rules/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
     like_0_12_0 = (
         '{"vllm": "0.33.0", "null_fields": [], "has_usage_details": true, "has_empty_tool_calls": false,'
         ' "names_fields": true, "kv_device": "CPU", "reports_pool": true, "counts_preemptions": true,'
         ' "cache_config": "0.30.0"}'
     )
     house.edit(
-        "harness/stack/rbln/dialects.json", '\n },\n "cache_config"', f',"{new}": {like_0_12_0}\n }},\n "cache_config"'
+        "harness/stack/rbln/rules/dialects.json",
+        '\n },\n "cache_config"',
+        f',"{new}": {like_0_12_0}\n }},\n "cache_config"',
     )
     spoken = house.python("-c", SPOKEN, new, "0.12.0")
     assert spoken == "0.33.0 vendor-0.12.1 0.33.0\n0.30.0 vendor-0.12.0 0.30.0\n"

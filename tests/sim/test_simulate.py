@@ -13,7 +13,7 @@ from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
 from harness.spec import ServerSpec, UniformLength, WorkloadSpec
-from harness.stack.rbln.kv_rules import RULE_SETS
+from harness.stack.rbln.rules.kv_rules import RULE_SETS
 from tests.support.naive import naive_run
 
 BASELINE = ServerSpec(rules="paper")

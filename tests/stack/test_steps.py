@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import RecordsError
-from harness.stack.steps import load_steps, padding_of, read_steps, step_tables
-from harness.stack.vllm.step_file import StepFile
+from harness.stack.steps import StepFile, load_steps, padding_of, read_steps, step_tables
 from harness.stack.vllm.step_log import SCHEMA
 
 TIMES = ("at_ns", "logger_ns")

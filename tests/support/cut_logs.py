@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.stack.rbln.log_grammar import LogEvent, OtherEvent
+from harness.stack.rbln.rules.log_grammar import LogEvent, OtherEvent
 
 NUM_RANDOM_CUTS = 300
 Said: TypeAlias = tuple[object, ...]

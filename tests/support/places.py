@@ -12,8 +12,8 @@ from typing import Any
 from harness.engine import load_cost_model
 from harness.records import RunStore, SealedRun
 from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.compile import cached_artifact, twin_spec
-from harness.stack.rbln.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
+from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
+from harness.stack.rbln.launch.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from tests.support.command_line import harness
 
 

@@ -22,8 +22,8 @@ from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema
 from harness.records.disk import write_parquet
 from harness.records.run import damaged
-from harness.stack.rbln import log_grammar as ev
-from harness.stack.rbln.log_grammar import LogEvent
+from harness.stack.rbln.rules import log_grammar as ev
+from harness.stack.rbln.rules.log_grammar import LogEvent
 from harness.stack.vllm.step_log import StepLog
 
 READ_BYTES = 1 << 20

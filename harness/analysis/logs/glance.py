@@ -15,7 +15,7 @@ from harness.analysis.logs.parse import parse_log
 from harness.clock import NS_PER_S
 from harness.inputs import open_regular
 from harness.records import layout
-from harness.stack.rbln.log_grammar import BucketEvent
+from harness.stack.rbln.rules.log_grammar import BucketEvent
 
 # Enough for some hundred lines of a log, and for several scrapes.
 TAIL_BYTES = 1 << 16

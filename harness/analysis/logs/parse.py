@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from harness.records import schema
-from harness.stack.rbln.log_grammar import LineContent, LogEvent, looks_needed, read_message
+from harness.stack.rbln.rules.log_grammar import LineContent, LogEvent, looks_needed, read_message
 
 # A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
 MAX_LINE_BYTES = 1 << 20

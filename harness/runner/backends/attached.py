@@ -24,7 +24,7 @@ from harness.server.life import MODELS, LaunchPlan, get_at
 from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.launch_log import LaunchFacts, read_metrics
+from harness.stack.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stack.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"

@@ -22,8 +22,8 @@ from harness.server.doctor import Check
 from harness.server.life import LaunchPlan
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.artifacts import check_artifact, read_artifact
-from harness.stack.rbln.kv_rules import rules_for_version
+from harness.stack.rbln.launch.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.rules.kv_rules import rules_for_version
 
 Line = tuple[str, str]
 """A line of the file, and the comment beside it."""

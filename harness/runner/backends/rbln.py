@@ -27,12 +27,12 @@ from harness.server.doctor import Check, first_line_of
 from harness.server.life import LOOPBACK, LaunchPlan
 from harness.server.process import require_port
 from harness.spec import ServerSpec
-from harness.stack.rbln.artifacts import CONFIG_FILE, check_artifact, read_artifact
-from harness.stack.rbln.compile import require_fresh
-from harness.stack.rbln.devices import find_command, require_idle
-from harness.stack.rbln.releases.check import usable_with
-from harness.stack.rbln.remote import check_remote_server, remote_plan
-from harness.stack.rbln.serving import (
+from harness.stack.rbln.launch.artifacts import CONFIG_FILE, check_artifact, read_artifact
+from harness.stack.rbln.launch.compile import require_fresh
+from harness.stack.rbln.launch.devices import find_command, require_idle
+from harness.stack.rbln.launch.releases.check import usable_with
+from harness.stack.rbln.launch.remote import check_remote_server, remote_plan
+from harness.stack.rbln.launch.serving import (
     BackendParts,
     RunSetup,
     ServedArtifact,
@@ -41,7 +41,7 @@ from harness.stack.rbln.serving import (
     serve_plan,
     visible_devices,
 )
-from harness.stack.rbln.twin.environment import newest_stable
+from harness.stack.rbln.launch.twin.environment import newest_stable
 
 VLLM_RBLN = newest_stable()
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")

@@ -42,7 +42,7 @@ from harness.server import provenance
 from harness.server.doctor import Check
 from harness.sim import simulate
 from harness.spec import ServerSpec
-from harness.stack.rbln.log_grammar import EqualSteps, LogEvent, read_message
+from harness.stack.rbln.rules.log_grammar import EqualSteps, LogEvent, read_message
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0

@@ -31,11 +31,11 @@ from harness.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.server.process import require_port
 from harness.server.vllm_serve import Stack
 from harness.spec import ServerSpec
-from harness.stack.rbln.artifacts import check_artifact, read_artifact
-from harness.stack.rbln.compile import TWIN_MODEL, CompileSpec, cached_artifact, twin_spec
-from harness.stack.rbln.devices import read_devices, require_idle
-from harness.stack.rbln.releases.check import usable_with
-from harness.stack.rbln.serving import (
+from harness.stack.rbln.launch.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.launch.compile import TWIN_MODEL, CompileSpec, cached_artifact, twin_spec
+from harness.stack.rbln.launch.devices import read_devices, require_idle
+from harness.stack.rbln.launch.releases.check import usable_with
+from harness.stack.rbln.launch.serving import (
     BackendParts,
     RunSetup,
     ServedArtifact,
@@ -43,7 +43,7 @@ from harness.stack.rbln.serving import (
     serve_plan,
     visible_devices,
 )
-from harness.stack.rbln.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
+from harness.stack.rbln.launch.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
 INSTALL = "harness server twin install"
 NUM_DEVICES = 4

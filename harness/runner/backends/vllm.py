@@ -17,7 +17,7 @@ from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
 from harness.server.process import require_port
 from harness.spec import ServerSpec
-from harness.stack.vllm.serving import FIXED_KEYS, SHOWN_KEYS, check_serving, find_vllm, readiness, serve_plan
+from harness.stack.vllm.launch import FIXED_KEYS, SHOWN_KEYS, check_serving, find_vllm, readiness, serve_plan
 
 
 @dataclass(frozen=True, slots=True)

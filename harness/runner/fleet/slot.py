@@ -24,7 +24,7 @@ from harness.experiment import PlannedRun
 from harness.inputs import open_regular
 from harness.records import FleetRecord, RunStore, SealedRun, layout
 from harness.spec import Place
-from harness.stack.rbln.devices import parse_devices
+from harness.stack.rbln.launch.devices import parse_devices
 
 MAX_MARK_BYTES = 1 << 16
 

@@ -28,7 +28,7 @@ from harness.spec import (
 )
 from harness.spec import load_toml as load_table
 from harness.spec.base import Name
-from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
+from harness.stack.rbln.rules.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 
 MOST_CANDIDATES = 10_000_000
 GIB = 1 << 30

@@ -1,1 +1,1 @@
-"""vLLM itself, on any platform that pads its batches: step records of a server, and their reader."""
+"""vLLM itself, on any platform that pads its batches: its launch above, the records of its steps below."""

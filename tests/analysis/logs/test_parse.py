@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.parser import bench_parser, log_chunks
 from harness.analysis.logs.parse import MAX_LINE_BYTES, ParseCounts, parse_log
-from harness.stack.rbln import log_grammar as ev
+from harness.stack.rbln.rules import log_grammar as ev
 from tests.support.analysis_tables import GOLDEN
 from tests.support.cut_logs import kind_of
 

@@ -21,9 +21,9 @@ from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan, start_server
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
-from harness.stack.rbln.observer import INSIDE
-from harness.stack.rbln.patches.shipped import patched_text
-from harness.stack.rbln.serving import step_report_variables, visible_devices
+from harness.stack.rbln.launch.observer import INSIDE
+from harness.stack.rbln.launch.patches.shipped import patched_text
+from harness.stack.rbln.launch.serving import step_report_variables, visible_devices
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 

@@ -18,7 +18,7 @@ from harness.runner import run_experiment
 from harness.runner.backends import backend_named
 from harness.sim import simulate
 from harness.spec import ServerSpec
-from harness.stack.rbln.kv_rules import AUTO, NEWEST_STABLE
+from harness.stack.rbln.rules.kv_rules import AUTO, NEWEST_STABLE
 from harness.stack.vllm.step_log import load_step_log
 from tests.support.experiments import small_experiment
 

@@ -17,7 +17,7 @@ from harness.errors import ServerError
 from harness.records import SealedRun, layout
 from harness.runner import run_experiment
 from harness.spec.experiment import parse_experiment
-from harness.stack.vllm.serving import find_vllm
+from harness.stack.vllm.launch import find_vllm
 from harness.stack.vllm.step_log import load_step_log
 from tests.support.checkout import ROOT
 

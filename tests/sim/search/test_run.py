@@ -24,7 +24,7 @@ from harness.sim.search.rank import pareto_front, sensitivity
 from harness.sim.search.run import Progress, Searcher, search, share_at_most
 from harness.sim.search.space import SpaceSpec, load_space, parse_space
 from harness.spec import ServerShape
-from harness.stack.rbln.kv_rules import RULE_SETS
+from harness.stack.rbln.rules.kv_rules import RULE_SETS
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -1,1 +1,0 @@
-"""Gaudi, vLLM on Intel accelerators: the reader of its profiler file."""

@@ -1,0 +1,310 @@
+"""The shipped patches, the state of the installed package, and the overlay: a patched copy for PYTHONPATH.
+
+Installed files are only read. A manifest names every valid hash. A patch is audited each time it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchSet
+
+from harness.errors import ServerError, SpecError
+from harness.spec import load_toml
+from harness.stack.rbln.launch.patches.audit import AddedLine, audit
+
+_PACKAGE = Path(__file__).resolve().parents[4]
+PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")
+"""In the checkout, and inside an installed wheel."""
+DEFAULT_PATCH = "bucket_log"
+OVERLAY_FILE = "overlay.json"
+TRACE_OF_PATCH = b"[BUCKET] request_nums="
+
+State = Literal["pristine", "patched", "unknown", "absent"]
+"""State of the installed file. patched: it has the patch's line, however added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A patch for one content of a file. target: path below site-packages. Hashes: SHA-256, hex."""
+
+    name: str
+    path: Path
+    package: str
+    versions: tuple[str, ...]
+    target: str
+    observes: str
+    sha256_before: str
+    sha256_patch: str
+    sha256_after: str
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes for a run's manifest."""
+        return {
+            "sha256_before": self.sha256_before,
+            "sha256_patch": self.sha256_patch,
+            "sha256_after": self.sha256_after,
+        }
+
+    def text(self) -> str:
+        """The diff, as released; SpecError when its hash differs from the manifest."""
+        content = read(self.path)
+        require_hash(content, self.sha256_patch, self.path, "Restore the patch from the release")
+        return content.decode()
+
+    def apply(self, before: bytes, where: Path) -> bytes:
+        """``before`` with the patch applied: hashes checked, change audited. where: named in errors."""
+        hint = f"It was made for {self.package} {', '.join(self.versions)}; install one of these"
+        require_hash(before, self.sha256_before, where, hint)
+        after = patched_text(self.text(), self.target, before.decode()).encode()
+        require_hash(after, self.sha256_after, self.path, "Restore manifest and patch from the release")
+        self.audit(before, after)
+        return after
+
+    def audit(self, before: bytes, after: bytes) -> tuple[AddedLine, ...]:
+        """The logging calls that the patch adds; PatchAuditError when it changes anything else."""
+        return audit(before.decode(), after.decode(), where=f"{self.path.parent.name}/{self.path.name}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": f"{self.path.parent.name}/{self.path.name}", "versions": list(self.versions)}
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStatus:
+    """State of an installed package. patch: fits a pristine file."""
+
+    state: State
+    target: Path
+    version: str
+    found_sha256: str
+    patch: Patch | None
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayRecord:
+    """A shadow copy. path: goes on PYTHONPATH. tree_sha256: covers every file of the installed original."""
+
+    path: Path
+    patch: Patch
+    version: str
+    tree_sha256: str
+    num_files: int
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest; the folder by name only, because its place has no effect."""
+        return {
+            "mode": "overlay",
+            "name": self.patch.name,
+            "target": self.patch.target,
+            "version": self.version,
+            **self.patch.hashes,
+            "overlay": self.path.name,
+            "tree_sha256": self.tree_sha256,
+        }
+
+
+def shipped_patches(root: Path | None = None) -> tuple[Patch, ...]:
+    """Every patch below ``root`` (default: those of this release), as their manifests declare them."""
+    folder = root or next((place for place in PATCH_ROOTS if place.is_dir()), None)
+    if folder is None:
+        raise ServerError("the patches of this release are missing", hint="Install the harness again")
+    return tuple(patch for path in sorted(folder.glob("*/manifest.toml")) for patch in _load_manifest(path))
+
+
+def _load_manifest(path: Path) -> list[Patch]:
+    try:
+        table = load_toml(path)
+        return [
+            Patch(
+                name=str(entry["name"]),
+                path=path.parent / str(entry["file"]),
+                package=str(table["package"]),
+                versions=tuple(map(str, table["versions"])),
+                target=str(entry["target"]),
+                observes=str(entry["observes"]),
+                sha256_before=str(entry["sha256_before"]),
+                sha256_patch=str(entry["sha256_patch"]),
+                sha256_after=str(entry["sha256_after"]),
+            )
+            for entry in table["patch"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise SpecError(
+            f"is not a patch manifest ({error!r})", where=str(path), hint="Restore it from the release"
+        ) from error
+
+
+def patched_text(diff: str, target: str, before: str) -> str:
+    """``before`` with a diff of the single file ``target`` applied exactly: no fuzz, no offset.
+
+    SpecError names the first line that differs from the diff.
+    """
+    where = f"the patch of {target}"
+    try:
+        files = PatchSet(diff)
+    except (UnidiffParseError, ValueError) as error:
+        raise SpecError(f"is not a unified diff ({' '.join(str(error).split())})", where=where) from error
+    if [(file.source_file, file.target_file) for file in files] != [(f"a/{target}", f"b/{target}")]:
+        raise SpecError(f"changes {', '.join(file.path for file in files) or 'no file'}", where=where)
+    # Only a newline ends a line: Python source may hold form feeds, which splitlines() cuts at.
+    lines = io.StringIO(before, newline="\n").readlines()
+    for hunk in reversed(files[0]):
+        # A hunk without old lines goes in after the line that it names.
+        start = hunk.source_start - (hunk.source_length > 0)
+        expected = [line.value for line in hunk.source_lines()]
+        for number, line in enumerate(expected, start):
+            actual = lines[number] if 0 <= number < len(lines) else "the end of the file"
+            if actual != line:
+                raise SpecError(
+                    f"line {number + 1} is {actual.rstrip()!r}, the patch expects {line.rstrip()!r}",
+                    where=target,
+                    hint="Use the patch made for this version",
+                )
+        lines[start : start + len(expected)] = [line.value for line in hunk.target_lines()]
+    return "".join(lines)
+
+
+def patch_status(
+    site_packages: Path, *, name: str = DEFAULT_PATCH, patches: Sequence[Patch] | None = None
+) -> PatchStatus:
+    """What stands in ``site_packages`` where the patch ``name`` would go. Reads only."""
+    candidates = [patch for patch in (shipped_patches() if patches is None else patches) if patch.name == name]
+    if not candidates:
+        raise SpecError(f"there is no patch {name!r}", where="patch", hint="See `harness server patch status`")
+    target = site_packages / candidates[0].target
+    version = installed_version(site_packages, candidates[0].package)
+    return status_of(read(target) if target.is_file() else None, target, version, candidates)
+
+
+def status_of(content: bytes | None, target: Path, version: str, candidates: Sequence[Patch]) -> PatchStatus:
+    """The status of a file with this content (None: it is missing) in a package of this version.
+
+    candidates: the patches with one name. target: named in errors.
+    """
+    if content is None:
+        return PatchStatus("absent", target, version, "", None, f"Install {candidates[0].package} there")
+    digest = sha256(content)
+    fitting = [patch for patch in candidates if patch.sha256_before == digest]
+    if fitting:
+        # The hash decides; the version only chooses between patches of equal content.
+        chosen = next((patch for patch in fitting if version in patch.versions), fitting[0])
+        return PatchStatus("pristine", target, version, digest, chosen, "")
+    reinstall = f"reinstall: pip install --force-reinstall --no-deps vllm-rbln=={version}"
+    if TRACE_OF_PATCH in content:
+        return PatchStatus("patched", target, version, digest, None, f"It was patched by hand; {reinstall}")
+    known = [release for patch in candidates for release in patch.versions]
+    if version in known:
+        return PatchStatus("unknown", target, version, digest, None, f"The file was changed; {reinstall}")
+    advice = f'Patches exist for vllm-rbln {", ".join(known)}; install one of these, or run with patch = "none"'
+    return PatchStatus("unknown", target, version, digest, None, advice)
+
+
+def require_pristine(status: PatchStatus) -> Patch:
+    """The patch of a pristine installation; a SpecError names the state of any other."""
+    if status.patch is not None:
+        return status.patch
+    raise SpecError(
+        f"is {status.state}, not pristine: vllm-rbln {status.version or '(no version)'}, "
+        f"SHA-256 {status.found_sha256[:16] or 'of no file'}",
+        where=str(status.target),
+        hint=status.advice,
+    )
+
+
+def make_overlay(site_packages: Path, destination: Path, patch: str = DEFAULT_PATCH) -> OverlayRecord:
+    """A folder below ``destination`` that shadows the installed package with a patched copy; made once, then reused.
+
+    The installed package must be pristine. Its tree is hashed each time, so a reinstalled or edited package gets
+    another overlay. Raises SpecError for a package that is not pristine, and for an overlay that was edited.
+    """
+    status = patch_status(site_packages, name=patch)
+    chosen = require_pristine(status)
+    package = site_packages / chosen.package
+    tree = tree_sha256(package)
+    after = chosen.apply(read(status.target), status.target)
+    overlay = destination / f"{chosen.package}-{sha256(f'{tree}{chosen.sha256_after}'.encode())[:16]}"
+    if not (overlay / OVERLAY_FILE).is_file():
+        _write_overlay(overlay, package, chosen, after, tree)
+    record = _overlay_record(overlay, chosen, status.version, tree)
+    expected = json.loads(read(overlay / OVERLAY_FILE)).get("patched_tree_sha256")
+    if tree_sha256(overlay / chosen.package) != expected:
+        raise SpecError(
+            "the overlay was changed since it was made",
+            where=str(overlay),
+            hint="Delete it; the next run makes it again",
+        )
+    return record
+
+
+def _write_overlay(overlay: Path, package: Path, patch: Patch, after: bytes, tree: str) -> None:
+    partial = overlay.with_name(f".{overlay.name}.{os.getpid()}.partial")
+    try:
+        shutil.copytree(package, partial / patch.package, ignore=shutil.ignore_patterns("__pycache__"))
+        target = partial / patch.target
+        # The copy keeps the original's mode, which may be read-only.
+        target.unlink()
+        target.write_bytes(after)
+        described = {"patch": patch.to_json(), "tree_sha256": tree}
+        described["patched_tree_sha256"] = tree_sha256(partial / patch.package)
+        (partial / OVERLAY_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        if not (overlay / OVERLAY_FILE).is_file():
+            shutil.rmtree(overlay, ignore_errors=True)
+        partial.rename(overlay)
+    except OSError as error:
+        # Two runs may make the same overlay at once; the second run uses that of the first.
+        if not (overlay / OVERLAY_FILE).is_file():
+            raise ServerError(f"cannot be written ({error.strerror})", where=str(overlay)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _overlay_record(overlay: Path, patch: Patch, version: str, tree: str) -> OverlayRecord:
+    files = [
+        path for path in (overlay / patch.package).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
+    return OverlayRecord(overlay, patch, version, tree, len(files), sum(path.stat().st_size for path in files))
+
+
+def tree_sha256(package: Path) -> str:
+    """SHA-256 over the relative names and contents of all files below ``package``; Python's caches do not count."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(read(path)).digest())
+    return digest.hexdigest()
+
+
+def installed_version(site_packages: Path, package: str) -> str:
+    """The version in the package's dist-info, "" when there is none."""
+    folders = sorted(site_packages.glob(f"{package}-*.dist-info"))
+    return folders[-1].name.removesuffix(".dist-info").removeprefix(f"{package}-") if folders else ""
+
+
+def read(path: Path) -> bytes:
+    """The file's bytes; a SpecError when it cannot be read."""
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
+        return path.read_bytes()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def require_hash(content: bytes, wanted: str, path: Path, hint: str) -> None:
+    """SpecError naming both hashes when ``content`` has another hash than ``wanted``."""
+    digest = sha256(content)
+    if digest != wanted:
+        raise SpecError(f"SHA-256 is {digest[:16]}, not {wanted[:16]}", where=str(path), hint=hint)

@@ -1,0 +1,375 @@
+"""Installs the real server stack into a separate environment, pinned by version and hash.
+
+Each stage is recorded when done, so that a second run continues. Packages that two releases share are hard-linked from
+the installed twin; no file is ever changed in place. Package indexes come from the configuration of pip.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ServerError, SpecError
+from harness.stack.rbln.launch.twin.environment import (
+    COMMON_LOCK,
+    STAMP_FILE,
+    TwinEnvironment,
+    TwinStack,
+    default_folder,
+    find_twin,
+    installed_twins,
+    known_stacks,
+    read_stamp,
+    release_order,
+    stack_named,
+    twin_variables,
+)
+from harness.uv import uv_install
+
+TORCH = "2.13.0"
+PACKAGES = ("vllm", "vllm_rbln", "optimum_rbln")
+PYTHONS = ("3.11", "3.12", "3.10", "3.13")
+"""Versions the wheels exist for, in the order they are tried."""
+DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 310, "the other 190 packages": 420}
+"""torch and vllm as measured on Linux x86-64, Python 3.11; the rest is an estimate."""
+DISK_MIB = 2900
+FREE_MIB = 4500
+"""Free space required before the download: the installation, and room for pip to unpack."""
+MIB = 1024 * 1024
+SERVED_MODULES = (
+    *("vllm.entrypoints.cli.main", "vllm.entrypoints.cli.benchmark.main", "vllm.entrypoints.openai.api_server"),
+    *("vllm_rbln.v1.core.optimum_scheduler", "vllm_rbln.v1.worker.optimum_worker", "optimum.rbln"),
+    "vllm_rbln.model_executor.model_loader.rbln_model_loader",
+)
+"""Modules that a server imports. Only these are compiled ahead: a quarter of the installed files."""
+NO_NETWORK_SIGNS = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError", "Max retries")
+CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
+
+OnProgress = Callable[[str], None]
+
+
+class TwinInstallError(ServerError):
+    """The twin cannot be installed on this machine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSource:
+    """Where torch comes from when the indexes that pip is configured for have no CPU build: a wheel or an index."""
+
+    wheel: str | None = None
+    index: str | None = None
+
+    def pip_arguments(self) -> list[str]:
+        if self.wheel:
+            return [self.wheel]
+        return [f"torch=={TORCH}", *(["--index-url", self.index] if self.index else [])]
+
+
+def install_twin(
+    folder: Path | None = None,
+    *,
+    version: str = "",
+    python: str | None = None,
+    torch: TorchSource | None = None,
+    on_progress: OnProgress = print,
+) -> TwinEnvironment:
+    """The twin of one vllm-rbln version in ``folder`` (default: .venv-twin-VERSION), installed or completed as needed.
+
+    version: default: the newest stable release. python: an interpreter; default: the first available that a CPU build
+    of torch exists for. Raises TwinInstallError naming the missing requirement; completed stages are kept.
+    """
+    stack = stack_named(version)
+    where = (default_folder(stack.version) if folder is None else folder).absolute()
+    stamp = read_stamp(where)
+    if stamp.get("complete") and stamp.get("locks_sha256") == stack.locks_sha256:
+        on_progress(f"{where}: already installed")
+        return TwinEnvironment(where, stamp)
+    if where.exists() and not stamp and any(where.iterdir()):
+        raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
+    if stamp.get("stack", stack.version) != stack.version:
+        raise SpecError(f"holds {stamp['stack']}", where=str(where), hint="Choose another folder with --path")
+    total = sum(DOWNLOAD_MIB.values())
+    parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
+    on_progress(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
+    on_progress(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
+    check_disk(where, FREE_MIB // 2 if "torch" in stamp else FREE_MIB)
+    torch_options = (torch or TorchSource()).pip_arguments()
+    if stamp.get("locks_sha256") != stack.locks_sha256:
+        kept = {key: stamp[key] for key in ("python", "torch") if key in stamp}
+        stamp = kept | {"stack": stack.version, "locks_sha256": stack.locks_sha256}
+    if "python" not in stamp:
+        # A torch that was named is not replaced by that of another twin.
+        donor = twin_to_share(python) if torch is None else None
+        chosen = str(donor.stamp["python"]) if donor else choose_python(python, torch_options, on_progress)
+        on_progress(f"environment: {where} with {chosen}")
+        _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
+        _record(where, stamp, python=chosen)
+        if donor:
+            on_progress(f"linking the packages that it shares with {donor.folder}, torch above all")
+            link_shared(donor, stack_named(donor.version), where)
+            _record(where, stamp, torch=_version(where, "torch"))
+    if "torch" not in stamp:
+        on_progress(f"torch {TORCH}")
+        _pip(where, "install", "--no-deps", "--no-compile", *torch_options)
+        _record(where, stamp, torch=_version(where, "torch"))
+    if "packages" not in stamp:
+        _install_packages(where, stack, on_progress)
+        _declare_stand_in(TwinEnvironment(where, stamp), stack)
+        _record(where, stamp, packages=True)
+    on_progress("checking that the installed files are the released ones, and that they load")
+    twin = TwinEnvironment(where, stamp)
+    num_files = check_released_files(twin)
+    # Byte code is written here, or every server start would compile the modules again.
+    variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
+    command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
+    _run(command, "the installed packages do not load", env=variables)
+    versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
+    size_mib = sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
+    _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=size_mib)
+    on_progress(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
+    return find_twin(where)
+
+
+def _install_packages(where: Path, stack: TwinStack, on_progress: OnProgress) -> None:
+    """Every package but torch, by the locks' hashes: with uv, several times as fast, or with pip where uv fails."""
+    locks = [word for lock in (COMMON_LOCK, stack.lock) for word in ("-r", str(lock))]
+    on_progress(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
+    wanted = ["--no-deps", "--require-hashes", *locks]
+    try:
+        uv_install(str(where / "bin" / "python"), wanted)
+    except (OSError, subprocess.CalledProcessError) as error:
+        on_progress(f"pip installs them, uv could not ({getattr(error, 'output', '') or error})")
+        _pip(where, "install", *wanted)
+
+
+def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
+    """Metadata of the stand-in runtime: the stack compares its version with that of vllm-rbln."""
+    release = ".".join(map(str, release_order(stack.version)[0]))
+    folder = twin.site_packages / f"{STAND_IN}-{release}.dist-info"
+    folder.mkdir(exist_ok=True)
+    text = f"Metadata-Version: 2.1\nName: rebel-compiler\nVersion: {release}\nSummary: Stand-in: no compiler inside\n"
+    (folder / "METADATA").write_text(text, encoding="utf-8")
+
+
+def choose_python(wanted: str | None, torch_options: Sequence[str], on_progress: OnProgress = print) -> str:
+    """An interpreter of a supported version for which pip can find a CPU build of torch."""
+    refused: list[str] = []
+    lacks_torch = False
+    for candidate in [wanted] if wanted else candidate_pythons():
+        reason = _why_not_python(candidate)
+        if not reason:
+            reason = _why_not_torch(candidate, torch_options)
+            lacks_torch = lacks_torch or bool(reason)
+        if not reason:
+            return candidate
+        on_progress(f"not {candidate}: {reason}")
+        refused.append(f"{candidate}: {reason}")
+    raise TwinInstallError(
+        "; ".join(refused) or "none available",
+        where="no Python for the twin",
+        # Where only torch is missing, another Python would most likely lack it too.
+        hint=CPU_WHEEL_HINT if lacks_torch else f"Install one of Python {', '.join(PYTHONS)} with venv",
+    )
+
+
+def candidate_pythons() -> Iterator[str]:
+    """Available interpreters, each supported version once: this process's, then PATH, then pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))) / "versions"
+    for version in PYTHONS:
+        if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
+            yield getattr(sys, "_base_executable", sys.executable)
+            continue
+        on_path = shutil.which(f"python{version}")
+        # pyenv puts shims on PATH even for versions that are not active.
+        if on_path and "shims" not in on_path:
+            yield on_path
+            continue
+        installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
+        if installed:
+            yield str(installed[-1])
+
+
+def check_released_files(twin: TwinEnvironment) -> int:
+    """Compare every file of the stack's wheels with the hash in its RECORD; returns the number of files.
+
+    Raises ServerError naming the first file that differs.
+    """
+    script = (
+        "import base64, csv, hashlib, importlib.metadata as m, json, sys\n"
+        "count, wrong = 0, []\n"
+        "for name in sys.argv[1:]:\n"
+        "    d = m.distribution(name)\n"
+        "    for path, digest, _ in csv.reader(d.read_text('RECORD').splitlines()):\n"
+        "        if not digest.startswith('sha256='): continue\n"
+        "        count += 1\n"
+        "        found = hashlib.sha256(open(d.locate_file(path), 'rb').read()).digest()\n"
+        "        if base64.urlsafe_b64encode(found).rstrip(b'=').decode() != digest[7:]: wrong.append(path)\n"
+        "print(json.dumps([count, wrong]))\n"
+    )
+    output = _run([str(twin.python), "-c", script, *PACKAGES], "cannot read the installed files")
+    count, wrong = json.loads(output.splitlines()[-1])
+    if wrong:
+        raise ServerError(
+            f"{len(wrong)} installed files are not the released ones, first {wrong[0]}",
+            where=str(twin.folder),
+            hint="Delete the folder and run harness server twin install again",
+        )
+    return int(count)
+
+
+def _why_not_python(python: str) -> str:
+    try:
+        version = _run([python, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], "").strip()
+    except TwinInstallError:
+        return "does not run, or has no venv"
+    return "" if version in PYTHONS else f"Python {version or '?'} is not one of {', '.join(PYTHONS)}"
+
+
+def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
+    command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    try:
+        report = _run([*command, "--report", "-", *torch_options], "pip finds none")
+    except TwinInstallError as error:
+        if any(sign in str(error) for sign in NO_NETWORK_SIGNS):
+            raise TwinInstallError(
+                "pip cannot reach its index",
+                where=python,
+                hint="Check the network or pip's configuration, run it again",
+            ) from error
+        return f"pip finds no torch {TORCH} for it"
+    found = json.loads(report[report.index("{") :])["install"][0]["metadata"]["version"]
+    if sys.platform == "linux" and "+cpu" not in found and os.uname().machine == "x86_64":
+        return f"the torch {found} that pip finds is a GPU build"
+    return ""
+
+
+def check_disk(where: Path, needed_mib: int) -> None:
+    """Raise TwinInstallError when less than ``needed_mib`` is free where ``where`` is, or would be made."""
+    existing = next(folder for folder in (where, *where.parents) if folder.exists())
+    free_mib = shutil.disk_usage(existing).free // MIB
+    if free_mib < needed_mib:
+        raise TwinInstallError(
+            f"{free_mib:,} MiB free on this disk, the twin needs {needed_mib:,}",
+            where=str(existing),
+            hint=f"Free {needed_mib - free_mib:,} MiB, or choose a folder on another disk with --path",
+        )
+
+
+def _pip(where: Path, *arguments: str) -> None:
+    python = str(where / "bin" / "python")
+    _run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], "pip failed", timeout_s=3600)
+
+
+def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None, timeout_s: float = 900) -> str:
+    """Output of a command; TwinInstallError with its last lines when it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TwinInstallError(f"{what}: {error}", where=command[0]) from error
+    if done.returncode:
+        messages = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        unreachable = [line for line in messages if any(sign in line for sign in NO_NETWORK_SIGNS)]
+        raise TwinInstallError(
+            f"{what}: {' / '.join([*unreachable[:1], *messages[-3:]])}",
+            where=command[0],
+            hint="Fix the cause and run it again",
+        )
+    return done.stdout
+
+
+def _version(where: Path, name: str) -> str:
+    script = f"import importlib.metadata as m; print(m.version({name!r}))"
+    return _run([str(where / "bin" / "python"), "-c", script], f"{name} is not installed").strip()
+
+
+def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
+    """Write the stamp atomically: a partial stamp would look like a folder of something else."""
+    stamp.update(done)
+    partial = where / f"{STAMP_FILE}.partial"
+    partial.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+    partial.replace(where / STAMP_FILE)
+
+
+STAND_IN = "rebel_compiler"
+"""Has the version of the release."""
+
+
+def twin_to_share(python: str | None) -> TwinEnvironment | None:
+    """An installed twin of the current locks, made with the interpreter ``python`` (None: any)."""
+    stacks = {stack.version: stack for stack in known_stacks()}
+    for twin in reversed(installed_twins()):
+        stack = stacks.get(twin.version)
+        is_current = stack is not None and twin.stamp.get("locks_sha256") == stack.locks_sha256
+        if is_current and python in (None, twin.stamp["python"]):
+            return twin
+    return None
+
+
+def link_shared(donor: TwinEnvironment, stack: TwinStack, where: Path) -> None:
+    """Link every package of ``donor`` that does not belong to its release into the new environment ``where``.
+
+    stack: the donor's. Packages of ``stack.lock`` and the stand-in for the device runtime are left out.
+    """
+    excluded = _release_files(donor, stack)
+    for folder, folders, names in os.walk(donor.site_packages):
+        folders[:] = [name for name in folders if not name.startswith(STAND_IN)]
+        here = Path(folder)
+        for path in (here / name for name in names):
+            if _source_of(path) not in excluded:
+                _link(path, where / path.relative_to(donor.folder))
+    for script in (donor.folder / "bin").iterdir():
+        if script.is_file() and not script.is_symlink() and script not in excluded:
+            _link_script(script, donor.folder, where)
+
+
+def _release_files(donor: TwinEnvironment, stack: TwinStack) -> set[Path]:
+    """Files of the packages that the stack's lock names, as each package's RECORD lists them."""
+    names = set(re.findall(r"^([\w.-]+)==", stack.lock.read_text(encoding="utf-8"), re.MULTILINE))
+    files: set[Path] = set()
+    for described in donor.site_packages.glob("*.dist-info"):
+        if described.name.split("-")[0].replace("_", "-").lower() not in names:
+            continue
+        files |= set(described.iterdir())
+        for row in csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines()):
+            files.add(Path(os.path.normpath(donor.site_packages / row[0])))
+    return files
+
+
+def _source_of(path: Path) -> Path:
+    """The source of a compiled cache; for any other file the file itself."""
+    if path.parent.name != "__pycache__":
+        return path
+    return path.parent.parent / f"{path.name.split('.')[0]}.py"
+
+
+def _link_script(script: Path, donor: Path, where: Path) -> None:
+    """A script names the interpreter of its environment in its first line."""
+    first, newline, rest = script.read_bytes().partition(b"\n")
+    target = where / "bin" / script.name
+    if first.startswith(b"#!") and not target.exists():
+        target.write_bytes(first.replace(os.fsencode(donor), os.fsencode(where)) + newline + rest)
+        shutil.copymode(script, target)
+    else:
+        _link(script, target)
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        # Another disk, or a file system without links.
+        shutil.copy2(source, target)

@@ -1,1 +1,0 @@
-"""tpu-inference, the TPU plugin of vLLM: the reader of its batch statistics."""

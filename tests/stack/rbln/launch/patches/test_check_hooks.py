@@ -1,0 +1,51 @@
+"""Whether the observer fits a stack can be said from its source: the twin's real packages, and what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.stack.rbln.launch.observer import INSIDE
+from harness.stack.rbln.launch.patches.check import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks, verify_installed
+from harness.stack.rbln.launch.twin.environment import TwinEnvironment, known_stacks
+from tests.support.little_stack import write_little_stack
+
+
+def _missing(root: Path) -> list[str]:
+    def read(name: str) -> str | None:
+        return (root / name).read_text() if (root / name).is_file() else None
+
+    return missing_hooks(read, (*POINTS, RUNTIME))
+
+
+@pytest.mark.parametrize("twin", [stack.version for stack in known_stacks()], indirect=True)
+def test_the_real_packages_of_a_twin_have_every_hook(twin: TwinEnvironment) -> None:
+    assert _missing(twin.site_packages) == []
+    assert "the observer's 8 hooks fit" in verify_installed(twin.site_packages)
+
+
+@pytest.mark.parametrize(
+    ("renamed", "said"),
+    [
+        ("execute_model", "RBLNOptimumModelRunner has no execute_model"),
+        ("class RBLNPrefixKVCacheManager", "has no class RBLNPrefixKVCacheManager"),
+        ("_evict_block", "RBLNPrefixKVCacheManager has no _evict_block"),
+        ("preprocess_for_decoder", "RBLNOptimumDecoderMixin has no decode_layout or preprocess_for_decoder"),
+        ("preemption", "RBLNPrefixKVCacheManager.free_request takes no preemption"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, renamed: str, said: str) -> None:
+    assert any(said in one for one in _missing(write_little_stack(tmp_path, without=renamed)))
+
+
+def test_a_tree_without_the_package_lacks_everything(tmp_path: Path) -> None:
+    assert len(_missing(tmp_path)) == len(POINTS) + 1
+
+
+def test_every_function_that_the_observer_wraps_is_among_the_points() -> None:
+    source = "".join(path.read_text() for path in (INSIDE / "rbln_observer").glob("*.py"))
+    for point in (*POINTS, RUNTIME):
+        assert any(name in source for name in point.names)
+        assert point.owner in source
+    assert all(f"output.{name}" in source for name in OUTPUT_FIELDS)
