@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.cli.addresses import ResumeOption, override_table, sealed_runs
-from harness.cli.run import RunsOption, ensure_machine_code
+from harness.cli.addresses import ResumeOption, RunsOption, override_table, sealed_runs
+from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named

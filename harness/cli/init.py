@@ -1,6 +1,6 @@
-"""``harness init``: writes an experiment to begin with, for a backend, a recorded trace or a server that runs.
+"""``harness init`` and ``doctor``: what this machine can run, and an experiment to begin with.
 
-Asks nothing, and starts nothing.
+Neither asks a question or starts a server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from harness.errors import ServerError, SpecError
+from harness.cli.addresses import RunsOption
+from harness.cli.terminal import escape_markup, say, terminal
+from harness.errors import ExitCode, ServerError, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
@@ -206,7 +208,7 @@ def _recorded(source: str, name: str, start: FirstExperiment) -> Workload:
 
 def _trace_of(source: str, name: str) -> tuple[str, TraceFile, tuple[str, ...]]:
     """(the trace as the experiment names it, its content, what the import says)."""
-    from harness.cli.trace import import_notes
+    from harness.cli.inputs import import_notes
     from harness.traces.importing import import_trace
     from harness.traces.recording import is_trace, load_trace, read_trace
 
@@ -248,3 +250,52 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
     ]
     body = [f"{setting:<25} # {comment}" if comment else setting for setting, comment in lines]
     return "\n".join([f"# {start.question}", *body]) + "\n"
+
+
+def doctor(
+    runs: RunsOption = Path("runs"),
+    url: Annotated[str, typer.Option(help="Ask this server alone: what would a measurement of it lack?")] = "",
+    api_key_env: Annotated[str, typer.Option(help="With --url: environment variable with the server's key.")] = "",
+) -> None:
+    """Say what this machine can run, what is missing, and how to get it.
+
+    Example: `harness doctor --url http://127.0.0.1:8000`
+    """
+    if url:
+        _ask_server(url, api_key_env)
+        return
+    from harness.runner.backends import readiness, what_you_can_do
+    from harness.server.doctor import run_checks
+
+    console = terminal()
+    checks = [*run_checks(runs), *readiness()]
+    marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        say(console, f"{marks[check.ok]} {check.name:<{width}}  {check.found}")
+        if not check.ok:
+            say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim")
+            say(console, f"{'':>9}{'do':>{width}}  {check.how}")
+    say(console, what_you_can_do(checks), "bold")
+    raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
+
+
+def _ask_server(url: str, api_key_env: str) -> None:
+    """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
+    from harness.client.target import endpoint_of
+    from harness.runner.backends.attached import AttachedBackend
+    from harness.server.probe import Needs, probe
+    from harness.spec import ClientSpec, ServerSpec
+
+    server, console = ServerSpec(url=url, api_key_env=api_key_env), terminal()
+    endpoint = endpoint_of(server)
+    report = probe(endpoint, Needs(ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")))
+    shown = {"model": report.model, "version": report.version}
+    shown |= AttachedBackend().in_force(server) if report.model else {}
+    for name, value in shown.items() if report.model else ():
+        say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}")
+    for note in report.notes:
+        say(console, f"[yellow]limit[/]    {escape_markup(note)}")
+    for problem in report.problems:
+        say(console, f"[red]missing[/]  {escape_markup(problem)}")
+    raise typer.Exit(int(ExitCode.HARNESS_FAULT if report.problems else ExitCode.PASS))

@@ -1,29 +1,29 @@
-"""``harness plan``, ``waits``, ``simulate``: make and look at inputs, before any server is started.
+"""``harness plan`` and ``harness trace``: plans, tool waits and recorded agents; runs written as traces.
 
-Writes only the files that the commands name.
+Writes only the files that the commands name; prints counts, never text of a recording.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, MaybeExperimentArgument, experiment_with
-from harness.cli.terminal import print_facts, show, terminal, time_left
-from harness.cli.trace import check_trace_format
-from harness.clock import NS_PER_S
+from harness.cli.addresses import (
+    ExperimentArgument,
+    RunsOption,
+    SealedArgument,
+    sealed_runs,
+)
+from harness.cli.terminal import print_facts, printable_lines
 from harness.errors import SpecError
-from harness.table import Table
+from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.analysis.decisions.predictions import Predictions
-    from harness.spec import ExperimentSpec
+    from harness.records import SealedRun
+    from harness.traces.recording import ReadNotes, TraceHead
 
 
 def plan_build(
@@ -106,101 +106,151 @@ def waits_import(
     print(f"wrote {output}")
 
 
-def simulate(
-    experiment: MaybeExperimentArgument = None,
-    jsonl: Annotated[
-        Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
-    ] = None,
-    draws: Annotated[
-        int | None, typer.Option(min=1, help="Simulations of each run; 1: one, nominal. Default: the experiment's.")
-    ] = None,
+def trace_import(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Recorded files, folders that are searched for them, or - for a pipe.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (.jsonl).")],
+    kind: Annotated[str, typer.Option("--format", help="Format of the files; `auto` looks at them.")] = "auto",
+    name: Annotated[str, typer.Option(help="Name of the trace; default: the file's stem.")] = "",
 ) -> None:
-    """Predict every run of an experiment without a server.
+    """Read recorded agents and write one trace: counts, times and waits only, no text, path or command.
 
-    Or simulate cases, one JSON line each.
+    Formats: weka, tracelab, claude, codex, mooncake, agentic-mooncake, bailian, otel, csv.
 
-    A server is chaotic: figures are means over perturbed draws, with the interval that should hold a measured one.
-
-    Example: `harness simulate demo`
+    Example: `harness trace import ~/.claude/projects -o my-agents.jsonl`
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    if jsonl is not None:
-        from harness.sim import simulate_batches, simulate_jsonl
+    from harness.inputs import standard_input_as_file
+    from harness.traces.importing import import_trace
 
-        if str(jsonl) == "-":
-            _print_results(simulate_jsonl(sys.stdin), str(jsonl))
-            return
-        with SpecError.on_os_error("cannot be read", where=jsonl, hint="Check the path"):
-            lines = jsonl.open(encoding="utf-8")
-        with lines:
-            _print_results(simulate_batches(lines), str(jsonl))
+    check_trace_format(kind)
+    if Path("-") in sources:
+        with standard_input_as_file() as piped:
+            trace_import([piped if source == Path("-") else source for source in sources], output, kind, name)
         return
-    if experiment is None:
-        raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
-    _simulate_experiment(experiment, draws)
-
-
-def _print_results(results: Iterable[str], source: str) -> None:
-    """Print every result; SpecError in the end where no line of ``source`` was a case."""
-    num_lines = num_errors = 0
-    for line in results:
-        print(line, flush=source == "-")
-        num_lines += 1
-        num_errors += '"error": ' in line
-    if num_lines and num_errors == num_lines:
-        what = f"none of its {num_lines} lines is a case"
-        raise SpecError(what, where=source, hint="Write one JSON object in each line")
-
-
-def _simulate_experiment(path: Path, draws: int | None) -> None:
-    from harness.analysis.decisions.predictions import drawn_interval
-    from harness.experiment import resolve
-    from harness.prereg.predict import predict_experiment
-    from harness.runner.experiment import checked
-    from harness.sim.predict.draws import perturbation_of
-
-    spec, _, _ = experiment_with(path)
-    if draws is not None:
-        spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
-    planned = checked(resolve(spec))
-    with time_left("predicting") as on_progress:
-        predictions = predict_experiment(planned, on_progress=on_progress)
-    console, wanted = terminal(), spec.prediction
-    interval = [f"{wanted.level:.0%} interval"] * (wanted.draws > 1)
-    headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
-    rows: list[tuple[str, ...]] = []
-    for run in planned:
-        means = predictions[run.condition.name][run.replicate]
-        device = drawn_interval([means], "device_ns")
-        seconds = (means.decode_ns, means.prefill_ns, means.waiting_session_ns, means.end_ns)
-        counts = (
-            f"{means.num_reused}/{means.num_rearrivals}",
-            str(means.cached_tokens),
-            str(means.num_evictions),
+    total = sum(path.stat().st_size for source in sources for path in _files(source))
+    console = Console(stderr=True)
+    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        head, notes = import_trace(
+            sources, output, name=name or output.stem, kind=kind, progress=lambda done: bar.advance(task, done)
         )
-        drawn = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
-        device_s = f"{means.device_ns / NS_PER_S:.3f}"
-        rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
-    how = f"means of {wanted.draws} draws" if wanted.draws > 1 else "one simulation of each, without perturbations"
-    console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
-    console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
-    if wanted.draws > 1:
-        for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
-            console.print(line)
-    show(console, Table("", "", headings, tuple(rows)))
-    _print_ratios(console, spec, predictions)
+    for line in import_notes(output, head, notes):
+        print(line)
+    _show(str(output))
 
 
-def _print_ratios(console: Console, spec: ExperimentSpec, predictions: Predictions) -> None:
-    """Predicted device time of every condition over its baseline's, all replicates summed."""
-    from harness.analysis.decisions.answer import source_of_prediction
-    from harness.analysis.decisions.predictions import drawn_ratio, predicted_ratio
+def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[str]:
+    """What an import read, left out and assumed, a line each."""
 
-    for condition in spec.condition:
-        baseline = spec.baseline_of(condition)
-        if baseline == condition.name:
-            continue
-        own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
-        drawn, source = drawn_ratio(own, base), source_of_prediction(own).value
-        ends = "" if drawn is None else f", {drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}"
-        console.print(f"{condition.name} / {baseline}: {predicted_ratio(own, base):.4f} ({source}){ends}")
+    yield f"{output}: {head.source_format}, {notes.num_lines} lines read"
+    for what, counts in (("broken", notes.broken), ("dropped", notes.dropped)):
+        for reason, count in counts.most_common():
+            yield f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}"
+    for label in head.labels:
+        yield f"  assumed: {printable_lines(label)}"
+
+
+def check_trace_format(kind: str) -> None:
+    """Raises SpecError for a format that no reader knows."""
+    from harness.traces.importing import TRACE_FORMATS
+
+    if kind != "auto" and kind not in TRACE_FORMATS:
+        raise SpecError(f"unknown format {kind!r}", where="--format", hint=f"Use auto, {', '.join(TRACE_FORMATS)}")
+
+
+def _files(source: Path) -> list[Path]:
+    return [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source] * source.is_file()
+
+
+def trace_show(
+    trace: Annotated[str, typer.Argument(help="A trace file, or a shipped trace by name.")],
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
+    max_context: Annotated[int, typer.Option(help="Also say what fits so many tokens of prompt and answer.")] = 0,
+    scale: Annotated[str, typer.Option(help="With every length divided, as workload.scale: 1/k.")] = "1",
+) -> None:
+    """Sessions, requests, lengths, waits by kind, sharing and ceilings of a trace.
+
+    Example: `harness trace show coding-agent --max-context 8000 --picture coding-agent.svg`
+    """
+    _show(trace)
+    if max_context or scale != "1":
+        _show_what_fits(trace, max_context, scale)
+    if picture is not None:
+        from harness.report.trace_picture import draw_trace
+        from harness.traces.recording import load_trace
+
+        draw_trace(load_trace(trace), picture)
+        print(f"wrote {picture}")
+
+
+def trace_export(
+    experiment: SealedArgument,
+    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    form: Annotated[str, typer.Option("--format", help="agentic-mooncake, otel or csv.")] = "agentic-mooncake",
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write one sealed run as a trace that others replay; nothing of a prompt is in it.
+
+    Example: `harness trace export demo base-waits/0 --format otel -o spans.json --runs runs/today`
+    """
+    from harness.export.traces import export_trace
+    from harness.outputs import write_atomic
+
+    write_atomic(output, [export_trace(_run(experiment, run, runs), form)], what="the trace")
+    print(f"wrote {output}")
+
+
+def perfetto(
+    experiment: SealedArgument,
+    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
+    ],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
+
+    Example: `harness trace perfetto demo base-waits/0 -o trace.json.gz --runs runs/today`
+    """
+    from harness.report import write_perfetto
+
+    print(f"trace: {write_perfetto([_run(experiment, label, runs) for label in run], output)}")
+
+
+def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
+    """What a plan with this scale and context takes of the trace, and what it leaves out."""
+    from pydantic import ValidationError
+
+    from harness.experiment import build_plan
+    from harness.spec import WorkloadSpec
+    from harness.spec.base import describe_validation_error
+
+    given = {"source": "trace", "trace": trace, "scale": scale, "max_context_tokens": max_context}
+    try:
+        workload = WorkloadSpec.model_validate(given)
+    except ValidationError as error:
+        raise SpecError(describe_validation_error(error, WorkloadSpec), where="--scale, --max-context") from error
+    plan = build_plan(workload, 0, 0)
+    print(f"at scale {scale}: {plan.num_requests} requests in {plan.num_sessions} sessions")
+    print(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
+
+
+def _run(experiment: str, run: str, runs: Path) -> SealedRun:
+    labels = {sealed.label: sealed for sealed in sealed_runs(runs, experiment)}
+    if run not in labels:
+        raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")
+    return labels[run]
+
+
+def _show(trace: str) -> None:
+    from harness.traces.recording import describe_trace, open_trace
+
+    path = Path(trace) if Path(trace).is_file() else find_shipped("traces", trace, what="trace")
+    with open_trace(path) as reader:
+        print_facts(describe_trace(reader))

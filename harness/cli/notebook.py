@@ -43,7 +43,7 @@ def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
     over: "workload.num_sessions=2,4,8"; the first value is the baseline. changes: keys of the experiment itself, such
     as replicates=3 or backend="sim".
     """
-    from harness.cli.sweep import swept_table
+    from harness.cli.run import swept_table
     from harness.records.addresses import experiment_at
     from harness.spec import parse_experiment
 

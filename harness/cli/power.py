@@ -106,7 +106,7 @@ def power(
         print(f"page: {page}")
 
 
-def scatter(
+def noise(
     experiment: Annotated[str, typer.Argument(help="Name of the experiment, as the sealed runs have it.")],
     runs: RunsOption = Path("runs"),
 ) -> None:

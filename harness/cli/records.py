@@ -1,17 +1,153 @@
-"""``harness records export``: sealed runs as the files and spans of other tools.
+"""``harness runs``, ``query``, ``verify`` and ``harness records``: sealed runs in SQL, checked, rebuilt and exported.
 
-Reads sealed runs only.
+Nothing that was measured is changed.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, complete_sealed, valid_runs
-from harness.errors import SpecError
+from harness.cli.addresses import RunsOption, SealedArgument, complete_sealed, sealed_runs, store_at, valid_runs
+from harness.cli.terminal import escape_markup, printable_drawing, say, terminal, terminal_width
+from harness.errors import SpecError, in_one_line
+from harness.outputs import check_output, write_text
+from harness.table import Table, TableForm, table_of, written
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.records import RunStore
+
+RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
+
+
+def query(
+    sql: Annotated[str, typer.Argument(help="One SQL statement (DuckDB).")],
+    runs: RunsOption = Path("runs"),
+    form: Annotated[RowForm, typer.Option("--format", help="How rows are printed.")] = "table",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds the query may take.")] = 60.0,
+) -> None:
+    """Ask sealed runs in SQL.
+
+    Tables: runs, requests, chunks, steps, kv_events, metrics, scrapes, latencies.
+    `valid_runs`, `valid_requests`, ... leave invalid runs out. `harness explain tables` has every column and unit.
+
+    Example: `harness query "select condition, sum(cached_tokens) from valid_requests group by all" --runs runs/today`
+    """
+    store = store_at(runs)
+    if form == "table":
+        text = printable_drawing(store.drawn(sql, terminal_width(), timeout_s))
+        print(text) if output is None else write_text(output, f"{text}\n")
+        return
+    if output is None and form == "parquet" and sys.stdout.isatty():
+        raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
+    data = _encoded(store.query(sql, timeout_s), form)
+    if output is None:
+        sys.stdout.buffer.write(data)
+    else:
+        check_output(output).write_bytes(data)
+
+
+def _encoded(rows: pa.Table, form: RowForm) -> bytes:
+    """The rows as a file of that form; SpecError where a cell does not fit into one."""
+    import pyarrow as pa
+
+    from harness.records.disk import csv_bytes, parquet_bytes
+
+    encode = {"csv": csv_bytes, "json": _json, "jsonl": _json_lines, "parquet": parquet_bytes}[form]
+    try:
+        return encode(rows)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise SpecError(
+            f"a cell of the answer cannot be written as {form}: {in_one_line(error)}",
+            where="--format",
+            hint="Cast its column to text, select COLUMN::varchar, or choose another format",
+        ) from error
+
+
+def _json_lines(rows: pa.Table) -> bytes:
+    return "".join(json.dumps(row, default=_json_text, allow_nan=False) + "\n" for row in rows.to_pylist()).encode()
+
+
+def _json(rows: pa.Table) -> bytes:
+    return json.dumps(rows.to_pylist(), default=_json_text, allow_nan=False, indent=1).encode() + b"\n"
+
+
+def _json_text(cell: object) -> str:
+    """Dates, decimals and identifiers as text; bytes have no text of their own."""
+    if isinstance(cell, bytes):
+        raise ValueError("JSON has no bytes")
+    return str(cell)
+
+
+def list_runs(
+    runs: RunsOption = Path("runs"),
+    form: Annotated[TableForm, typer.Option("--format", help="How the list is written.")] = TableForm.text,
+) -> None:
+    """List sealed runs, valid and INVALID, and unfinished ones.
+
+    Example: `harness runs --runs runs/today`
+    """
+    store = store_at(runs)
+    if form is not TableForm.text:
+        print(written([_runs_listed(store)], form), end="")
+        return
+
+    console = terminal()
+    for run in store.sealed():
+        verdict = "valid" if run.is_valid else f"INVALID: {escape_markup('; '.join(run.invalid_reasons))}"
+        tries = "".join(f"; repeats {earlier.folder}, INVALID" for earlier in run.manifest.earlier_tries)
+        say(console, f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}")
+    for folder in store.foreign():
+        name = escape_markup(str(folder.relative_to(runs)))
+        say(console, f"{name}  foreign: the name of no run, not counted", "dim")
+    for folder in store.unsealed():
+        say(console, f"{folder.relative_to(runs)}  never sealed, not counted", "dim")
+
+
+def _runs_listed(store: RunStore) -> Table:
+    rows = [
+        {
+            **run.key._asdict(),
+            "is_valid": run.is_valid,
+            "invalid_reasons": "; ".join(run.invalid_reasons),
+            "num_earlier_tries": len(run.manifest.earlier_tries),
+            "backend": run.manifest.backend,
+            "folder": str(run.path),
+        }
+        for run in store.sealed()
+    ]
+    return table_of("runs", f"Sealed runs in {store.root}.", rows)
+
+
+def verify(runs: RunsOption = Path("runs")) -> None:
+    """Check every file of every sealed run against its hash.
+
+    Example: `harness records verify --runs runs/today`
+    """
+    print(f"{store_at(runs).verify()} sealed runs are as they were sealed")
+
+
+def derive(
+    experiment: SealedArgument,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Rebuild every derived table from the raw logs and scrapes.
+
+    Example: `harness records derive demo --runs runs/today`
+    """
+    from harness.analysis.logs.derive import rebuild
+
+    for run in sealed_runs(runs, experiment):
+        rebuild(run)
+        run.verify()
+        print(f"{run.path}: derived tables rebuilt, equal to those sealed")
 
 
 def export(

@@ -1,4 +1,4 @@
-"""``harness run`` and ``harness report``: perform an experiment, and show what its sealed runs say.
+"""``harness run`` and ``harness sweep``: perform an experiment, as it is or at several values of one key.
 
 No server is started or stopped here.
 """
@@ -6,41 +6,38 @@ No server is started or stopped here.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from harness.cli.addresses import (
     BackendOption,
+    ExperimentArgument,
     MaybeExperimentArgument,
     ReplicatesOption,
     ResumeOption,
     RunsOption,
-    SealedArgument,
-    TableFormOption,
+    SetOption,
     asked_again,
     changes_of,
     experiment_with,
-    sealed_runs,
+    override_table,
 )
 from harness.cli.terminal import escape_markup, format_duration, say, show, terminal
-from harness.errors import ExitCode, HarnessError, SpecError
+from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
-from harness.outputs import check_output
 from harness.shipped import shipped_names
-from harness.table import Table, TableForm, table_of, written
+from harness.table import Table, TableForm
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.analysis import ExperimentSummary
     from harness.prereg import RunAuthorization
-    from harness.records import SealedRun
-    from harness.report.view import Results
     from harness.runner import ExperimentOutcome
     from harness.spec import ExperimentSpec
 
@@ -135,6 +132,7 @@ def perform(
     again: the command that continues it; default: ``harness run --confirmatory`` of the frozen file.
     """
     from harness.cli.progress import watched
+    from harness.cli.results import conclude, conditions_written
     from harness.report.write import check_report_page
     from harness.runner import run_experiment
 
@@ -157,9 +155,9 @@ def perform(
     again = again or f"harness run --confirmatory {source}"
     again += " --until decided" if until else ""
     if outcome.runs:
-        _conclude(console, outcome.runs, page, spec.title or spec.name)
+        conclude(console, outcome.runs, page, spec.title or spec.name)
         if form is not TableForm.text:
-            print(_conditions_written(outcome.runs, form), end="")
+            print(conditions_written(outcome.runs, form), end="")
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
 
 
@@ -215,163 +213,6 @@ def _what_to_run(
     return frozen.experiment, confirmatory, authorization
 
 
-def report(
-    experiment: SealedArgument,
-    runs: RunsOption = Path("runs"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file whatever it holds.")] = False,
-) -> None:
-    """Write the HTML report of an experiment again.
-
-    It is made from the sealed runs.
-    A file that is no report of the harness is replaced only with `--force`.
-
-    Example: `harness report demo --runs runs/today -o demo.html`
-    """
-    from harness.report.write import check_report_page
-
-    sealed = sealed_runs(runs, experiment)
-    page = output or sealed[0].path.parents[2] / f"{sealed[0].experiment}.html"
-    if force:
-        check_output(page).unlink(missing_ok=True)
-    _conclude(terminal(), sealed, check_report_page(page), None)
-
-
-def table(
-    experiment: SealedArgument,
-    runs: RunsOption = Path("runs"),
-    serving: Annotated[
-        bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
-    ] = False,
-    predicted: Annotated[
-        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
-    ] = False,
-    form: TableFormOption = TableForm.text,
-) -> None:
-    """Print what each condition cost, and what its users felt.
-
-    Example: `harness table demo --runs runs/today --serving`
-    """
-    from harness.analysis import summarise
-    from harness.report import on_terminal, serving_tables, summary_tables
-
-    sealed = sealed_runs(runs, experiment)
-    if predicted:
-        print(_predicted_written(sealed, form), end="")
-        return
-    if form is not TableForm.text:
-        print(_conditions_written(sealed, form, serving=serving), end="")
-        return
-    out, summary = terminal(), summarise(sealed)
-    if not serving:
-        _print_answer(out, summary, sealed)
-        out.print()
-    for shown in serving_tables(summary) if serving else summary_tables(summary):
-        out.print(on_terminal(shown, out.width))
-        out.print()
-
-
-def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
-    """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
-    from harness.analysis import summarise
-    from harness.report import serving_tables, summary_tables
-    from harness.report.terminal import for_documents
-
-    summary = summarise(sealed)
-    if form in (TableForm.csv, TableForm.json):
-        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
-        return written([table_of(summary.experiment, "", rows)], form)
-    shown = serving_tables(summary) if serving else summary_tables(summary)
-    return written(list(map(for_documents, shown)), form)
-
-
-def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
-    """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
-    from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.decisions.verdicts import ExperimentRuns
-    from harness.prereg import check_sealed_runs, predictions_for
-    from harness.records import origin_of
-
-    kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
-    predictions = (
-        prediction_table(ExperimentRuns(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
-    )
-    if predictions is None or not predictions.rows:
-        raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
-    note = origin_of(sealed)
-    if form is not TableForm.text:
-        rows = tuple((*row, kind) for row in predictions.rows)
-        table = Table(predictions.name, f"{predictions.caption}.", (*predictions.columns, "backend"), rows, note)
-        return written([table], form)
-    lines = [note] if note else []
-    for row in predictions.records():
-        lines.append(f"{row['condition']}")
-        for name in ("predicted", "observed"):
-            low, high = row[f"{name}_low"], row[f"{name}_high"]
-            interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
-            observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
-            ratio = row["predicted_ratio"] if name == "predicted" else observed
-            source = row["prediction" if name == "predicted" else "observation"]
-            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{interval}  reused {row[f'{name}_reuse']}  ({source})")
-    return "\n".join(lines) + "\n"
-
-
-def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
-    from harness.analysis import summarise
-    from harness.analysis.cost.drift import drift
-    from harness.report import on_terminal, summary_tables, write_report
-
-    summary = summarise(sealed)
-    console.print()
-    _print_answer(console, summary, sealed)
-    for shown in summary_tables(summary):
-        console.print()
-        console.print(on_terminal(shown, console.width))
-    if (moved := drift(sealed)) is not None and moved.is_found:
-        console.print(str(moved), style="yellow", markup=False, highlight=False)
-    page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
-    say(console, f"report: {page}")
-
-
-def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
-    """The question and the answer, before any table."""
-    from harness.report.terminal import answer_lines
-
-    for line in answer_lines(summary, sealed[0].manifest.question):
-        console.print(line, highlight=False)
-
-
-def _results(sealed: Sequence[SealedRun]) -> Results:
-    """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
-    from harness.analysis.catalogue import analyse
-    from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.decisions.verdicts import ExperimentRuns
-    from harness.prereg import check_sealed_runs, judge, predictions_for
-    from harness.report.view import Results
-
-    experiment = sealed[0].manifest.requested_experiment
-    valid = [run for run in sealed if run.is_valid]
-    is_measured = not kind_named(sealed[0].manifest.backend).is_virtual
-    analysis, predicted, decisions, notes = None, None, (), list[str]()
-    if valid and (experiment.get("analysis") or is_measured):
-        try:
-            frozen = check_sealed_runs(sealed)
-            predictions = predictions_for(valid, frozen)
-            if experiment.get("analysis"):
-                analysis = analyse(sealed, predictions)
-            if is_measured and (table := prediction_table(ExperimentRuns(valid, predictions))).rows:
-                predicted = table
-        except HarnessError as error:
-            name = repr(experiment["analysis"]) if experiment.get("analysis") else "of predictions"
-            notes.append(f"The analysis {name} gave nothing: {error.what}.")
-    if experiment.get("rules") and valid:
-        try:
-            decisions = tuple(judge(sealed).decisions)
-        except HarnessError as error:
-            notes.append(f"The rules decided nothing: {error.what}.")
-    return Results(analysis, decisions, tuple(notes), predicted)
-
-
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
     from harness.runner.experiment import will_fail_again
 
@@ -397,15 +238,6 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
         )
         return ExitCode.INTERRUPTED
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
-
-
-def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:
-    """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
-    from harness.runner.machine_code import make, missing, parts_of
-
-    needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend))
-    if lacking := missing(needed):
-        make(lacking)
 
 
 def _show_order(
@@ -440,3 +272,81 @@ def _show_order(
         console.print(f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
         console.print(f"{num_sealed} more are sealed already")
+
+
+def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:
+    """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
+    from harness.runner.machine_code import make, missing, parts_of
+
+    needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend))
+    if lacking := missing(needed):
+        make(lacking)
+
+
+def sweep(
+    experiment: ExperimentArgument,
+    over: Annotated[
+        str,
+        typer.Option("--over", help="KEY=VALUE,VALUE,... of [server] or [workload], e.g. `server.kv_slots=8,10,12`."),
+    ],
+    runs: RunsOption = Path("runs"),
+    resume: ResumeOption = False,
+    backend: BackendOption = None,
+    replicates: Annotated[int | None, typer.Option(min=1, help="Use this number of replicates.")] = None,
+    changes: SetOption = None,
+) -> None:
+    """Run an experiment at several values of one key.
+
+    The report draws rates and latencies along it.
+    The first value is the baseline of the others. Results lie under NAME-sweep-KEY.
+
+    Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
+    """
+    from harness.records.addresses import experiment_at
+    from harness.spec import parse_experiment
+
+    path, recorded, _ = experiment_at(experiment, runs)
+    table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)
+    spec = parse_experiment(table, where=f"{path} --over {over}")
+    options = asked_again(changes or [], backend, replicates)
+    again = f"harness sweep {experiment} --over {shlex.quote(over)}{options}"
+    perform(spec, path, runs, resume=resume, again=again)
+
+
+def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
+    """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
+
+    Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
+    """
+    from harness.spec import ServerSpec, WorkloadSpec
+
+    tables = {"server": ServerSpec, "workload": WorkloadSpec}
+    key, _, text = over.partition("=")
+    where, _, name = key.strip().partition(".")
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    values = [override_table({}, [f"value={part}"])["value"] for part in parts]
+    if not name and (homes := [home for home, spec in tables.items() if where in spec.model_fields]):
+        raise SpecError(f"{where!r} is a key of [{homes[0]}]", where="--over", hint=f"Write --over {homes[0]}.{over}")
+    if where not in tables or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
+        hint = "Write e.g. --over workload.num_sessions=2,4,8"
+        raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
+    conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
+    base = next((each for each in conditions if each.get("name") == table.get("baseline")), conditions[0])
+    short = name.replace("_", "-")
+    made = [
+        override_table(
+            {**base, "name": f"{short}-{value}".lower(), "baseline": "", "factors": {name: value}},
+            [f"{where}.{name}={part}"],
+        )
+        for value, part in zip(values, parts, strict=True)
+    ]
+    return {
+        **table,
+        "name": f"{table.get('name', 'experiment')}-sweep-{short}"[:64],
+        "baseline": made[0]["name"],
+        "condition": made,
+        "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
+        "question": f"How do cost and latency change with {key.strip()}?",
+        "analysis": "",
+        "rules": [],
+    }

@@ -1,207 +1,219 @@
-"""``harness server patch``, ``compile`` and ``devices``: what touches the real serving stack, by hand and in the open.
+"""``harness stack``: check whether a release of the vendor's stack is supported, and record it in the table of facts.
 
-No installed file is edited.
+Needs no device and no torch, starts nothing, and changes only the table that the command names.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import BackendOption, override_table, real_server_changes
-from harness.cli.terminal import say, terminal
-from harness.errors import ExitCode, ServerError, SpecError
+from harness.cli.addresses import (
+    ExperimentArgument,
+    SetOption,
+    TableFormsOption,
+    changes_of,
+    experiment_with,
+)
+from harness.cli.terminal import print_tables, printable_drawing, terminal_width, time_left
+from harness.errors import ExitCode, SpecError
+from harness.kinds import KINDS, kind_named
+from harness.table import TableForm, written
 
 if TYPE_CHECKING:
-    from harness.stack.rbln.launch.compile import Exporter
+    from harness.records import SealedRun
+    from harness.stack.rbln.launch.releases.check import ReleaseCheck
+    from harness.stack.rbln.launch.releases.sources import Sources
 
-EnvironmentOption = Annotated[
-    Path | None,
-    typer.Option("--environment", "-e", help="Virtual environment that holds vllm-rbln. Default: the one on PATH."),
+ReleaseArgument = Annotated[
+    Path, typer.Argument(help="Wheel or zip of vllm-rbln, virtual environment, or site-packages folder.")
 ]
-TwinOption = Annotated[bool, typer.Option("--twin", help="The installed twin's environment.")]
+VllmOption = Annotated[
+    Path | None, typer.Option("--vllm", help="The same for vLLM. Default: beside the release; else what is recorded.")
+]
+TableOption = Annotated[Path | None, typer.Option("--table", help="Table of facts. Default: the one of this harness.")]
 
 
-def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
-    """Say which patch an installed vllm-rbln has, and which exist.
-
-    Example: `harness server patch status --environment /opt/vllm`
-    """
-    from harness.stack.rbln.launch.patches import shipped as patches
-
-    for patch in patches.shipped_patches():
-        print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
-    status = patches.patch_status(_site_packages(environment, twin))
-    print(f"{status.target}: {status.state} (vllm-rbln {status.version or 'unknown'})")
-    print(f"  SHA-256 {status.found_sha256 or '-'}")
-    for name, value in ({} if status.patch is None else status.patch.hashes).items():
-        print(f"  {name} {value}")
-    if status.advice:
-        print(f"  {status.advice}")
-
-
-def patch_verify(
-    wheels: Annotated[
-        list[Path] | None, typer.Argument(help="Wheels of vllm-rbln. Default: what is installed.")
-    ] = None,
-    environment: EnvironmentOption = None,
-    twin: TwinOption = False,
+def check(
+    release: ReleaseArgument,
+    vllm: VllmOption = None,
+    against: Annotated[
+        str, typer.Option(help="Compare with this release (its number, or its wheel) as if no other were known.")
+    ] = "",
+    table: TableOption = None,
+    output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print it.")] = "text",
 ) -> None:
-    """Prove that a patch only observes.
+    """Say which facts that rules, patch, observer, log grammar and metrics rest on still hold in a release.
 
-    Compares hashes before and after, and the two syntax trees.
-
-    Example: `harness server patch verify vllm_rbln-0.11.1-py3-none-any.whl`
+    Exit code 0 when all hold, 3 when something changed that matters, 2 for what is no release. Example:
+    `harness stack check vllm_rbln-0.12.1a8-py3-none-any.whl --against 0.12.0`
     """
-    from harness.stack.rbln.launch.patches.check import verify_installed, verify_wheel
+    from harness.stack.rbln.launch.releases.check import check_release
+    from harness.stack.rbln.launch.releases.sources import RBLN, Release, open_sources, wheel_beside
+    from harness.stack.rbln.launch.releases.table import load_table
 
-    if wheels:
-        for wheel in wheels:
-            print(f"{wheel.name}: {verify_wheel(wheel)}")
-    else:
-        print(verify_installed(_site_packages(environment, twin)))
+    _place, facts = load_table(table)
+    rbln = open_sources(release)
+    engine = _vllm_of(rbln, vllm)
+    places = [rbln.place]
+    if against and Path(against).exists():
+        places.insert(0, Path(against))
+        against = open_sources(Path(against)).version
+    if against and against not in facts.releases:
+        raise SpecError(
+            f"{against} is not recorded", where="--against", hint=f"Recorded are {', '.join(facts.releases)}"
+        )
+
+    def find(package: str, version: str) -> Sources | None:
+        if package == RBLN and version == rbln.version:
+            return None
+        return next((wheel for place in places if (wheel := wheel_beside(place, package, version))), None)
+
+    checked = count(1)
+    with time_left(f"vllm-rbln {rbln.version}") as tell:
+        result = check_release(
+            facts,
+            Release(rbln, engine),
+            against=against,
+            find=find,
+            on_fact=lambda _name: tell(next(checked) / len(facts.facts)),
+        )
+    typer.echo(_as_json(result) if output == "json" else _as_text(result))
+    raise typer.Exit(int(ExitCode.PASS if result.holds else ExitCode.RUN_INVALID))
 
 
-def patch_apply(
-    environment: EnvironmentOption = None,
-    twin: TwinOption = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of overlays. Default: the user's cache.")
-    ] = None,
+def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption = None) -> None:
+    """Write a release that somebody has read into the table of facts: what stands in it now counts as known.
+
+    Read what `harness stack check` shows first. Example: `harness stack record vllm_rbln-0.12.0-py3-none-any.whl`
+    """
+    from harness.stack.rbln.launch.releases.sources import Release, open_sources
+    from harness.stack.rbln.launch.releases.table import load_table, recorded, write_table
+
+    place, facts = load_table(table)
+    rbln = open_sources(release)
+    engine = _vllm_of(rbln, vllm)
+    write_table(recorded(facts, Release(rbln, engine)), place)
+    engine_text = f"vLLM {engine.version}" if engine else f"vLLM {rbln.vllm_pin or 'of no version'}, not read"
+    typer.echo(f"{place}: vllm-rbln {rbln.version} with {engine_text}, {len(facts.facts)} facts")
+
+
+def compare(
+    old: Annotated[str, typer.Argument(help="Release of vllm-rbln; for `rbln`, an environment.")],
+    new: Annotated[str, typer.Argument(help="The other one.")],
+    experiment: ExperimentArgument,
+    backend: Annotated[str, typer.Option(help="What serves: a twin, an NPU, or `sim`.")] = "twin",
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs of both.")] = Path("runs/releases"),
+    changes: SetOption = None,
+    form: TableFormsOption = TableForm.text,
 ) -> None:
-    """Make the overlay, a patched copy of the package for PYTHONPATH.
+    """Run the same plans on two releases and show what differs.
 
-    Runs make their overlay themselves. Example: `harness server patch apply`
+    Decisions step by step, figures with intervals, names of metrics and log lines. Runs that are sealed already are
+    kept. `sim` simulates the rules of each release.
+
+    Example: `harness stack compare 0.11.2 0.12.0 twin-demo --runs runs/releases`
     """
-    from harness.stack.rbln.launch.patches.shipped import make_overlay
-    from harness.stack.rbln.launch.serving import overlay_folder
-
-    overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
-    print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
-
-
-def patch_check(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file; its first condition is run twice.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Folder for the two runs.")] = Path("runs"),
-    backend: BackendOption = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one key, as `harness run --set` does. Repeatable.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Perform only what is not sealed yet, and compare again.")
-    ] = False,
-) -> None:
-    """Run one plan with and without the patch, and compare tokens.
-
-    Also measures what observing costs.
-
-    Exit code 0 when they are the same, 3 when not. Example:
-    `harness server patch check twin-survival --runs runs/check`
-    """
-    from harness.cli.progress import watched
+    from harness.analysis.decisions.releases import compare_releases
     from harness.cli.run import ensure_machine_code
-    from harness.runner.paired import run_paired
-    from harness.spec import experiment_file, experiment_table, parse_experiment
-    from harness.stack.rbln.launch.patches.check import paired_spec
+    from harness.runner import run_experiment
 
-    console = terminal()
-    experiment = experiment_file(experiment)
-    table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
-    spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
-    ensure_machine_code(spec)
-    with watched(console) as (progress, stop):
-        outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)
-    if outcome is None:
-        say(console, "not both runs are sealed; continue with the same command and --resume")
-        raise typer.Exit(int(ExitCode.INTERRUPTED))
-    for line in outcome.lines:
-        say(console, line, markup=False)
-    say(console, f"runs: {runs / spec.name}", markup=False)
-    raise typer.Exit(int(ExitCode.PASS if outcome.is_same else ExitCode.RUN_INVALID))
+    sides: list[list[SealedRun]] = []
+    chosen = {release: _release_setting(release, backend) for release in (old, new)}
+    for release, setting in chosen.items():
+        spec, _, _ = experiment_with(experiment, [*changes_of((), backend, None), setting, *(changes or ())])
+        ensure_machine_code(spec)
+        folder = runs / Path(release).name
+        sides.append(list(run_experiment(spec, runs_root=folder, resume=True).require_valid().runs))
+    tables = compare_releases(sides[0], sides[-1], (Path(old).name, Path(new).name))
+    print_tables(tables, form)
 
 
-def compile_model(
-    spec: Annotated[Path | None, typer.Argument(help="What to compile (TOML). Without it: list what there is.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of artifacts.")] = Path("artifacts"),
-    environment: EnvironmentOption = None,
-    twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,
+def _release_setting(release: str, backend: str) -> str:
+    """The key that chooses a release: its environment, or in a simulation its rules."""
+    from harness.stack.rbln.rules.kv_rules import rules_for_version
+
+    kind = kind_named(backend)
+    if kind.has_stack:
+        return f'server.environment="{release}"'
+    if not kind.is_virtual:
+        usable = ", ".join(name for name, other in KINDS.items() if other.has_stack or other.is_virtual)
+        raise SpecError("has no releases to compare", where=f"--backend {backend}", hint=f"Use one of {usable}")
+    rules = rules_for_version(release)
+    if rules is None:
+        raise SpecError(
+            "no rules of this release are known", where=release, hint="`harness stack check` reads a new one"
+        )
+    return f'server.rules="{rules.name}"'
+
+
+def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
+    from harness.stack.rbln.launch.releases.sources import VLLM, open_sources, vllm_beside
+
+    return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
+
+
+def steps(
+    file: Annotated[Path, typer.Argument(help="File of steps, or debug log; the stack is recognised by its content.")],
+    form: TableFormsOption = TableForm.text,
 ) -> None:
-    """Compile a model for the NPUs.
+    """Show the decode steps (n, b) in a file of another stack: padding p, h(n), and what the file does not show.
 
-    The same specification and versions reuse the same artifact.
-
-    Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
+    Reads vLLM's step log, the batch statistics of tpu-inference, the profiler file of Gaudi, and a debug log of
+    vllm-rbln's native path. Example: `harness stack steps all_batches_stats_2026_11_23.jsonl --format json`
     """
-    from harness.stack.rbln.launch.compile import (
-        compile_artifact,
-        list_artifacts,
-        load_compile_spec,
-        registered_artifact,
+
+    from harness.stack.steps import load_steps, step_tables
+
+    steps_read = load_steps(file)
+    tables = step_tables(steps_read)
+    if form is TableForm.json:
+        (whole,), shapes = (table.records() for table in tables)
+        whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
+        print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes}, indent=1))
+    else:
+        print(printable_drawing(written(tables, form, terminal_width())), end="")
+
+
+def _as_text(result: ReleaseCheck) -> str:
+    how = {"read": "read", "recorded": "not read; its record counts", "not found": "neither found nor recorded"}
+    lines = [
+        f"vllm-rbln {result.version} with vLLM {result.vllm_version or '?'} ({how[result.vllm_source]}): "
+        f"{len(result.facts) - len(result.changed)} of {len(result.facts)} facts as in {result.compared_with}"
+    ]
+    for checked in result.changed:
+        known = f"; as in {', '.join(checked.known_in)}" if checked.known_in else ""
+        lines.append(f"{checked.state}: {checked.fact.name} ({', '.join(checked.fact.bears)}){known}")
+        lines.append(f"    {checked.fact.file}")
+        lines += [f"    {line}" for line in checked.diff]
+    lines += [f"{use.what}: {use.verdict} ({use.why})" for use in result.uses]
+    return "\n".join(lines)
+
+
+def _as_json(result: ReleaseCheck) -> str:
+
+    return json.dumps(
+        {
+            "release": result.version,
+            "vllm": {"version": result.vllm_version, "source": result.vllm_source},
+            "compared_with": result.compared_with,
+            "holds": result.holds,
+            "uses": [{"what": use.what, "verdict": use.verdict, "why": use.why} for use in result.uses],
+            "facts": [
+                {
+                    "name": checked.fact.name,
+                    "file": checked.fact.file,
+                    "bears": list(checked.fact.bears),
+                    "state": checked.state,
+                    "known_in": list(checked.known_in),
+                    "diff": list(checked.diff),
+                }
+                for checked in result.facts
+            ],
+        },
+        indent=2,
     )
-
-    if spec is None:
-        found = list_artifacts(output)
-        if not found:
-            raise SpecError(
-                "no artifacts there", where=str(output), hint="Name what to compile: harness server compile FILE.toml"
-            )
-        for folder, record in found:
-            if check:
-                registered_artifact(folder, check_hashes=True)
-            versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-            print(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
-        return
-    wanted = load_compile_spec(spec)
-    made = compile_artifact(wanted, output, _exporter(environment, twin), on_progress=typer.echo)
-    if check:
-        registered_artifact(made.folder, check_hashes=True)
-    how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
-    print(f"{made.folder}: {how}, {made.record['size_bytes'] / 2**20:.1f} MiB")
-
-
-def devices(
-    form: Annotated[
-        Literal["text", "json"], typer.Option("--format", help="`json`: the driver's own report.")
-    ] = "text",
-) -> None:
-    """Say which NPUs there are, how they are, and who uses them.
-
-    Example: `harness server devices`
-    """
-
-    from harness.stack.rbln.launch.devices import read_devices
-
-    report = read_devices()
-    if report is None:
-        raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/ca25.md)")
-    if form == "json":
-        print(json.dumps(report.raw, indent=2))
-        return
-    print(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")
-    for device in report.devices:
-        users = ", ".join(f"pid {use.pid} ({use.process})" for use in report.users_of([device.npu])) or "idle"
-        warmth = "?" if device.temperature_c is None else f"{device.temperature_c:g} C"
-        power = "?" if device.card_power_w is None else f"{device.card_power_w:g} W card"
-        print(f"  {device.npu}: {device.name} {device.status} {warmth} {power}; {users}")
-
-
-def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.stack.rbln.launch.serving import find_rbln_stack
-    from harness.stack.rbln.launch.twin.environment import find_twin
-
-    return find_twin().site_packages if twin else find_rbln_stack(str(environment or "")).site_packages
-
-
-def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.stack.rbln.launch.compile import EXPORT, Exporter, twin_exporter
-    from harness.stack.rbln.launch.serving import find_rbln_stack
-    from harness.stack.rbln.launch.twin.environment import find_twin
-
-    if twin:
-        return twin_exporter(find_twin())
-    stack = find_rbln_stack(str(environment or ""))
-    return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})

@@ -61,7 +61,7 @@ def _load(place: str) -> Any:
     """The command whose function is at "module:function" of ``harness.cli``."""
     module, _, function = place.partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    settings = PASSED_ON if place == "machine:emulator" else {}
+    settings = PASSED_ON if place == "server:emulator" else {}
     alone.command(cls=Command, **settings)(getattr(import_module(f"harness.cli.{module}"), function))
     command: Any = typer.main.get_command(alone)
     command.short_help = command.help.partition("\n\n")[0]
@@ -114,110 +114,113 @@ GROUPS = {
     "trace": _group(
         "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`",
         {
-            "import": "trace:trace_import",
-            "show": "trace:trace_show",
-            "export": "trace:trace_export",
-            "perfetto": "trace:perfetto",
+            "import": "inputs:trace_import",
+            "show": "inputs:trace_show",
+            "export": "inputs:trace_export",
+            "perfetto": "inputs:perfetto",
         },
     ),
     "predict": _group(
         "What to expect before a run: replicates, noise, costs, advice.\n\nExample: `harness predict power demo`",
         {
             "power": "power:power",
-            "noise": "power:scatter",
-            "search": "search:search",
-            "ratios": "search:predict",
-            "advise": "search:advise",
-            "coverage": "search:coverage",
+            "noise": "power:noise",
+            "search": "predict:search",
+            "ratios": "predict:ratios",
+            "advise": "predict:advise",
+            "coverage": "predict:coverage",
         },
     ),
     "prereg": _group(
         "Criteria fixed before a run, applied after it.\n\n"
         "Example: `harness prereg decide demo --rule superiority --runs runs/today`",
         {
-            "freeze": "method:freeze",
-            "decide": "method:decide",
-            "publish": "method:publish",
-            "check": "method:check_archive",
+            "freeze": "prereg:freeze",
+            "decide": "prereg:decide",
+            "publish": "prereg:publish",
+            "check": "prereg:check",
         },
     ),
     "records": _group(
         "Sealed runs as files: check, rebuild, export.\n\nExample: `harness records verify --runs runs/today`",
-        {"verify": "data:verify", "derive": "data:derive", "export": "records:export"},
+        {"verify": "records:verify", "derive": "records:derive", "export": "records:export"},
     ),
     "server": _group(
         "Servers to measure: emulator, twin, NPUs, patch, calibration.\n\nExample: `harness server devices`",
         {
-            "emulator": "machine:emulator",
+            "emulator": "server:emulator",
             "twin": _group(
                 "The real vLLM + vllm-rbln on a stand-in device.\n\nExample: `harness server twin install`",
-                {"install": "twin:install", "artifact": "twin:artifact"},
+                {"install": "server:twin_install", "artifact": "server:twin_artifact"},
             ),
-            "compile": "stack:compile_model",
+            "compile": "server:compile_model",
             "patch": _group(
                 "The observation patch of vllm-rbln.\n\nExample: `harness server patch status --twin`",
                 {
-                    "status": "stack:patch_status",
-                    "verify": "stack:patch_verify",
-                    "apply": "stack:patch_apply",
-                    "check": "stack:patch_check",
+                    "status": "server:patch_status",
+                    "verify": "server:patch_verify",
+                    "apply": "server:patch_apply",
+                    "check": "server:patch_check",
                 },
             ),
-            "devices": "stack:devices",
+            "devices": "server:devices",
             "calibrate": "calibrate:calibrate",
         },
     ),
     "stack": _group(
         "Releases of vllm-rbln, and step files of other stacks.\n\nExample: `harness stack check .venv`",
-        {"check": "release:check", "record": "release:record", "compare": "release:compare", "steps": "release:steps"},
+        {"check": "stack:check", "record": "stack:record", "compare": "stack:compare", "steps": "stack:steps"},
     ),
     "paper": _group(
         "The paper's experiments, analyses and tables.\n\nExample: `harness paper catalogue`",
         {
-            "catalogue": "method:catalogue",
-            "analyse": "method:analyse",
-            "tables": "tables:tables",
-            "signs": "tables:signs",
-            "rules": "search:paper_rules",
+            "catalogue": "paper:catalogue",
+            "analyse": "paper:analyse",
+            "tables": "paper:tables",
+            "signs": "paper:signs",
+            "rules": "paper:rules",
         },
     ),
     "fleet": _group(
         "Several devices or hosts at once.\n\nExample: `harness fleet status demo --runs runs/today`",
-        {"status": "fleet:status", "worker": "fleet:worker"},
+        {"status": "watch:fleet_status", "worker": "watch:fleet_worker"},
     ),
 }
 # What `harness --help` shows, heading by heading.
 HEADINGS: dict[str, dict[str, Any]] = {
     "Before a run": {
         "init": "init:init",
-        "doctor": "machine:doctor",
+        "doctor": "init:doctor",
         "explain": "explain:explain",
-        "simulate": "inputs:simulate",
+        "simulate": "predict:simulate",
         "power": "power:power",
-        "search": "search:search",
+        "search": "predict:search",
     },
     "Run": {
         "run": "run:run",
-        "sweep": "sweep:sweep",
+        "sweep": "run:sweep",
         "watch": "watch:watch",
     },
     "After a run": {
-        "report": "run:report",
-        "table": "run:table",
+        "report": "results:report",
+        "table": "results:table",
         "compare": "compare:compare",
-        "gate": "gate:gate",
-        "history": "history:history",
-        "decide": "method:decide",
-        "runs": "data:list_runs",
-        "query": "data:query",
-        "verify": "data:verify",
+        "gate": "compare:gate",
+        "history": "compare:history",
+        "decide": "prereg:decide",
+        "runs": "records:list_runs",
+        "query": "records:query",
+        "verify": "records:verify",
     },
     "More": {**GROUPS, "bench": "bench:bench"},
 }
 # Words that a newcomer tries.
 FIRST_WORDS = {"demo": ["run", "demo"], "list": ["runs"], "help": ["--help"], "version": ["--version"]}
 # The emulator takes every option itself, --help too.
-PASSED_ON: dict[str, Any] = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}, "add_help_option": False}
+PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
 FIRST_STEPS = """\
 Three things to do first:
 

@@ -1,83 +1,149 @@
-"""``harness records export`` as a person runs it."""
+"""Sealed runs from the command line: where they are looked for, and rows in every form."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from harness.analysis import summarise
+from harness.records import RunStore
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
-from tests.support.report_runs import Shape, seal_run
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("records")
+    root = tmp_path_factory.mktemp("data") / "demo"
     run_experiment(small_experiment(backend="sim"), runs_root=root)
-    seal_run(root, Shape(experiment="broken", invalid_reasons=("a request failed",)))
     return root
 
 
-def export(runs: Path, *words: str) -> tuple[int, str]:
-    done = harness("records", "export", *words, "--runs", str(runs))
-    return done.returncode, done.stdout + done.stderr
+@pytest.mark.parametrize("command", [("runs",), ("verify",), ("query", "from runs")])
+def test_a_folder_without_runs_is_refused_and_told_where_they_lie(runs: Path, command: tuple[str, ...]) -> None:
+    result = harness(*command, "--runs", str(runs.parent))
+    assert result.returncode == 2
+    assert str(runs) in result.stderr
 
 
-def test_an_experiment_is_written_and_what_has_no_room_is_listed(runs: Path, tmp_path: Path) -> None:
-    code, said = export(runs, "small", "--format", "aiperf", "-o", str(tmp_path / "out"))
-    assert code == 0
-    assert "no room in aiperf: finish reason" in said
-    assert len(list((tmp_path / "out").glob("*/0/profile_export.jsonl"))) == 2
+def test_rows_are_drawn_with_their_types_and_the_middle_of_many_is_left_out(runs: Path) -> None:
+    shown = harness("query", "from chunks", "--runs", str(runs)).stdout
+    assert "int64" in shown
+    assert "20 shown" in shown
+    assert len(shown.splitlines()) < 40
 
 
-def test_one_run_is_written_alone(runs: Path, tmp_path: Path) -> None:
-    assert export(runs, "small/more/0", "--format", "vllm-bench", "-o", str(tmp_path / "out"))[0] == 0
-    (path,) = (tmp_path / "out").rglob("*.json")
-    assert json.loads(path.read_text())["label"] == "small/more/0"
+def test_what_a_server_said_is_not_obeyed_by_a_terminal(runs: Path) -> None:
+    shown = harness("query", "select chr(27) || '[31mred' as said", "--runs", str(runs)).stdout
+    assert "\x1b" not in shown
+    assert "[31mred" in shown
 
 
-def test_a_folder_of_runs_names_them_too(runs: Path, tmp_path: Path) -> None:
-    words = ("--format", "csv", "-o", str(tmp_path / "out"))
-    assert harness("records", "export", str(runs / "small"), *words).returncode == 0
-    assert harness("records", "export", str(runs / "small" / "more"), *words, "--force").returncode == 0
-    assert "base" not in (tmp_path / "out" / "requests.csv").read_text()
-
-
-def test_a_file_that_is_there_is_kept_unless_forced(runs: Path, tmp_path: Path) -> None:
-    words = ("small", "--format", "csv", "-o", str(tmp_path))
-    (tmp_path / "requests.csv").write_text("mine")
-    code, said = export(runs, *words)
-    assert code == 2
-    assert "is there already" in said
-    assert (tmp_path / "requests.csv").read_text() == "mine"
-    assert not (tmp_path / "serving.csv").exists()
-    assert export(runs, *words, "--force")[0] == 0
-    assert "mine" not in (tmp_path / "requests.csv").read_text()
+def test_rows_come_as_csv_json_and_parquet(runs: Path, tmp_path: Path) -> None:
+    sql = "select condition, count(*) as n from valid_requests group by all order by all"
+    expected = [{"condition": "base", "n": 6}, {"condition": "more", "n": 6}]
+    assert json.loads(harness("query", sql, "--runs", str(runs), "--format", "json").stdout) == expected
+    assert harness("query", sql, "--runs", str(runs), "--format", "csv").stdout.splitlines()[1] == '"base",6'
+    file = tmp_path / "rows.parquet"
+    assert harness("query", sql, "--runs", str(runs), "--format", "parquet", "-o", str(file)).returncode == 0
+    assert pq.read_table(file).to_pylist() == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    ("form", "cell"),
     [
-        (("small", "--format", "xml"), "unknown format 'xml'. Use vllm-bench"),
-        (("nothing", "--format", "csv"), "no sealed runs of experiment 'nothing'"),
-        (("small/none", "--format", "csv"), "no valid sealed runs of that name. Valid there:"),
-        (("small", "--format", "csv", "--otlp", "http://127.0.0.1:1"), "Use --format otel"),
-        (("small", "--format", "otel", "--otlp", "there"), "no address of a collector"),
-        (("small", "--format", "csv", "-o", "/dev/full/x"), "cannot be written"),
+        ("csv", "[1, 2]"),
+        ("json", "'nan'::double"),
+        ("jsonl", "'ab'::blob"),
+        ("json", "'290000-01-01'::timestamp"),
+        ("parquet", "interval '1 year'"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(runs: Path, words: tuple[str, ...], answer: str) -> None:
-    code, said = export(runs, *words)
-    assert code in {1, 2}
-    assert answer in said
-    assert said.count("\n") == 1
+def test_a_cell_that_a_form_cannot_hold_is_one_line(runs: Path, form: str, cell: str) -> None:
+    refused = harness("query", f"select {cell} as cell", "--runs", str(runs), "--format", form)
+    assert refused.returncode == 2
+    assert f"cannot be written as {form}" in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
-def test_invalid_runs_are_left_out_and_named(runs: Path, tmp_path: Path) -> None:
-    code, said = export(runs, "broken", "--format", "csv", "-o", str(tmp_path))
-    assert code == 2
-    assert "left out: base-waits/0 is INVALID (a request failed)" in said
-    assert list(tmp_path.iterdir()) == []
+def test_a_query_has_a_time_limit(runs: Path) -> None:
+    endless = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b"
+    stopped = harness("query", endless, "--runs", str(runs), "--timeout", "0.5")
+    assert stopped.returncode == 2
+    assert "took longer than 0.5 s" in stopped.stderr
+
+
+def test_a_table_shows_costs_and_what_users_felt(runs: Path) -> None:
+    text = harness("table", "small", "--runs", str(runs)).stdout
+    assert "cost/base" in text
+    assert "TTFT" in text
+    assert "needs 662" not in text
+    assert "certified" in text
+    every = harness("table", "small", "--runs", str(runs), "--serving").stdout
+    assert "turn 1" in every
+    assert "662 for p99" in every
+
+
+def test_the_mean_of_draws_stands_beside_the_draw_that_was_run(runs: Path) -> None:
+    text = harness("table", "small", "--runs", str(runs), "--predicted").stdout
+    predicted, observed = (line for line in text.splitlines() if "cost ratio" in line)
+    assert predicted.endswith("(mean of draws)")
+    assert observed.endswith("(simulated, one draw of each plan)")
+
+
+def test_every_column_of_the_records_is_explained() -> None:
+    text = harness("explain", "tables").stdout
+    for word in ("response_head_ns", "clock ns", "valid_"):
+        assert word in text
+
+
+def test_a_list_of_runs_and_the_result_of_a_run_come_in_every_form(runs: Path, tmp_path: Path) -> None:
+    listed = json.loads(harness("runs", "--runs", str(runs), "--format", "json").stdout)
+    assert [(row["condition"], row["is_valid"]) for row in listed] == [("base", True), ("more", True)]
+    assert harness("runs", "--runs", str(runs), "--format", "csv").stdout.startswith("experiment,condition,replicate,")
+    harness("init", "tiny", cwd=tmp_path)
+    done = harness("run", "tiny.toml", "--backend", "sim", "--replicates", "1", "--format", "json", cwd=tmp_path)
+    assert [row["condition"] for row in json.loads(done.stdout)] == ["base", "twelve-slots"]
+    assert "report: " in done.stderr
+
+
+def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
+    store = RunStore(runs)
+    summary = summarise(store.sealed())
+    first, of_more = repr(summary).splitlines()
+    assert first.startswith("ExperimentSummary 'small': 2 conditions, 2 runs. Predicted: simulated in virtual time")
+    assert re.fullmatch(r"  more: \d\.\d{4} of base, too few runs for an interval", of_more)
+    assert repr(store) == f"RunStore({str(runs)!r}): 2 sealed runs"
+    shown = summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert shown.startswith("<table><caption>")
+    assert "Predicted: simulated in virtual time" in shown
+    assert "<td>more</td>" in shown
+
+
+def test_a_run_its_plan_and_an_outcome_say_what_they_are_in_one_line(runs: Path, tmp_path: Path) -> None:
+    run = next(iter(RunStore(runs).sealed()))
+    assert repr(run) == f"SealedRun small/{run.label}: valid, sim, in {run.path}"
+    assert re.fullmatch(
+        r"Plan [0-9a-f]{12} \(drawn, seed 7, replicate 0, as-drawn\): 3 sessions, 6 requests", repr(run.plan)
+    )
+    outcome = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
+    assert repr(outcome) == "ExperimentOutcome 'small': 2 of 2 runs are sealed, 0 INVALID, 2 made now"
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("command", [("runs",), ("query", "from valid_requests")])
+def test_a_list_of_runs_and_their_rows_load_no_specs_no_machine_code_and_no_pictures(
+    runs: Path, command: tuple[str, ...]
+) -> None:
+    alone = [sys.executable, "-X", "importtime", "-m", "harness", *command, "--runs", str(runs)]
+    shown = subprocess.run(alone, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert "harness.records.store" in loaded
+    # What Python 3.10's duckdb imports of pyarrow is its own affair.
+    assert not loaded & {"harness.spec", "harness.engine", "numba", "matplotlib", "scipy"}

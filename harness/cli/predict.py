@@ -1,29 +1,37 @@
-"""``harness search``, ``predict``, ``advise``, ``paper-rules``, ``coverage``: choose a configuration before compiling.
+"""``harness simulate``, ``search`` and ``predict``: expected results, and a configuration chosen before compiling.
 
-Prints what the search found and how sure it is; writes only ledgers and the files that the options name.
+Prints how sure each prediction is; writes only ledgers and the files that the options name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import RunsOption, override_table
-from harness.cli.terminal import format_duration, print_or_write, say, show, terminal, time_left
-from harness.errors import ExitCode
-from harness.outputs import check_output
+from harness.cli.addresses import (
+    MaybeExperimentArgument,
+    RunsOption,
+    experiment_with,
+    override_table,
+)
+from harness.cli.terminal import format_duration, say, show, terminal, time_left
+from harness.clock import NS_PER_S
+from harness.errors import ExitCode, SpecError
 from harness.shipped import find_shipped
 from harness.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.analysis.decisions.predictions import Predictions
     from harness.sim.search.run import Progress, SearchResult
     from harness.sim.search.space import SpaceSpec
+    from harness.spec import ExperimentSpec
 
 SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key of the space. Repeatable.")]
@@ -31,6 +39,106 @@ ClusterOption = Annotated[
     str | None,
     typer.Option(help="`local`, or a Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine."),
 ]
+
+
+def simulate(
+    experiment: MaybeExperimentArgument = None,
+    jsonl: Annotated[
+        Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Simulations of each run; 1: one, nominal. Default: the experiment's.")
+    ] = None,
+) -> None:
+    """Predict every run of an experiment without a server.
+
+    Or simulate cases, one JSON line each.
+
+    A server is chaotic: figures are means over perturbed draws, with the interval that should hold a measured one.
+
+    Example: `harness simulate demo`
+    """
+
+    if jsonl is not None:
+        from harness.sim import simulate_batches, simulate_jsonl
+
+        if str(jsonl) == "-":
+            _print_results(simulate_jsonl(sys.stdin), str(jsonl))
+            return
+        with SpecError.on_os_error("cannot be read", where=jsonl, hint="Check the path"):
+            lines = jsonl.open(encoding="utf-8")
+        with lines:
+            _print_results(simulate_batches(lines), str(jsonl))
+        return
+    if experiment is None:
+        raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
+    _simulate_experiment(experiment, draws)
+
+
+def _print_results(results: Iterable[str], source: str) -> None:
+    """Print every result; SpecError in the end where no line of ``source`` was a case."""
+    num_lines = num_errors = 0
+    for line in results:
+        print(line, flush=source == "-")
+        num_lines += 1
+        num_errors += '"error": ' in line
+    if num_lines and num_errors == num_lines:
+        what = f"none of its {num_lines} lines is a case"
+        raise SpecError(what, where=source, hint="Write one JSON object in each line")
+
+
+def _simulate_experiment(path: Path, draws: int | None) -> None:
+    from harness.analysis.decisions.predictions import drawn_interval
+    from harness.experiment import resolve
+    from harness.prereg.predict import predict_experiment
+    from harness.runner.experiment import checked
+    from harness.sim.predict.draws import perturbation_of
+
+    spec, _, _ = experiment_with(path)
+    if draws is not None:
+        spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
+    planned = checked(resolve(spec))
+    with time_left("predicting") as on_progress:
+        predictions = predict_experiment(planned, on_progress=on_progress)
+    console, wanted = terminal(), spec.prediction
+    interval = [f"{wanted.level:.0%} interval"] * (wanted.draws > 1)
+    headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
+    rows: list[tuple[str, ...]] = []
+    for run in planned:
+        means = predictions[run.condition.name][run.replicate]
+        device = drawn_interval([means], "device_ns")
+        seconds = (means.decode_ns, means.prefill_ns, means.waiting_session_ns, means.end_ns)
+        counts = (
+            f"{means.num_reused}/{means.num_rearrivals}",
+            str(means.cached_tokens),
+            str(means.num_evictions),
+        )
+        drawn = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
+        device_s = f"{means.device_ns / NS_PER_S:.3f}"
+        rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
+    how = f"means of {wanted.draws} draws" if wanted.draws > 1 else "one simulation of each, without perturbations"
+    console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
+    console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
+    if wanted.draws > 1:
+        for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
+            console.print(line)
+    show(console, Table("", "", headings, tuple(rows)))
+    _print_ratios(console, spec, predictions)
+
+
+def _print_ratios(console: Console, spec: ExperimentSpec, predictions: Predictions) -> None:
+    """Predicted device time of every condition over its baseline's, all replicates summed."""
+    from harness.analysis.decisions.answer import source_of_prediction
+    from harness.analysis.decisions.predictions import drawn_ratio, predicted_ratio
+
+    for condition in spec.condition:
+        baseline = spec.baseline_of(condition)
+        if baseline == condition.name:
+            continue
+        own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
+        drawn, source = drawn_ratio(own, base), source_of_prediction(own).value
+        ends = "" if drawn is None else f", {drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}"
+        console.print(f"{condition.name} / {baseline}: {predicted_ratio(own, base):.4f} ({source}){ends}")
 
 
 def search(
@@ -68,7 +176,7 @@ def search(
     say(console, f"ledger: {folder / 'ledger.parquet'}")
 
 
-def predict(
+def ratios(
     space: SpaceArgument = "paper",
     ablations: Annotated[
         list[str] | None,
@@ -133,24 +241,6 @@ def advise(
         advice = run_advice(sealed, output, condition=baseline, space=chosen)
     for line in advice.lines():
         print(line)
-
-
-def paper_rules(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file to write.")] = None,
-) -> None:
-    """The paper's printed figures beside those of the vendor's rules.
-
-    Says why they differ.
-
-    Example: `harness paper rules -o docs/paper-rules.md`
-    """
-    from harness.paper.printed import page
-
-    if output is not None:
-        check_output(output)
-    with time_left("searching") as tell:
-        text = page(tell)
-    print_or_write(text, output)
 
 
 def coverage(

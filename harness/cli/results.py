@@ -1,0 +1,188 @@
+"""``harness report`` and ``table``: what the sealed runs of one experiment say.
+
+Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.addresses import (
+    RunsOption,
+    SealedArgument,
+    TableFormOption,
+    sealed_runs,
+)
+from harness.cli.terminal import say, terminal
+from harness.errors import HarnessError, SpecError
+from harness.kinds import kind_named
+from harness.outputs import check_output
+from harness.table import Table, TableForm, table_of, written
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.analysis import ExperimentSummary
+    from harness.records import SealedRun
+    from harness.report.view import Results
+
+
+def report(
+    experiment: SealedArgument,
+    runs: RunsOption = Path("runs"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file whatever it holds.")] = False,
+) -> None:
+    """Write the HTML report of an experiment again.
+
+    It is made from the sealed runs.
+    A file that is no report of the harness is replaced only with `--force`.
+
+    Example: `harness report demo --runs runs/today -o demo.html`
+    """
+    from harness.report.write import check_report_page
+
+    sealed = sealed_runs(runs, experiment)
+    page = output or sealed[0].path.parents[2] / f"{sealed[0].experiment}.html"
+    if force:
+        check_output(page).unlink(missing_ok=True)
+    conclude(terminal(), sealed, check_report_page(page), None)
+
+
+def table(
+    experiment: SealedArgument,
+    runs: RunsOption = Path("runs"),
+    serving: Annotated[
+        bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
+    ] = False,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
+    ] = False,
+    form: TableFormOption = TableForm.text,
+) -> None:
+    """Print what each condition cost, and what its users felt.
+
+    Example: `harness table demo --runs runs/today --serving`
+    """
+    from harness.analysis import summarise
+    from harness.report import on_terminal, serving_tables, summary_tables
+
+    sealed = sealed_runs(runs, experiment)
+    if predicted:
+        print(_predicted_written(sealed, form), end="")
+        return
+    if form is not TableForm.text:
+        print(conditions_written(sealed, form, serving=serving), end="")
+        return
+    out, summary = terminal(), summarise(sealed)
+    if not serving:
+        _print_answer(out, summary, sealed)
+        out.print()
+    for shown in serving_tables(summary) if serving else summary_tables(summary):
+        out.print(on_terminal(shown, out.width))
+        out.print()
+
+
+def conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
+    """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
+    from harness.analysis import summarise
+    from harness.report import serving_tables, summary_tables
+    from harness.report.terminal import for_documents
+
+    summary = summarise(sealed)
+    if form in (TableForm.csv, TableForm.json):
+        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
+        return written([table_of(summary.experiment, "", rows)], form)
+    shown = serving_tables(summary) if serving else summary_tables(summary)
+    return written(list(map(for_documents, shown)), form)
+
+
+def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
+    """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.catalogue.costs import prediction_table
+    from harness.analysis.decisions.verdicts import ExperimentRuns
+    from harness.prereg import check_sealed_runs, predictions_for
+    from harness.records import origin_of
+
+    kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
+    predictions = (
+        prediction_table(ExperimentRuns(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
+    )
+    if predictions is None or not predictions.rows:
+        raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
+    note = origin_of(sealed)
+    if form is not TableForm.text:
+        rows = tuple((*row, kind) for row in predictions.rows)
+        table = Table(predictions.name, f"{predictions.caption}.", (*predictions.columns, "backend"), rows, note)
+        return written([table], form)
+    lines = [note] if note else []
+    for row in predictions.records():
+        lines.append(f"{row['condition']}")
+        for name in ("predicted", "observed"):
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
+            ratio = row["predicted_ratio"] if name == "predicted" else observed
+            source = row["prediction" if name == "predicted" else "observation"]
+            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{interval}  reused {row[f'{name}_reuse']}  ({source})")
+    return "\n".join(lines) + "\n"
+
+
+def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
+    from harness.analysis import summarise
+    from harness.analysis.cost.drift import drift
+    from harness.report import on_terminal, summary_tables, write_report
+
+    summary = summarise(sealed)
+    console.print()
+    _print_answer(console, summary, sealed)
+    for shown in summary_tables(summary):
+        console.print()
+        console.print(on_terminal(shown, console.width))
+    if (moved := drift(sealed)) is not None and moved.is_found:
+        console.print(str(moved), style="yellow", markup=False, highlight=False)
+    page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
+    say(console, f"report: {page}")
+
+
+def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
+    """The question and the answer, before any table."""
+    from harness.report.terminal import answer_lines
+
+    for line in answer_lines(summary, sealed[0].manifest.question):
+        console.print(line, highlight=False)
+
+
+def _results(sealed: Sequence[SealedRun]) -> Results:
+    """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
+    from harness.analysis.catalogue import analyse
+    from harness.analysis.catalogue.costs import prediction_table
+    from harness.analysis.decisions.verdicts import ExperimentRuns
+    from harness.prereg import check_sealed_runs, judge, predictions_for
+    from harness.report.view import Results
+
+    experiment = sealed[0].manifest.requested_experiment
+    valid = [run for run in sealed if run.is_valid]
+    is_measured = not kind_named(sealed[0].manifest.backend).is_virtual
+    analysis, predicted, decisions, notes = None, None, (), list[str]()
+    if valid and (experiment.get("analysis") or is_measured):
+        try:
+            frozen = check_sealed_runs(sealed)
+            predictions = predictions_for(valid, frozen)
+            if experiment.get("analysis"):
+                analysis = analyse(sealed, predictions)
+            if is_measured and (table := prediction_table(ExperimentRuns(valid, predictions))).rows:
+                predicted = table
+        except HarnessError as error:
+            name = repr(experiment["analysis"]) if experiment.get("analysis") else "of predictions"
+            notes.append(f"The analysis {name} gave nothing: {error.what}.")
+    if experiment.get("rules") and valid:
+        try:
+            decisions = tuple(judge(sealed).decisions)
+        except HarnessError as error:
+            notes.append(f"The rules decided nothing: {error.what}.")
+    return Results(analysis, decisions, tuple(notes), predicted)

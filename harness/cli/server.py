@@ -1,0 +1,284 @@
+"""``harness server``: emulator, twin, compiled models, patches and NPUs.
+
+No installed file is edited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from harness.cli.addresses import BackendOption, override_table, real_server_changes
+from harness.cli.terminal import say, terminal
+from harness.errors import ExitCode, ServerError, SpecError
+
+if TYPE_CHECKING:
+    from harness.stack.rbln.launch.compile import Exporter
+
+PathOption = Annotated[
+    Path | None, typer.Option("--path", help="where the twin is, or is to be; default: .venv-twin-VERSION")
+]
+EnvironmentOption = Annotated[
+    Path | None,
+    typer.Option("--environment", "-e", help="Virtual environment that holds vllm-rbln. Default: the one on PATH."),
+]
+TwinOption = Annotated[bool, typer.Option("--twin", help="The installed twin's environment.")]
+
+
+def emulator(context: typer.Context) -> None:
+    """Start the emulated server in this terminal.
+
+    All its flags: `harness server emulator --help`.
+
+    Example: `harness server emulator --port 8000 --decode-buckets 1,2,4,8`
+    """
+    os.execv(sys.executable, [sys.executable, "-m", "harness.emulator", *context.args])
+
+
+def twin_install(
+    path: PathOption = None,
+    stack: Annotated[str, typer.Option(help="version of vllm-rbln; default: the newest stable one")] = "",
+    python: Annotated[str | None, typer.Option(help="interpreter, 3.10 to 3.13; default: the first that works")] = None,
+    torch_wheel: Annotated[str | None, typer.Option(help="a CPU wheel of torch 2.13.0, as a file")] = None,
+    torch_index: Annotated[str | None, typer.Option(help="index to take torch's CPU build from")] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="one more version, in an environment beside it: its number")
+    ] = None,
+) -> None:
+    """Install the twin into an environment of its own; run it again to continue.
+
+    Example: `harness server twin install --stack 0.12.0`
+    """
+    from harness.stack.rbln.launch.twin.environment import stack_named
+    from harness.stack.rbln.launch.twin.install import TorchSource, install_twin
+
+    torch = TorchSource(torch_wheel, torch_index) if torch_wheel or torch_index else None
+    versions = [stack_named(version).version for version in (stack, *(also or ()))]
+    try:
+        for place, version in enumerate(versions):
+            folder = path if place == 0 or path is None else path.with_name(f"{path.name}-{version}")
+            install_twin(folder, version=version, python=python, torch=torch, on_progress=typer.echo)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what is done stays, the same command continues", err=True)
+        raise
+
+
+def twin_artifact(
+    folder: Annotated[Path, typer.Argument(help="folder to write it to")],
+    max_num_seqs: Annotated[int, typer.Option(help="most requests running at once")] = 8,
+    decode_buckets: Annotated[str, typer.Option(help="comma-separated decode buckets")] = "1,2,4,8",
+    slot_tokens: Annotated[int, typer.Option(help="tokens of a slot")] = 8192,
+    kv_slots: Annotated[
+        int | None, typer.Option(help="physical KV slots; default: one per request of the batch")
+    ] = None,
+    partition_tokens: Annotated[int | None, typer.Option(help="tokens of one partition (flash attention)")] = None,
+    num_devices: Annotated[int, typer.Option(help="NPUs that the artifact is split over")] = 4,
+    path: PathOption = None,
+) -> None:
+    """Write an artifact that the twin serves: a genuine rbln_config.json, a tokenizer, no weights.
+
+    Example: `harness server twin artifact artifacts/qwen3 --max-num-seqs 8 --decode-buckets 1,2,4,8`
+    """
+    from harness.stack.rbln.launch.compile import copy_artifact, twin_spec
+    from harness.stack.rbln.launch.twin.environment import find_twin
+
+    try:
+        buckets = tuple(int(part) for part in decode_buckets.split(","))
+    except ValueError:
+        raise SpecError("is not a list of whole numbers", where="--decode-buckets", hint="Write 1,2,4,8") from None
+    spec = twin_spec(
+        batch_size=max_num_seqs,
+        decoder_batch_sizes=buckets,
+        max_seq_len=slot_tokens,
+        kvcache_num_blocks=kv_slots,
+        partition_tokens=partition_tokens,
+        num_devices=num_devices,
+    )
+    typer.echo(copy_artifact(find_twin(path), spec, folder))
+
+
+def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
+    """Say which patch an installed vllm-rbln has, and which exist.
+
+    Example: `harness server patch status --environment /opt/vllm`
+    """
+    from harness.stack.rbln.launch.patches import shipped as patches
+
+    for patch in patches.shipped_patches():
+        print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
+    status = patches.patch_status(_site_packages(environment, twin))
+    print(f"{status.target}: {status.state} (vllm-rbln {status.version or 'unknown'})")
+    print(f"  SHA-256 {status.found_sha256 or '-'}")
+    for name, value in ({} if status.patch is None else status.patch.hashes).items():
+        print(f"  {name} {value}")
+    if status.advice:
+        print(f"  {status.advice}")
+
+
+def patch_verify(
+    wheels: Annotated[
+        list[Path] | None, typer.Argument(help="Wheels of vllm-rbln. Default: what is installed.")
+    ] = None,
+    environment: EnvironmentOption = None,
+    twin: TwinOption = False,
+) -> None:
+    """Prove that a patch only observes.
+
+    Compares hashes before and after, and the two syntax trees.
+
+    Example: `harness server patch verify vllm_rbln-0.11.1-py3-none-any.whl`
+    """
+    from harness.stack.rbln.launch.patches.check import verify_installed, verify_wheel
+
+    if wheels:
+        for wheel in wheels:
+            print(f"{wheel.name}: {verify_wheel(wheel)}")
+    else:
+        print(verify_installed(_site_packages(environment, twin)))
+
+
+def patch_apply(
+    environment: EnvironmentOption = None,
+    twin: TwinOption = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of overlays. Default: the user's cache.")
+    ] = None,
+) -> None:
+    """Make the overlay, a patched copy of the package for PYTHONPATH.
+
+    Runs make their overlay themselves. Example: `harness server patch apply`
+    """
+    from harness.stack.rbln.launch.patches.shipped import make_overlay
+    from harness.stack.rbln.launch.serving import overlay_folder
+
+    overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
+    print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
+
+
+def patch_check(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file; its first condition is run twice.")],
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for the two runs.")] = Path("runs"),
+    backend: BackendOption = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one key, as `harness run --set` does. Repeatable.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Perform only what is not sealed yet, and compare again.")
+    ] = False,
+) -> None:
+    """Run one plan with and without the patch, and compare tokens.
+
+    Also measures what observing costs.
+
+    Exit code 0 when they are the same, 3 when not. Example:
+    `harness server patch check twin-survival --runs runs/check`
+    """
+    from harness.cli.progress import watched
+    from harness.cli.run import ensure_machine_code
+    from harness.runner.paired import run_paired
+    from harness.spec import experiment_file, experiment_table, parse_experiment
+    from harness.stack.rbln.launch.patches.check import paired_spec
+
+    console = terminal()
+    experiment = experiment_file(experiment)
+    table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
+    spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
+    ensure_machine_code(spec)
+    with watched(console) as (progress, stop):
+        outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)
+    if outcome is None:
+        say(console, "not both runs are sealed; continue with the same command and --resume")
+        raise typer.Exit(int(ExitCode.INTERRUPTED))
+    for line in outcome.lines:
+        say(console, line, markup=False)
+    say(console, f"runs: {runs / spec.name}", markup=False)
+    raise typer.Exit(int(ExitCode.PASS if outcome.is_same else ExitCode.RUN_INVALID))
+
+
+def compile_model(
+    spec: Annotated[Path | None, typer.Argument(help="What to compile (TOML). Without it: list what there is.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of artifacts.")] = Path("artifacts"),
+    environment: EnvironmentOption = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,
+) -> None:
+    """Compile a model for the NPUs.
+
+    The same specification and versions reuse the same artifact.
+
+    Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
+    """
+    from harness.stack.rbln.launch.compile import (
+        compile_artifact,
+        list_artifacts,
+        load_compile_spec,
+        registered_artifact,
+    )
+
+    if spec is None:
+        found = list_artifacts(output)
+        if not found:
+            raise SpecError(
+                "no artifacts there", where=str(output), hint="Name what to compile: harness server compile FILE.toml"
+            )
+        for folder, record in found:
+            if check:
+                registered_artifact(folder, check_hashes=True)
+            versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+            print(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
+        return
+    wanted = load_compile_spec(spec)
+    made = compile_artifact(wanted, output, _exporter(environment, twin), on_progress=typer.echo)
+    if check:
+        registered_artifact(made.folder, check_hashes=True)
+    how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
+    print(f"{made.folder}: {how}, {made.record['size_bytes'] / 2**20:.1f} MiB")
+
+
+def devices(
+    form: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="`json`: the driver's own report.")
+    ] = "text",
+) -> None:
+    """Say which NPUs there are, how they are, and who uses them.
+
+    Example: `harness server devices`
+    """
+
+    from harness.stack.rbln.launch.devices import read_devices
+
+    report = read_devices()
+    if report is None:
+        raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/ca25.md)")
+    if form == "json":
+        print(json.dumps(report.raw, indent=2))
+        return
+    print(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")
+    for device in report.devices:
+        users = ", ".join(f"pid {use.pid} ({use.process})" for use in report.users_of([device.npu])) or "idle"
+        warmth = "?" if device.temperature_c is None else f"{device.temperature_c:g} C"
+        power = "?" if device.card_power_w is None else f"{device.card_power_w:g} W card"
+        print(f"  {device.npu}: {device.name} {device.status} {warmth} {power}; {users}")
+
+
+def _site_packages(environment: Path | None, twin: bool) -> Path:
+    from harness.stack.rbln.launch.serving import find_rbln_stack
+    from harness.stack.rbln.launch.twin.environment import find_twin
+
+    return find_twin().site_packages if twin else find_rbln_stack(str(environment or "")).site_packages
+
+
+def _exporter(environment: Path | None, twin: bool) -> Exporter:
+    from harness.stack.rbln.launch.compile import EXPORT, Exporter, twin_exporter
+    from harness.stack.rbln.launch.serving import find_rbln_stack
+    from harness.stack.rbln.launch.twin.environment import find_twin
+
+    if twin:
+        return twin_exporter(find_twin())
+    stack = find_rbln_stack(str(environment or ""))
+    return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})
