@@ -15,7 +15,7 @@ import pytest
 from tests.support.command_line import harness
 from tests.support.emulator_process import end, start_ready
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.same_everywhere]
 # Do eight slots lower the cost of four sessions that come back twice? Lateness on a busy test machine is not judged.
 QUESTION = """\
 name = "slots"

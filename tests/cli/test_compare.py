@@ -13,6 +13,8 @@ from harness.table import four_digits
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
+pytestmark = pytest.mark.same_everywhere
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,6 +13,8 @@ from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
+pytestmark = pytest.mark.same_everywhere
+
 FIGURES = ("--figure", "cost", "--figure", "tpot", "--figure", "ttft_p50", "--figure", "reuse", "--figure", "padding")
 
 

@@ -23,10 +23,11 @@ from harness.spec import load_toml, parse_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
+pytestmark = pytest.mark.same_everywhere
+
 GOAL = Goal(margin=0.05)
 
 
-@pytest.mark.same_everywhere
 def test_lines_to_paste_read_back_as_an_experiment(tmp_path: Path) -> None:
     said = harness(
         "power", "demo", "--comparison", "bucket6-nowaits", "--blocks", "20", "-o", "power.html", cwd=tmp_path

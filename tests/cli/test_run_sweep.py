@@ -11,6 +11,8 @@ from harness.errors import SpecError
 from harness.records import RunStore
 from tests.support.command_line import harness
 
+pytestmark = pytest.mark.same_everywhere
+
 EXPERIMENT = """
 name = "few"
 base_seed = 4

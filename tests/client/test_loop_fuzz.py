@@ -32,7 +32,7 @@ from tests.support.raw_server import (
 )
 from tests.support.replays import plan_of, rows_of, session
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 
 EXAMPLES = int(os.environ.get("WIRE_FUZZ_EXAMPLES", "60"))
 NUM_SESSIONS, NUM_REQUESTS = 2, 3
