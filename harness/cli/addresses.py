@@ -75,7 +75,7 @@ def experiment_with(
     address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
 ) -> tuple[ExperimentSpec, Path, Path]:
     """(the experiment at an address with these changes, its source, the folder of its runs)."""
-    from harness.records.addresses import experiment_at
+    from harness.records.store import experiment_at
     from harness.spec import parse_experiment
 
     source, table, runs = experiment_at(address, runs)
@@ -123,17 +123,17 @@ def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str
 
 
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
-    """``harness.records.addresses.sealed_runs``, imported when it is called: --help needs no records."""
-    from harness.records import addresses
+    """``harness.records.store.sealed_runs``, imported when it is called: --help needs no records."""
+    from harness.records import store
 
-    return addresses.sealed_runs(runs, address)
+    return store.sealed_runs(runs, address)
 
 
 def store_at(runs: Path) -> RunStore:
-    """``harness.records.addresses.store_at``, imported when it is called."""
-    from harness.records import addresses
+    """``harness.records.store.store_at``, imported when it is called."""
+    from harness.records import store
 
-    return addresses.store_at(runs)
+    return store.store_at(runs)
 
 
 def valid_runs(address: str, runs: Path) -> list[SealedRun]:

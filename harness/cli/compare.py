@@ -113,7 +113,7 @@ def sides_at(address: str, runs: Path) -> list[Side]:
     """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
     from harness.analysis.decisions.across import Side
     from harness.records import RunStore
-    from harness.records.addresses import sealed_runs
+    from harness.records.store import sealed_runs
 
     place = Path(address)
     if address.endswith(".toml"):

@@ -167,8 +167,7 @@ def _explain_more(topic: str) -> None:
 
 
 def _explain_tables(output: Path | None) -> None:
-    from harness.records.dictionary import INTRODUCTION, TABLES, dictionary_markdown, meaning, unit
-    from harness.records.schema import RUN_COLUMNS
+    from harness.records.schema import EXPLAINED_TABLES, INTRODUCTION, dictionary_markdown, explained
 
     if output is not None:
         print_or_write(dictionary_markdown(), output)
@@ -177,7 +176,6 @@ def _explain_tables(output: Path | None) -> None:
 
     out = terminal()
     out.print(Text(" ".join(INTRODUCTION.split())))
-    for name, (row, columns) in TABLES.items():
-        shown = [field for field in columns if name == "runs" or field not in RUN_COLUMNS]
-        rows = tuple((field.name, unit(field), meaning(field)) for field in shown)
+    for name, (row, _columns) in EXPLAINED_TABLES.items():
+        rows = tuple((column, unit, meaning) for column, _type, unit, meaning in explained(name))
         show(out, Table(f"\n{name}: {row}", "", ("column", "unit", "meaning"), rows))

@@ -22,7 +22,7 @@ def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[Seale
 
     address: its name below ``runs_root``, its file, or a folder of runs. Raises SpecError where there are nneed.
     """
-    from harness.records.addresses import sealed_runs
+    from harness.records.store import sealed_runs
 
     return sealed_runs(Path(runs_root), address)
 
@@ -44,7 +44,7 @@ def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
     as replicates=3 or backend="sim".
     """
     from harness.cli.run import swept_table
-    from harness.records.addresses import experiment_at
+    from harness.records.store import experiment_at
     from harness.spec import parse_experiment
 
     source, table, _ = experiment_at(experiment)

@@ -121,7 +121,7 @@ def noise(
     """
     from harness.analysis.calibration.scatter import cost_bias
     from harness.analysis.calibration.scatter import scatter as measured
-    from harness.records.addresses import sealed_runs
+    from harness.records.store import sealed_runs
     from harness.spec import PerturbationSpec
 
     sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]

@@ -231,7 +231,7 @@ def advise(
     """
     from harness.advise import advise as run_advice
     from harness.advise.captured import capture_advice
-    from harness.records.addresses import sealed_runs
+    from harness.records.store import sealed_runs
 
     sealed = sealed_runs(runs, experiment)
     if any(run.server.is_paged for run in sealed):

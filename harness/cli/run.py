@@ -302,7 +302,7 @@ def sweep(
 
     Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
     """
-    from harness.records.addresses import experiment_at
+    from harness.records.store import experiment_at
     from harness.spec import parse_experiment
 
     path, recorded, _ = experiment_at(experiment, runs)

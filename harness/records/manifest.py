@@ -388,16 +388,12 @@ def _renamed(requested: Any) -> Any:
 def _contradiction(manifest: Manifest, text: bytes) -> str:
     """Evidence that a manifest was changed after sealing; "" without any."""
     before, _, after = text.rpartition(_seal_key(manifest.seal).encode())
-    if manifest.seal != _seal_of(before, after):
+    if manifest.seal != hashlib.sha256(before + _seal_key("").encode() + after).hexdigest():
         return "differs from what was sealed (its own SHA-256)"
     is_broken = bool(manifest.invalid_reasons) or any(found.severity == "invalid" for found in manifest.findings)
     if manifest.is_valid and is_broken:
         return "was edited: it says valid, and names reasons why the run is INVALID"
     return ""
-
-
-def _seal_of(before: bytes, after: bytes) -> str:
-    return hashlib.sha256(before + _seal_key("").encode() + after).hexdigest()
 
 
 def _seal_key(seal: str) -> str:

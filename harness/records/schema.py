@@ -1,4 +1,4 @@
-"""The Arrow schemas of a run's tables: one column, one meaning, one unit.
+"""The Arrow schemas of a run's tables: one column, one meaning, one unit; and the data dictionary made from them.
 
 Intended, sent and received instants are separate columns and are never overwritten; a missing instant is null, never
 zero.
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.errors import RecordsError, in_one_line
+from harness.table import markdown_rows
 
 # Imported before Arrow imports it: with little address space, its OpenBLAS would wait for ever.
 del np
@@ -195,10 +196,9 @@ LATENCIES = pa.schema(
     ]
 )
 
-# Measured tables, and tables that ``harness records derive`` computes from raw files again.
-RAW_TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS}
+# Tables that ``harness records derive`` computes from raw files again, and with them all tables of a run.
 DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, "metrics": METRICS}
-TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}
+TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS, **DERIVED_TABLES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,3 +313,47 @@ def _values(column: pa.Array) -> list[object]:
     """The values of a column as Python's own; whole numbers by way of numpy, which is several times faster."""
     is_plain = pa.types.is_integer(column.type) and not column.null_count
     return column.to_numpy(zero_copy_only=False).tolist() if is_plain else column.to_pylist()
+
+
+# The tables of ``harness query``: the meaning of a row, and the file that it is from.
+EXPLAINED_TABLES: dict[str, tuple[str, pa.Schema]] = {
+    "runs": ("A sealed run, from its manifest.", RUNS),
+    "requests": ("A planned request, sent or not; `requests.parquet` of the run.", REQUESTS),
+    "chunks": ("A piece of an answer; `chunks.parquet` of the run.", CHUNKS),
+    "steps": ("A decode step of the server, from its log; `derived/steps.parquet`.", STEPS),
+    "kv_events": ("A line of the server's KV log; `derived/kv_events.parquet`.", KV_EVENTS),
+    "metrics": ("A sample of a scrape; `derived/metrics.parquet`.", METRICS),
+    "scrapes": ("A scrape of the server's metrics, raw; `scrapes.jsonl`.", SCRAPES),
+    "latencies": ("An answered request and what it waited for; computed by each query.", LATENCIES),
+}
+INTRODUCTION = """\
+Each table of `harness query` and of `RunStore.connect()`, also as `valid_...` (`valid_runs`, `valid_requests`, ...)
+without the rows of invalid runs. Every table begins with experiment, condition, replicate and is_valid, as `runs` does.
+*clock ns*: int64 nanoseconds of the run's clock; only differences mean something, and they are model time where time
+was scaled. A missing instant is null, never zero.
+
+`harness query` can only read: it accepts select, describe, summarize, and explain of these, and a statement sees copies
+of the tables in memory and no file. It may take 60 s (`--timeout`) and 4 GiB of memory. `RunStore.connect()` gives an
+ordinary DuckDB connection without these limits."""
+
+
+def explained(name: str) -> list[tuple[str, str, str, str]]:
+    """(column, type, unit, meaning) of each column of a table of ``harness query``, but for the keys of the run."""
+    return [
+        (
+            field.name,
+            f"{field.type} or null" if field.nullable else str(field.type),
+            *(field.metadata[key].decode() for key in (b"unit", b"meaning")),
+        )
+        for field in EXPLAINED_TABLES[name][1]
+        if name == "runs" or field not in RUN_COLUMNS
+    ]
+
+
+def dictionary_markdown() -> str:
+    """docs/data-dictionary.md, the text of ``harness explain tables``."""
+    parts = ["# Data dictionary", INTRODUCTION]
+    for name, (row, _columns) in EXPLAINED_TABLES.items():
+        rows = markdown_rows(("column", "type", "unit", "meaning"), explained(name))
+        parts.append(f"## {name}\n{row}\n\n{rows}")
+    return "\n\n".join(parts) + "\n"

@@ -35,8 +35,9 @@ ROWS_PER_BATCH = 100_000
 # Interval between interrupts once the time is over: DuckDB ignores an interrupt between two steps.
 INTERRUPT_EVERY_S = 0.1
 MAX_SCRAPE_BYTES = 64 << 20
-RUN_COLUMNS = tuple(field.name for field in schema.RUN_COLUMNS)
-VIEWS = ("runs", *schema.TABLES, "scrapes", "latencies")
+# What each run has files of.
+RUN_TABLES = (*schema.TABLES, "scrapes")
+VIEWS = ("runs", *RUN_TABLES, "latencies")
 QUERY_HINT = f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'
 # The suffix that the engine adds to a response id in its log (docs/stack.md, "Request ids").
 ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
@@ -61,14 +62,13 @@ def connected(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
     """A connection whose views read the files of the runs; see ``RunStore.connect``."""
     connection = duckdb.connect()
     connection.execute("create schema internal")
-    _create_table(connection, "runs", runs_table(runs))
-    for name in schema.TABLES.keys() | {"scrapes"}:
+    for name in RUN_TABLES:
         source = _source_of(connection, name, runs)
         if source is None:
             _create_table(connection, name, _empty_table(name))
         else:
             connection.execute(f"create view internal.{name} as {source}")
-    _create_views(connection)
+    _create_views(connection, runs)
     return connection
 
 
@@ -107,25 +107,20 @@ def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 def _load_tables(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun], sql: str) -> None:
     """Copy into memory the tables that ``sql`` reads; the others exist and are empty."""
     connection.execute("create schema internal")
-    _create_table(connection, "runs", runs_table(runs))
-    for name in schema.TABLES.keys() | {"scrapes"}:
+    for name in RUN_TABLES:
         _create_table(connection, name, _empty_table(name))
-    _create_views(connection)
-    for name in _tables_read(sql):
-        source = _source_of(connection, name, runs)
+        source = _source_of(connection, name, runs) if _is_read(name, sql.lower()) else None
         if source is not None:
             with _unreadable_records():
                 connection.execute(f"insert into internal.{name} by name {source}")
+    _create_views(connection, runs)
 
 
-def _tables_read(sql: str) -> set[str]:
-    """The tables whose names occur in ``sql``."""
-    text = sql.lower()
-    if "query" in text:
-        # query() and query_table() take names as text, which may be concatenated.
-        return {*schema.TABLES, "scrapes"}
-    below_latencies = ("requests", "chunks", "kv_events") if "latencies" in text else ()
-    return {name for name in (*schema.TABLES, "scrapes") if name in text or name in below_latencies}
+def _is_read(name: str, sql: str) -> bool:
+    """Whether a statement, in lower case, may read this table: by its name, by way of latencies, or by query()."""
+    # query() and query_table() take names as text, which may be concatenated.
+    is_below = "latencies" in sql and name in ("requests", "chunks", "kv_events")
+    return name in sql or is_below or "query" in sql
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -205,19 +200,18 @@ def _create_table(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Tab
     connection.unregister("arrow_rows")
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+def _create_views(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
+    """The views that people query, over the tables and views of the schema ``internal``."""
+    rows = pa.Table.from_pylist([_run_row(run) for run in runs], schema=schema.RUNS)
+    _create_table(connection, "runs", rows)
     for name in VIEWS:
         source = _LATENCIES if name == "latencies" else f"select * from internal.{name}"
         connection.execute(f"create view {name} as {source}")
         connection.execute(f"create view valid_{name} as select * from {name} where is_valid")
 
 
-def runs_table(runs: list[SealedRun]) -> pa.Table:
-    """A row for each run: its manifest, nested parts as JSON text."""
-    return pa.Table.from_pylist([_run_row(run) for run in runs], schema=schema.RUNS)
-
-
 def _run_row(run: SealedRun) -> dict[str, object]:
+    """A run's manifest, nested parts as JSON text."""
     manifest = run.manifest
     computed: dict[str, object] = {
         "findings": [finding.model_dump() for finding in manifest.findings],
@@ -269,7 +263,11 @@ def _source_of(connection: duckdb.DuckDBPyConnection, name: str, runs: list[Seal
     """A statement for a table's rows of all runs, with the keys of the runs; None where no run has the table."""
     if name == "scrapes":
         files = {run.file(layout.SCRAPES): run for run in runs if layout.SCRAPES in run.manifest.files}
-        source = _scrapes_in(files)
+        columns = "{at_ns: 'BIGINT', reason: 'VARCHAR', status: 'INTEGER', body: 'VARCHAR'}"
+        source = (
+            f"select * from read_json({_path_list(files)}, format = 'newline_delimited', columns = {columns}, "
+            f"maximum_object_size = {MAX_SCRAPE_BYTES}, filename = 'source_file')"
+        )
     else:
         files = {path: run for run in runs if (path := run.table_file(name)) is not None}
         source = f"select * from read_parquet({_path_list(files)}, filename = 'source_file')"
@@ -278,18 +276,10 @@ def _source_of(connection: duckdb.DuckDBPyConnection, name: str, runs: list[Seal
     rows = [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in files.items()]
     columns = pa.schema([pa.field("source_file", pa.string()), *schema.RUN_COLUMNS])
     _create_table(connection, f"files_of_{name}", pa.Table.from_pylist(rows, schema=columns))
-    run_columns = ", ".join(f"f.{column}" for column in RUN_COLUMNS)
+    run_columns = ", ".join(f"f.{field.name}" for field in schema.RUN_COLUMNS)
     return (
         f"select {run_columns}, t.* exclude (source_file) "
         f"from ({source}) t join internal.files_of_{name} f using (source_file)"
-    )
-
-
-def _scrapes_in(files: Iterable[Path]) -> str:
-    columns = "{at_ns: 'BIGINT', reason: 'VARCHAR', status: 'INTEGER', body: 'VARCHAR'}"
-    return (
-        f"select * from read_json({_path_list(files)}, format = 'newline_delimited', columns = {columns}, "
-        f"maximum_object_size = {MAX_SCRAPE_BYTES}, filename = 'source_file')"
     )
 
 

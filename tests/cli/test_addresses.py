@@ -10,7 +10,7 @@ import pytest
 import harness
 from harness.cli.addresses import asked_again, override_table
 from harness.errors import SpecError
-from harness.records.addresses import experiment_at
+from harness.records.store import experiment_at
 from harness.table import Table
 from tests.support.command_line import harness as command
 from tests.support.report_runs import Shape, seal_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.records import RunStore
-from harness.records.dictionary import TABLES, dictionary_markdown, meaning, unit
+from harness.records.schema import EXPLAINED_TABLES, dictionary_markdown, explained
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,18 +19,17 @@ def test_the_document_is_what_the_schema_says() -> None:
     )
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", EXPLAINED_TABLES)
 def test_every_column_has_a_meaning_and_every_amount_a_unit(name: str) -> None:
-    for field in TABLES[name][1]:
-        assert meaning(field), field.name
-        if field.name.endswith(("_ns", "_tokens")):
-            assert unit(field), field.name
+    for column, _type, unit, meaning in explained(name):
+        assert meaning, column
+        assert unit or not column.endswith(("_ns", "_tokens")), column
 
 
 def test_sql_sees_exactly_the_columns_that_are_explained(tmp_path: Path) -> None:
     connection = RunStore(tmp_path).connect()
     run_columns = ["experiment", "condition", "replicate", "is_valid"]
-    for name, (_row, columns) in TABLES.items():
+    for name, (_row, columns) in EXPLAINED_TABLES.items():
         expected = columns.names if name == "runs" else [*run_columns, *columns.names]
         assert connection.sql(f"from {name}").columns == expected
         assert connection.sql(f"from valid_{name}").columns == expected
