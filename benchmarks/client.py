@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figure import Figure, Measured
-from benchmarks.memory import replay_growth_bytes
+from benchmarks.memory import replay_growth_bytes, require_answered
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.run import ReplayResult, replay
-from harness.client.self_audit import FloatArray, compare_with_server, null_target, require_answered
+from harness.client.self_audit import FloatArray, compare_with_server, null_target
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec

@@ -6,9 +6,10 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from harness.client.run import replay
-from harness.client.self_audit import null_target, require_answered
+from harness.client.run import ReplayResult, replay
+from harness.client.self_audit import null_target
 from harness.clock import NS_PER_S
+from harness.errors import ServerError
 from harness.plan import Plan
 from harness.spec import ClientSpec
 
@@ -18,6 +19,13 @@ STATUS = Path("/proc/self/status")
 # Writing 5 makes the kernel count the peak from now on (proc_pid_clear_refs(5)).
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
+
+
+def require_answered(result: ReplayResult) -> None:
+    """ServerError with the first problem, unless every request was answered as planned."""
+    failed = [error for error in result.requests["error"].to_pylist() if error]
+    if failed:
+        raise ServerError(f"{len(failed)} requests failed, the first with: {failed[0]}", where="null server")
 
 
 def replay_growth_bytes(small: Plan, plan: Plan, host: str, port: int, options: ClientSpec) -> int:

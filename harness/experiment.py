@@ -258,8 +258,7 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
 
 
 def _check_stream(plan: Plan, spec: ExperimentSpec) -> None:
-    requests = (request for session in plan.sessions for request in session.requests)
-    if not spec.client.stream and any(request.abort_after_tokens for request in requests):
+    if not spec.client.stream and any(request.abort_after_tokens for request in plan.requests):
         raise SpecError(
             "the plan aborts requests after some tokens, and without streaming no token arrives before the end",
             where="client.stream",

@@ -15,7 +15,6 @@ import select
 import struct
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock, ScaledClock, monotonic_ns
@@ -198,13 +197,12 @@ def _own_cpu_s() -> float:
 
 def _machine_cpu_s() -> tuple[float, float]:
     """Busy and stolen CPU seconds of the whole machine; zeros where the system does not say."""
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
-        return 0.0, 0.0
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + softirq) * tick_s, steal * tick_s
+    # Imported here: the process that watches for stalls does not need it.
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    busy_s = sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    return busy_s, times.get("steal", 0.0)
 
 
 def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:

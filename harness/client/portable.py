@@ -141,6 +141,9 @@ class PortableReplay:
         exchange = asyncio.ensure_future(self._exchange(row, body, answer))
         try:
             await asyncio.wait({exchange}, timeout=leave_ns / NS_PER_S if leave_ns else None)
+            # The send was stamped after the wait began, and a timer may fire early by its resolution.
+            while not exchange.done() and (left_ns := self._rows.sent_ns[row] + leave_ns - monotonic_ns()) > 0:
+                await asyncio.wait({exchange}, timeout=left_ns / NS_PER_S)
             return exchange.result() if exchange.done() else (ABORTED, "")
         finally:
             exchange.cancel()

@@ -11,6 +11,7 @@ import os
 import sys
 from array import array
 from hashlib import sha256
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -90,15 +91,12 @@ class ReplayState:
         self._pauses: list[tuple[int, int]] = []
         self._prompts = prompts_of(plan)
         self._api_key = target.endpoint.api_key
-        requests = [request for session in plan.sessions for request in session.requests]
-        self._wait_after_ns = [request.wait_after_ns for request in requests]
-        self._generate_tokens = [request.generate_tokens for request in requests]
-        self._prompt_tokens = [request.prompt_tokens for request in requests]
-        self.abort_after_ns = [request.abort_after_ns for request in requests]
-        self.abort_after_tokens = [request.abort_after_tokens for request in requests]
-        self._first_row = [0]
-        for session in plan.sessions:
-            self._first_row.append(self._first_row[-1] + len(session.requests))
+        self._wait_after_ns = [request.wait_after_ns for request in plan.requests]
+        self._generate_tokens = [request.generate_tokens for request in plan.requests]
+        self._prompt_tokens = [request.prompt_tokens for request in plan.requests]
+        self.abort_after_ns = [request.abort_after_ns for request in plan.requests]
+        self.abort_after_tokens = [request.abort_after_tokens for request in plan.requests]
+        self._first_row = [0, *accumulate(len(session.requests) for session in plan.sessions)]
         self._has_failed = [False] * len(plan.sessions)
         self._followers = Followers(plan)
         self._is_last = [False] * self.rows.count

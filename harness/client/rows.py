@@ -7,9 +7,11 @@ request has exactly one row.
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
@@ -40,9 +42,9 @@ BATCH_CHUNKS = 1 << 16
 TEXTS = pa.schema(
     [("row", pa.int32()), *((name, pa.string()) for name in ("response_id", "finish_reason", "token_digest"))]
 )
-CHUNK_RECORD = np.dtype(
-    [("received_ns", "i8"), ("kernel_ns", "i8"), ("num_tokens", "i4"), ("is_coalesced", "i1")], align=False
-)
+# Stamps of the receive (monotonic, and realtime of the kernel), number of tokens, whether other events came with it.
+pack_chunk = struct.Struct("<qqib").pack
+CHUNK_RECORD = np.dtype([("received_ns", "<i8"), ("kernel_ns", "<i8"), ("num_tokens", "<i4"), ("is_coalesced", "i1")])
 
 
 class SpillFile:
@@ -55,7 +57,7 @@ class SpillFile:
         self._descriptor = file.fileno()
         self.num_bytes = 0
 
-    def append(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it at the end. Raises OSError on a full disk."""
         left = memoryview(data)
         while left:
@@ -132,7 +134,7 @@ class RequestRows:
 
     def to_table(self, plan: Plan, clock: ScaledClock) -> pa.Table:
         """The REQUESTS table, every instant in clock ns."""
-        requests = [request for session in plan.sessions for request in session.requests]
+        requests = list(plan.requests)
         texts = self._all_texts()
         columns: dict[str, pa.Array] = {
             "session": pa.array(np.frombuffer(self.session, dtype=np.int32)),
@@ -158,7 +160,7 @@ class RequestRows:
 
 
 class ChunkRows:
-    """One entry per received chunk, 21 bytes each; past ``BLOCK_CHUNKS`` they wait in a file.
+    """One record per received chunk, 21 bytes each; past ``BLOCK_CHUNKS`` they wait in a file.
 
     Kernel stamps stay CLOCK_REALTIME until the offsets are known. folder: as of ``SpillFile``.
     """
@@ -168,53 +170,30 @@ class ChunkRows:
         # One entry per request that had chunks.
         self._row = array("i")
         self._num_chunks = array("i")
-        self.num_spilled = 0
+        self._records = bytearray()
         self._file: SpillFile | None = None
-        self._clear()
 
-    def _clear(self) -> None:
-        self._received_ns = array("q")
-        self._kernel_ns = array("q")
-        self._num_tokens = array("i")
-        self._is_coalesced = array("b")
+    @property
+    def num_spilled(self) -> int:
+        """Chunks that have been moved to the file."""
+        return 0 if self._file is None else self._file.num_bytes // CHUNK_RECORD.itemsize
 
     def extend(self, row: int, stamps: Sequence[ChunkStamp]) -> None:
         """Append all chunks of one request."""
-        if not stamps:
-            return
-        self._row.append(row)
-        self._num_chunks.append(len(stamps))
-        if len(stamps) == 1:
-            received_ns, kernel_ns, num_tokens, is_coalesced = stamps[0]
-            self._received_ns.append(received_ns)
-            self._kernel_ns.append(kernel_ns)
-            self._num_tokens.append(num_tokens)
-            self._is_coalesced.append(is_coalesced)
-            return
-        received_ns, kernel_ns, num_tokens, is_coalesced = zip(*stamps, strict=True)
-        self._received_ns.extend(received_ns)
-        self._kernel_ns.extend(kernel_ns)
-        self._num_tokens.extend(num_tokens)
-        self._is_coalesced.extend(is_coalesced)
+        if stamps:
+            self._row.append(row)
+            self._num_chunks.append(len(stamps))
+            self._records += b"".join(starmap(pack_chunk, stamps))
 
     def spill(self) -> None:
         """Move a full block to the file; call between events (about 0.2 ms when there is one to move)."""
-        if len(self._received_ns) >= BLOCK_CHUNKS:
+        if len(self._records) >= BLOCK_CHUNKS * CHUNK_RECORD.itemsize:
             self._move()
 
     def _move(self) -> None:
         self._file = self._file or SpillFile(self._folder)
-        self._file.append(self._block().tobytes())
-        self.num_spilled += len(self._received_ns)
-        self._clear()
-
-    def _block(self) -> NDArray[np.void]:
-        block = np.empty(len(self._received_ns), dtype=CHUNK_RECORD)
-        block["received_ns"] = self._received_ns
-        block["kernel_ns"] = self._kernel_ns
-        block["num_tokens"] = self._num_tokens
-        block["is_coalesced"] = self._is_coalesced
-        return block
+        self._file.append(self._records)
+        self._records = bytearray()
 
     def stream(self, rows: RequestRows, clock: ScaledClock, offsets: OffsetLog | None) -> RowStream:
         """The CHUNKS table by (session, request, chunk), every instant in clock ns; call it after the replay."""
@@ -244,12 +223,11 @@ class ChunkRows:
     ) -> pa.RecordBatch:
         """The chunks of some requests. entries: their places in ``_row``. begins: of each entry, its first chunk."""
         num_chunks = np.frombuffer(self._num_chunks, dtype=np.int32)[entries]
-        records = np.concatenate(
-            [
-                self._records(begin, count)
-                for begin, count in zip(begins[entries].tolist(), num_chunks.tolist(), strict=True)
-            ]
-        )
+        assert self._file is not None
+        size = CHUNK_RECORD.itemsize
+        places = zip(begins[entries].tolist(), num_chunks.tolist(), strict=True)
+        data = b"".join(self._file.read(begin * size, count * size) for begin, count in places)
+        records = np.frombuffer(data, dtype=CHUNK_RECORD)
         row = np.repeat(np.frombuffer(self._row, dtype=np.int32)[entries], num_chunks)
         firsts = np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
         received = np.ascontiguousarray(records["received_ns"])
@@ -263,11 +241,6 @@ class ChunkRows:
             "is_coalesced": pa.array(records["is_coalesced"].astype(np.bool_)),
         }
         return pa.record_batch([columns[name] for name in CHUNKS.names], schema=CHUNKS)
-
-    def _records(self, first: int, count: int) -> NDArray[np.void]:
-        assert self._file is not None
-        size = CHUNK_RECORD.itemsize
-        return np.frombuffer(self._file.read(first * size, count * size), dtype=CHUNK_RECORD)
 
 
 def _kernel_column(realtime: IntArray, received: IntArray, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Array:

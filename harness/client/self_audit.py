@@ -15,7 +15,6 @@ from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.run import ReplayResult, Target, replay
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for
-from harness.errors import ServerError
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientSpec
 
@@ -48,13 +47,6 @@ def _short_session(session: SessionPlan) -> SessionPlan:
         requests.append(RequestPlan(keep, new, generate, wait_ns))
         keep += new + generate
     return SessionPlan(session.index, 0, None, None, tuple(requests))
-
-
-def require_answered(result: ReplayResult) -> None:
-    """ServerError with the first problem, unless every request was answered as planned."""
-    failed = [error for error in result.requests["error"].to_pylist() if error]
-    if failed:
-        raise ServerError(f"{len(failed)} requests failed, the first with: {failed[0]}", where="null server")
 
 
 def null_target(

@@ -34,9 +34,7 @@ class VirtualDriver:
         self.names: dict[int, tuple[int, int]] = {}
         self.next_look_ns = NEVER_NS
         self._handles: dict[tuple[int, int], int] = {}
-        self._leaves_by_tokens = any(
-            request.abort_after_tokens for session in plan.sessions for request in session.requests
-        )
+        self._leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         """The request that an event sends."""
@@ -130,7 +128,7 @@ class _TokenDriver(VirtualDriver):
         self._streams = TokenStreams(plan)
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
-        prompt = self._streams.prompt_after(self._answers, event.session, event.request)
+        prompt = self._streams.prompt(event.session, event.request, self._answers)
         self._answers.setdefault(event.session, []).append([])
         planned = self.plan.request(event.session, event.request)
         name = f"{event.session}-{event.request}"

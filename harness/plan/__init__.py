@@ -3,7 +3,7 @@
 Nothing here reads a clock or opens a socket.
 """
 
-from harness.plan.blocks import BlockKeys, block_keys, token_block_keys
+from harness.plan.blocks import BlockKeys, token_block_keys
 from harness.plan.build import check_fits, derive_seed, describe, draw_plan, draw_requests, is_waited, wait_cap_ns
 from harness.plan.event_queue import UserTimelines, users_of
 from harness.plan.files import read_plan, save_plan, write_plan

@@ -154,27 +154,10 @@ def _frozen(keys: list[int]) -> KeyArray:
     return array
 
 
-@lru_cache(maxsize=8)
-def _keys_of(plan: Plan, block_tokens: int) -> BlockKeys:
-    return BlockKeys(plan, block_tokens)
-
-
-def block_keys(
-    plan: Plan, session: int, request: int, block_tokens: int = BLOCK_TOKENS, *, with_generated: bool = False
-) -> KeyArray:
-    """Keys of a request's full blocks: int64, shape (prompt_tokens // block_tokens,), read-only.
-
-    with_generated: also the blocks that fill up while it generates; the first ones are those of the prompt.
-    For many requests of one plan hold a ``BlockKeys`` instead.
-    """
-    keys = _keys_of(plan, block_tokens)
-    return keys.stream(session, request) if with_generated else keys.prompt(session, request)
-
-
 def token_block_keys(tokens: NDArray[np.int32], block_tokens: int = BLOCK_TOKENS) -> KeyArray:
     """Keys of the full blocks of real token ids: int64, shape (len(tokens) // block_tokens,).
 
-    Key i names the first (i+1) * block_tokens ids. Not the values of ``block_keys``: do not mix the two.
+    Key i names the first (i+1) * block_tokens ids. Not the values of ``BlockKeys``: do not mix the two.
     """
     num_blocks = len(tokens) // block_tokens
     if num_blocks == 0:

@@ -10,10 +10,9 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -27,14 +26,8 @@ from harness.plan.waits import HIGHEST_QUANTILE, LOWEST_QUANTILE, load_waits
 from harness.spec import FixedLength, LengthDistribution, ServerSpec, SessionGroup, UniformLength, WorkloadSpec
 
 FloatArray = npt.NDArray[np.float64]
-WordArray = npt.NDArray[np.uint32]
-
-_word = np.uint32
-STATE, MIDDLE = 624, 397  # words of the generator's state, and how far ahead each new one looks
-LANES = 4096
-"""Seeds whose states are made side by side: 10 MB."""
-FEW = 1024
-"""Below so many seeds, numpy's calls cost more than the generators."""
+IntArray = npt.NDArray[np.int64]
+_NORMAL = NormalDist()
 
 
 def derive_seed(base_seed: int, name: str) -> int:
@@ -43,67 +36,12 @@ def derive_seed(base_seed: int, name: str) -> int:
 
 
 def uniforms(seeds: Sequence[int], count: int) -> FloatArray:
-    """The first ``count`` values of ``random.Random(seed).random()``, shape (seeds, count). Seeds: below 2^64."""
-    if len(seeds) < FEW or 2 * count > STATE - MIDDLE:
-        generators = map(random.Random, seeds)
-        return np.array([[each.random() for _ in range(count)] for each in generators]).reshape(len(seeds), count)
-    table = np.array(seeds, dtype=np.uint64)
-    parts = [_first_words(table[first : first + LANES], 2 * count) for first in range(0, len(table), LANES)]
-    words = np.concatenate(parts, axis=1)
-    # 53 bits of two words: genrand_res53 of mt19937ar.c.
-    high, low = ((words[first::2] >> first + 5).astype(np.float64) for first in (0, 1))
-    return ((high * 2.0**26 + low) * 2.0**-53).T
-
-
-def _first_words(seeds: npt.NDArray[np.uint64], count: int) -> WordArray:
-    """The first words of MT19937, seeded by an array as CPython does with an integer; shape (count, seeds).
-
-    count: at most STATE - MIDDLE, so that no word looks at another new one. Source: init_by_array and genrand_uint32 of
-    mt19937ar.c (Matsumoto and Nishimura, 2002).
-    """
-    low, high = seeds.astype(np.uint32), (seeds >> np.uint64(32)).astype(np.uint32)
-    # A seed of one word is added at every step; of two, each at every other, the second with its place.
-    added = (low, np.where(seeds >> np.uint64(32), high + _word(1), low))
-    state = np.empty((STATE, len(seeds)), dtype=np.uint32)
-    state[0] = _first_state()[0]
-    for place in range(1, STATE):
-        _mix(state[place - 1], 1664525, _first_state()[place], added[1 - place % 2], out=state[place])
-    _mix(state[STATE - 1], 1664525, state[1], added[1], out=state[1])
-    for place in (*range(2, STATE), 1):
-        before = state[place - 1 if place > 1 else STATE - 1]
-        _mix(before, 1566083941, state[place], _word(2**32 - place), out=state[place])
-    state[0] = 1 << 31
-    joined = (state[:count] & _word(1 << 31)) | (state[1 : count + 1] & _word((1 << 31) - 1))
-    words = state[MIDDLE : MIDDLE + count] ^ (joined >> _word(1)) ^ (joined & _word(1)) * _word(0x9908B0DF)
-    words ^= words >> _word(11)
-    words ^= words << _word(7) & _word(0x9D2C5680)
-    words ^= words << _word(15) & _word(0xEFC60000)
-    words ^= words >> _word(18)
-    return words
-
-
-def _mix(
-    before: WordArray, factor: int, old: WordArray | np.uint32, added: WordArray | np.uint32, out: WordArray
-) -> None:
-    """``(old ^ (before ^ before >> 30) * factor) + added``, modulo 2^32."""
-    mixed = before >> _word(30)
-    mixed ^= before
-    mixed *= _word(factor)
-    mixed ^= old
-    np.add(mixed, added, out=out)
-
-
-@lru_cache(maxsize=1)
-def _first_state() -> tuple[np.uint32, ...]:
-    """The state that every seeding by an array begins with: init_genrand(19650218)."""
-    words = [19650218]
-    for place in range(1, STATE):
-        words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + place) % 2**32)
-    return tuple(map(_word, words))
-
-
-IntArray = npt.NDArray[np.int64]
-_NORMAL = NormalDist()
+    """The first ``count`` values of ``random.Random(seed).random()``, shape (seeds, count)."""
+    generator, values = random.Random(), array("d")
+    for seed in seeds:
+        generator.seed(seed)
+        values.extend(generator.random() for _ in range(count))
+    return np.array(values).reshape(len(seeds), count)
 
 
 class Drawn(NamedTuple):
@@ -285,19 +223,18 @@ def _sequential(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Buil
     Nobody waits: the background requests take the time a tool would.
     """
     rng = random.Random(derive_seed(base_seed, f"sequential/m{workload.num_background}r{replicate}/lengths"))
-    lengths: list[Callable[[], int]] = [
-        lambda: draw_length(workload.prompt_tokens, rng),
-        lambda: draw_length(workload.generate_tokens, rng),
-    ]
+
+    def request(keep_tokens: int, new_tokens: LengthDistribution) -> tuple[RequestPlan]:
+        new = draw_length(new_tokens, rng)
+        return (RequestPlan(keep_tokens, new, draw_length(workload.generate_tokens, rng)),)
+
     sessions = [
-        SessionPlan(index, 0, index - 1 if index else None, None, (RequestPlan(0, lengths[0](), lengths[1]()),))
+        SessionPlan(index, 0, index - 1 if index else None, None, request(0, workload.prompt_tokens))
         for index in range(workload.num_background + 1)
     ]
-    target = sessions[0].requests[0]
-    new_tokens = draw_length(workload.new_tokens, rng)
-    again = RequestPlan(target.prompt_tokens, new_tokens, draw_length(workload.generate_tokens, rng))
+    again = request(sessions[0].requests[0].prompt_tokens, workload.new_tokens)
     last = len(sessions)
-    return _Built((*sessions, SessionPlan(last, 0, last - 1, 0, (again,))))
+    return _Built((*sessions, SessionPlan(last, 0, last - 1, 0, again)))
 
 
 def check_fits(plan: Plan, server: ServerSpec) -> None:
@@ -327,8 +264,8 @@ def check_fits(plan: Plan, server: ServerSpec) -> None:
 
 def describe(plan: Plan) -> dict[str, str | int | float]:
     """What a person wants to know of a plan, in reading order; times in seconds."""
-    prompts = [request.prompt_tokens for session in plan.sessions for request in session.requests]
-    generated = [request.generate_tokens for session in plan.sessions for request in session.requests]
+    prompts = [request.prompt_tokens for request in plan.requests]
+    generated = [request.generate_tokens for request in plan.requests]
     waited_s = sorted(wait_ns / NS_PER_S for wait_ns in plan.waited_ns())
     summary: dict[str, str | int | float] = {
         "hash": plan.hash,
@@ -340,7 +277,7 @@ def describe(plan: Plan) -> dict[str, str | int | float]:
         "sessions": plan.num_sessions,
         "requests": plan.num_requests,
         "prompt tokens": f"{min(prompts)}-{max(prompts)}",
-        "new prompt tokens, sum": sum(request.new_tokens for session in plan.sessions for request in session.requests),
+        "new prompt tokens, sum": sum(request.new_tokens for request in plan.requests),
         "generated tokens": f"{min(generated)}-{max(generated)}",
         "generated tokens, sum": sum(generated),
         "longest stream": max(prompt + answer for prompt, answer in zip(prompts, generated, strict=True)),
@@ -359,5 +296,4 @@ def describe(plan: Plan) -> dict[str, str | int | float]:
     for kind, waits_ns in plan.waits_by_kind_ns().items():
         if kind != "none":
             summary[f"waits for a {kind}"] = f"{len(waits_ns)}, total {sum(waits_ns) / NS_PER_S:.1f} s"
-    provenance = {f"provenance: {key}": value for key, value in plan.provenance.items()}
-    return dict(chain(summary.items(), provenance.items()))
+    return summary | {f"provenance: {key}": value for key, value in plan.provenance.items()}

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, NoReturn, get_args
 
 from harness.errors import PlanError
@@ -152,9 +153,14 @@ class Plan:
         return sum(len(session.requests) for session in self.sessions)
 
     @property
+    def requests(self) -> Iterator[RequestPlan]:
+        """All requests, session by session."""
+        return chain.from_iterable(session.requests for session in self.sessions)
+
+    @property
     def num_abortable(self) -> int:
         """Requests whose answer the client may leave before its end."""
-        return sum(request.is_abortable for session in self.sessions for request in session.requests)
+        return sum(request.is_abortable for request in self.requests)
 
     @property
     def num_waits(self) -> int:
@@ -168,20 +174,21 @@ class Plan:
 
     def waited_ns(self) -> Iterator[int]:
         """The waits that are really waited, by session and request."""
-        for session in self.sessions:
-            if session.is_start_waited:
-                yield session.start_offset_ns
-            yield from (request.wait_after_ns for request in session.requests[:-1])
+        return (wait_ns for _, wait_ns in self._waits())
 
     def waits_by_kind_ns(self) -> dict[WaitKind, list[int]]:
         """The waits that are really waited, by what they wait for; kinds without one are left out."""
         waits_ns: dict[WaitKind, list[int]] = {}
+        for kind, wait_ns in self._waits():
+            waits_ns.setdefault(kind, []).append(wait_ns)
+        return waits_ns
+
+    def _waits(self) -> Iterator[tuple[WaitKind, int]]:
         for session in self.sessions:
             if session.is_start_waited:
-                waits_ns.setdefault(session.start_kind, []).append(session.start_offset_ns)
+                yield session.start_kind, session.start_offset_ns
             for request in session.requests[:-1]:
-                waits_ns.setdefault(request.wait_kind, []).append(request.wait_after_ns)
-        return waits_ns
+                yield request.wait_kind, request.wait_after_ns
 
     def request(self, session: int, request: int) -> RequestPlan:
         """One request by its two indices; raises IndexError when there is none."""
@@ -253,9 +260,7 @@ def check_plan(plan: Plan) -> None:
         _refuse("plan", f"shared_prefix_tokens is negative ({plan.shared_prefix_tokens})", "Give 0 or more")
     if not plan.sessions:
         _refuse("plan", "it has no session", "Give num_sessions of at least 1")
-    if plan.prompt_form != "token-ids" and any(
-        request.abort_after_tokens for session in plan.sessions for request in session.requests
-    ):
+    if plan.prompt_form != "token-ids" and any(request.abort_after_tokens for request in plan.requests):
         _refuse(
             "plan",
             f"{plan.prompt_form} prompts do not tell how many tokens were kept of an answer",

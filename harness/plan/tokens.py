@@ -102,15 +102,7 @@ class TokenStreams:
         """The request's new ids: int32, shape (new_tokens,)."""
         return (self._fresh(session, request, self._span, self._marks) + self._low).astype(np.int32)
 
-    def prompt(self, session: int, request: int, generated_by_request: Generated) -> TokenArray:
-        """The whole prompt: int32, shape (prompt_tokens,).
-
-        generated_by_request: ids the server returned for this session's requests 0 .. request-1, carried exactly.
-        A session that continues another needs that session's ids too: see ``prompt_after``.
-        """
-        return self.prompt_after({session: generated_by_request}, session, request)
-
-    def prompt_after(self, generated: Mapping[int, Generated], session: int, request: int) -> TokenArray:
+    def prompt(self, session: int, request: int, generated: Mapping[int, Generated]) -> TokenArray:
         """The whole prompt, int32 (prompt_tokens,), from ``generated[session][request]`` ids of all it builds on.
 
         Raises PlanError when fewer ids were returned than the prompt keeps.

@@ -228,11 +228,6 @@ class WaitDistribution:
     def total_calls(self) -> int:
         return self._running_totals[-1]
 
-    @property
-    def is_none(self) -> bool:
-        """True when every wait is zero."""
-        return all(distribution.cdf(0.0) == 1.0 for distribution in self.distributions)
-
     def waits_ns(self, picks: FloatArray, u: FloatArray) -> npt.NDArray[np.int64]:
         """A wait in ns, uncapped, from each two deviates: the first picks the tool, the second its quantile."""
         tools = np.searchsorted(self._running_totals, picks * self.total_calls)

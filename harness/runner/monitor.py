@@ -181,8 +181,7 @@ def predicted_work(run: PlannedRun) -> float:
     """Work of a run: wall seconds of its replay and set-up; of a simulated run, tokens."""
     kind = kind_named(run.spec.backend)
     if kind.is_virtual:
-        requests = (request for session in run.plan.sessions for request in session.requests)
-        return SIMULATED_RUN_TOKENS + sum(request.generate_tokens for request in requests)
+        return SIMULATED_RUN_TOKENS + sum(request.generate_tokens for request in run.plan.requests)
     return predicted_replay_s(run) + kind.lifecycle_s
 
 

@@ -86,9 +86,7 @@ class _Run:
         self._names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
         self._handles = {name: handle for handle, name in enumerate(self._names)}
         self._num_tokens = Counter[tuple[int, int]]()
-        self._leaves_by_tokens = any(
-            request.abort_after_tokens for session in plan.sessions for request in session.requests
-        )
+        self._leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
         self.outcome = PagedOutcome({name: _Row() for name in self._names}, [0] * (config.max_num_seqs + 1))
 
     def play(self) -> PagedOutcome:

@@ -147,9 +147,9 @@ class TestPrompts:
         generated = [stamps[row["request_id"]]["token_ids"] for row in rows_of(result)]
         streams = TokenStreams(plan)
         for request in range(3):
-            expected = streams.prompt(0, request, generated[:3])
+            expected = streams.prompt(0, request, {0: generated[:3]})
             assert bodies[request]["prompt"] == expected.tolist()
-        continued = streams.prompt_after({0: generated[:3]}, 1, 0)
+        continued = streams.prompt(1, 0, {0: generated[:3]})
         assert bodies[3]["prompt"] == continued.tolist()
         for row, ids in zip(rows_of(result), generated, strict=True):
             assert row["token_digest"] == sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()

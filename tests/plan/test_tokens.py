@@ -17,7 +17,6 @@ from harness.plan import (
     RequestPlan,
     SessionPlan,
     TokenStreams,
-    block_keys,
     token_block_keys,
 )
 from harness.plan.tokens import TokenArray, mix64
@@ -61,7 +60,7 @@ def all_prompts(plan: Plan) -> dict[tuple[int, int], TokenArray]:
     for session in plan.sessions:
         generated[session.index] = []
         for position, request in enumerate(session.requests):
-            prompts[session.index, position] = streams.prompt_after(generated, session.index, position)
+            prompts[session.index, position] = streams.prompt(session.index, position, generated)
             first = 10_000_000 + session.index * 1_000_000 + position * 1000
             generated[session.index].append(list(range(first, first + request.generate_tokens)))
     return prompts
@@ -101,7 +100,8 @@ def test_a_prompt_is_the_kept_part_of_the_stream_and_its_fresh_ids(plan: Plan) -
 @given(plans())
 def test_two_requests_share_a_block_key_exactly_when_they_begin_alike(plan: Plan) -> None:
     prompts = all_prompts(plan)
-    keys = {name: block_keys(plan, *name) for name in prompts}
+    of_plan = BlockKeys(plan)
+    keys = {name: of_plan.prompt(*name) for name in prompts}
     for name, prompt in prompts.items():
         assert len(keys[name]) == len(prompt) // 128
     for one, other in combinations(prompts, 2):
@@ -115,23 +115,25 @@ def test_two_requests_share_a_block_key_exactly_when_they_begin_alike(plan: Plan
 @given(plans())
 def test_keys_of_real_tokens_agree_with_the_keys_by_construction(plan: Plan) -> None:
     prompts = all_prompts(plan)
+    keys = BlockKeys(plan)
     by_tokens = {name: token_block_keys(prompt) for name, prompt in prompts.items()}
     for one, other in combinations(prompts, 2):
         same_tokens = np.intersect1d(by_tokens[one], by_tokens[other]).size
-        assert same_tokens == np.intersect1d(block_keys(plan, *one), block_keys(plan, *other)).size
+        assert same_tokens == np.intersect1d(keys.prompt(*one), keys.prompt(*other)).size
 
 
 @settings(max_examples=40)
 @given(plans(), st.sampled_from([16, 128]))
 def test_generated_blocks_continue_the_keys_of_the_prompt(plan: Plan, block_tokens: int) -> None:
+    keys = BlockKeys(plan, block_tokens)
     for session in plan.sessions:
         for position, request in enumerate(session.requests):
-            whole = block_keys(plan, session.index, position, block_tokens, with_generated=True)
-            prompt = block_keys(plan, session.index, position, block_tokens)
+            whole = keys.stream(session.index, position)
+            prompt = keys.prompt(session.index, position)
             assert len(whole) == request.stream_tokens // block_tokens
             assert whole[: len(prompt)].tolist() == prompt.tolist()
             if position + 1 < len(session.requests):
-                later = block_keys(plan, session.index, position + 1, block_tokens)
+                later = keys.prompt(session.index, position + 1)
                 kept_blocks = session.requests[position + 1].keep_tokens // block_tokens
                 assert later[:kept_blocks].tolist() == whole[:kept_blocks].tolist()
 
@@ -172,7 +174,8 @@ def test_the_tokens_of_a_known_plan_never_change() -> None:
 
 def test_the_rearrival_of_a_sequential_plan_shares_the_targets_fifteen_blocks() -> None:
     plan = build_plan(WorkloadSpec.model_validate({"source": "sequential", "num_background": 2}), 5, 0)
-    target, *background, again = (block_keys(plan, session, 0) for session in range(4))
+    of_plan = BlockKeys(plan)
+    target, *background, again = (of_plan.prompt(session, 0) for session in range(4))
     assert again.tolist() == target.tolist()
     assert len(target) == 15
     assert not {key for keys in background for key in keys.tolist()} & set(target.tolist())
@@ -182,11 +185,11 @@ def test_returned_ids_that_are_too_few_are_refused() -> None:
     plan = build_plan(WorkloadSpec(num_sessions=1), 1, 0)
     answer_tokens = plan.request(0, 0).generate_tokens
     streams = TokenStreams(plan)
-    assert len(streams.prompt(0, 1, [[5] * answer_tokens])) == plan.request(0, 1).prompt_tokens
+    assert len(streams.prompt(0, 1, {0: [[5] * answer_tokens]})) == plan.request(0, 1).prompt_tokens
     with pytest.raises(PlanError, match=f"keeps {answer_tokens} tokens generated .* returned {answer_tokens - 1}"):
-        streams.prompt(0, 1, [[5] * (answer_tokens - 1)])
+        streams.prompt(0, 1, {0: [[5] * (answer_tokens - 1)]})
     with pytest.raises(PlanError, match="returned 0"):
-        streams.prompt(0, 1, [])
+        streams.prompt(0, 1, {})
 
 
 def test_text_prompts_have_a_word_per_token_and_carry_the_answer() -> None:

@@ -150,7 +150,7 @@ def expected_prompts(plan: Plan, generated: dict[int, list[list[int]]]) -> list[
     """The prompts that a plan asks for, in plan order, when the server answers with these ids by session."""
     streams = TokenStreams(plan)
     return [
-        streams.prompt(item.index, request, generated[item.index]).tolist()
+        streams.prompt(item.index, request, generated).tolist()
         for item in plan.sessions
         for request in range(len(item.requests))
     ]

@@ -73,7 +73,7 @@ def faultless_turns(plan: Plan, low: int, high: int) -> dict[tuple[int, int], Tu
     turns: dict[tuple[int, int], Turn] = {}
     for session in plan.sessions:
         for index, request in enumerate(session.requests):
-            prompt = streams.prompt_after(generated, session.index, index).tolist()
+            prompt = streams.prompt(session.index, index, generated).tolist()
             answer = expected_tokens(prompt, request.generate_tokens, low, high)
             generated[session.index].append(answer)
             turns[session.index, index] = Turn(prompt, answer)

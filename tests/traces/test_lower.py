@@ -109,11 +109,11 @@ def test_prompts_with_equal_block_names_share_those_tokens_and_keys_and_no_other
         (ask(prompt=300, blocks=names),), (ask(prompt=300, blocks=(0, 1, 2, 9)),), (ask(prompt=300),), block_tokens=64
     )
     streams, keys = TokenStreams(plan), BlockKeys(plan)
-    first, second, third = (streams.prompt(session, 0, []) for session in range(3))
+    first, second, third = (streams.prompt(session, 0, {}) for session in range(3))
     assert np.array_equal(first[:192], second[:192])
     assert not np.array_equal(first[192:256], second[192:256])
     assert not np.array_equal(first[:64], third[:64])
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        prompts = [streams.prompt(session, 0, []) for session in (one, other)]
+        prompts = [streams.prompt(session, 0, {}) for session in (one, other)]
         by_tokens = token_block_keys(prompts[0]) == token_block_keys(prompts[1])
         assert list(keys.prompt(one, 0) == keys.prompt(other, 0)) == list(by_tokens)

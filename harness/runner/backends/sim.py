@@ -249,7 +249,7 @@ class _VirtualRun(VirtualDriver):
         self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
         # Paged memory reuses blocks of answers too.
         self._keys_of = BlockKeys(plan, config.block_tokens).stream if is_paged else BlockKeys(plan).prompt
-        longest = max(request.prompt_tokens for session in plan.sessions for request in session.requests)
+        longest = max(request.prompt_tokens for request in plan.requests)
         # Only the length of a prompt matters here: its blocks are named by the plan.
         self._blank = np.zeros(longest, dtype=np.int32)
         self._context = ContextHash.of(self._blank[:1], 0)
