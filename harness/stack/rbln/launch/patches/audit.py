@@ -7,22 +7,23 @@ arguments that cannot run code, fail or wait.
 from __future__ import annotations
 
 import ast
+import copy
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
 from harness.errors import SpecError
 
 LOGGER = "logger"
-LEVELS = frozenset({"debug", "info"})
-LOGGER_MAKERS = frozenset({"init_logger", "getLogger"})
-# Reading a tensor's shape copies nothing from the device, does not wait, and runs no code of the package.
-PURE_ATTRIBUTE = "shape"
-_INTEGER_FORM = re.compile(r"%(?:d|%)")
-_ANY_FORM = re.compile(r"%(?:[^%]|%|$)")
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+LEVELS = ("debug", "info")
+LOGGER_MAKERS = ("init_logger", "getLogger")
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_FORM = re.compile(r"%(?:[^%]|%|$)")
+# A number, a name, or the length of a tensor that may be None. Reading a tensor's shape copies nothing from the device,
+# does not wait, and runs no code of the package.
+_ARGUMENT = re.compile(r"\d+|(?:\d+ if )?(?P<name>[^\W\d]\w*)(?: is None else (?P=name)\.shape\[0\])?")
 _HINT = "A patch may only add calls of the module's logger; take that line out"
 
 
@@ -45,16 +46,20 @@ def audit(before: str, after: str, *, where: str) -> tuple[AddedLine, ...]:
     ``logging`` reports a value that does not fit %d and does not raise.
     """
     try:
-        old, new = _parse(before, where), _parse(after, where)
-        comparison = _Comparison(where, new)
-        comparison.same(old, new)
+        module = _parse(after, where)
+        statements = _added_statements(list(_heads([_parse(before, where)])), list(_heads([module])), where)
+        parents = {child: parent for parent in ast.walk(module) for child in ast.iter_child_nodes(parent)}
+        for statement in statements:
+            for problem in _problems(statement, module, parents):
+                raise _refusal(problem, statement, where)
     except (RecursionError, MemoryError) as error:  # the parser raises MemoryError
         raise PatchAuditError("is nested too deeply to be compared", where=where) from error
-    if not comparison.added:
+    if not statements:
         raise PatchAuditError(
             "adds no logging call", where=where, hint="A patch without a logging call observes nothing; drop it"
         )
-    return tuple(comparison.added)
+    formats = [cast("ast.Constant", cast("ast.Call", statement.value).args[0]).value for statement in statements]
+    return tuple(AddedLine(statement.lineno, str(text)) for statement, text in zip(statements, formats, strict=True))
 
 
 def _parse(source: str, where: str) -> ast.Module:
@@ -66,251 +71,152 @@ def _parse(source: str, where: str) -> ast.Module:
         raise PatchAuditError(f"is not Python: {error}", where=where) from error
 
 
-@dataclass
-class _Comparison:
-    """Walks two trees in parallel. parents: the new tree's nodes around the current place, outermost first."""
-
-    where: str
-    module: ast.Module
-    added: list[AddedLine] = field(default_factory=list[AddedLine])
-    parents: list[ast.AST] = field(default_factory=list[ast.AST])
-
-    def same(self, old: ast.AST, new: ast.AST) -> None:
-        """Raise unless ``new`` is ``old`` with logging calls added inside its functions."""
-        if type(old) is not type(new):
-            self._refuse(new, "changes")
-        self.parents.append(new)
-        for name in old._fields:
-            self._same_field(getattr(old, name, None), getattr(new, name, None), new)
-        self.parents.pop()
-
-    def _same_field(self, old: object, new: object, owner: ast.AST) -> None:
-        if isinstance(old, list) and isinstance(new, list):
-            olds, news = cast("list[object]", old), cast("list[object]", new)
-            if any(isinstance(item, ast.stmt) for item in (*olds, *news)):
-                self._same_block(cast("list[ast.stmt]", olds), cast("list[ast.stmt]", news))
-                return
-            for before, after in zip(olds, news, strict=False):
-                self._same_field(before, after, owner)
-            if len(olds) != len(news):
-                extra = news[len(olds) :]
-                self._refuse(extra[0] if extra and isinstance(extra[0], ast.AST) else owner, "changes")
-        elif isinstance(old, ast.AST) and isinstance(new, ast.AST):
-            self.same(old, new)
-        # The type too: True equals 1, and 1 equals 1.0.
-        elif type(old) is not type(new) or old != new:
-            self._refuse(owner, "changes")
-
-    def _same_block(self, olds: Sequence[ast.stmt], news: Sequence[ast.stmt]) -> None:
-        """A block may have additional logging calls, and must have all other statements in the same order."""
-        if not olds:
-            self._refuse(news[0], "adds a branch with")
-        at = 0
-        for position, statement in enumerate(news):
-            if at < len(olds) and ast.dump(statement) == ast.dump(olds[at]):
-                at += 1
-            elif _is_logging(statement):
-                self._admit(statement, news, position)
-            # A statement without a block holds no calls that could be added.
-            elif at < len(olds) and type(olds[at]) is type(statement) and hasattr(statement, "body"):
-                self.same(olds[at], statement)
-                at += 1
-            else:
-                self._refuse(statement, "adds or changes")
-        if at < len(olds):
-            raise PatchAuditError(f"deletes or moves {_text(olds[at])}", where=self._place(olds[at], "old line"))
-
-    def _admit(self, statement: ast.stmt, block: Sequence[ast.stmt], position: int) -> None:
-        call = cast("ast.Call", cast("ast.Expr", statement).value)
-        functions = [node for node in self.parents if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        scopes = [node for node in self.parents if isinstance(node, _SCOPES)]
-        if not functions or isinstance(scopes[-1], ast.ClassDef):
-            self._refuse(statement, "adds, outside any function,")
-        if position == 0 and _is_docstring(block[1] if len(block) > 1 else None):
-            self._refuse(statement, "adds, before a docstring,")
-        function = functions[-1]
-        for reason in _logger_problems(self.module):
-            self._refuse(statement, f"{reason} in")
-        bound = _names_bound_before([*self.parents, statement], function)
-        for reason in _call_problems(call, bound):
-            self._refuse(statement, f"{reason} in")
-        self.added.append(AddedLine(statement.lineno, cast("str", cast("ast.Constant", call.args[0]).value)))
-
-    def _refuse(self, node: ast.AST, what: str) -> None:
-        """Raise with the nearest node that has a line in the source."""
-        placed = next((near for near in (node, *reversed(self.parents)) if hasattr(near, "lineno")), node)
-        raise PatchAuditError(f"{what} {_text(placed)}", where=self._place(placed, "line"), hint=_HINT)
-
-    def _place(self, node: ast.AST, word: str) -> str:
-        return f"{self.where} {word} {getattr(node, 'lineno', '?')}"
+Head = tuple[str, ast.AST]
 
 
-def _text(node: ast.AST) -> str:
-    """The node's source, as one short line."""
+def _heads(block: Sequence[ast.AST], depth: int = 0) -> Iterator[Head]:
+    """The statements of a block and of the blocks in it, in order, each as text that only equal statements share.
+
+    A statement with blocks is followed by the name of each block and its statements.
+    """
+    for node in block:
+        blocks = {name: inner for name in _BLOCKS if isinstance(inner := getattr(node, name, None), list) and inner}
+        head = copy.copy(node)
+        for name in blocks:
+            setattr(head, name, [])
+        yield f"{depth} {ast.dump(head)}", node
+        for name, inner in blocks.items():
+            yield f"{depth} {name}", node
+            yield from _heads(cast("list[ast.AST]", inner), depth + 1)
+
+
+def _added_statements(olds: Sequence[Head], news: Sequence[Head], where: str) -> list[ast.Expr]:
+    """The logging calls that ``news`` has beside ``olds``; all other statements must be the same, in the same order."""
+    added: list[ast.Expr] = []
+    at = 0
+    for text, node in news:
+        if at < len(olds) and text == olds[at][0]:
+            at += 1
+        elif text.partition(" ")[2] not in _BLOCKS and _is_logging(node):
+            added.append(cast("ast.Expr", node))
+        elif any(text == later for later, _ in olds[at:]):
+            break
+        else:
+            raise _refusal("adds or changes", node, where)
+    if at < len(olds):
+        raise _refusal("deletes or moves", olds[at][1], f"{where} old")
+    return added
+
+
+def _refusal(what: str, node: ast.AST, where: str) -> PatchAuditError:
     line = ast.unparse(node).splitlines()[0]
-    return repr(line if len(line) <= 100 else line[:97] + "...")
+    shown = line if len(line) <= 100 else f"{line[:97]}..."
+    return PatchAuditError(f"{what} {shown!r}", where=f"{where} line {getattr(node, 'lineno', '?')}", hint=_HINT)
 
 
-def _is_docstring(statement: ast.stmt | None) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
-def _is_logging(statement: ast.stmt) -> bool:
+def _is_logging(node: ast.AST) -> bool:
     """Whether it has the outer form ``logger.<level>(...)``."""
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Call)
-        and isinstance(statement.value.func, ast.Attribute)
-        and isinstance(statement.value.func.value, ast.Name)
-        and statement.value.func.value.id == LOGGER
-        and statement.value.func.attr in LEVELS
-    )
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=level))):
+            return name == LOGGER and level in LEVELS
+        case _:
+            return False
 
 
-def _logger_problems(module: ast.Module) -> Iterator[str]:
-    """``logger`` must be the only logger of the module, and bound only once."""
-    makers = [
-        statement
-        for statement in module.body
-        if isinstance(statement, ast.Assign)
-        and isinstance(statement.value, ast.Call)
-        and ast.unparse(statement.value.func).rpartition(".")[2] in LOGGER_MAKERS
-        and [ast.unparse(target) for target in statement.targets] == [LOGGER]
-    ]
-    bindings = [node for node in ast.walk(module) if _binds(node, LOGGER)]
-    if len(makers) != 1 or len(bindings) != 1:
-        yield f"uses a name {LOGGER!r} that is not the module's only logger"
-
-
-def _binds(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id == name and not isinstance(node.ctx, ast.Load)
-    if isinstance(node, ast.arg):
-        return node.arg == name
-    if isinstance(node, ast.alias):
-        return (node.asname or node.name).partition(".")[0] == name
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return node.name == name
-    if isinstance(node, (ast.Global, ast.Nonlocal)):
-        return name in node.names
-    # except ... as name; case ... as name; case *name; case {**name}
-    return name in (
-        getattr(node, "name", None) if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) else None,
-        node.rest if isinstance(node, ast.MatchMapping) else None,
-    )
-
-
-def _call_problems(call: ast.Call, bound: frozenset[str]) -> Iterator[str]:
-    """Reasons why a logging call could do more than log."""
-    if call.keywords:
-        yield "passes keyword arguments (exc_info and extra run code)"
-    if not call.args or not isinstance(call.args[0], ast.Constant) or not isinstance(call.args[0].value, str):
-        yield "needs a constant format, which is filled in only when the line is wanted,"
+def _problems(statement: ast.Expr, module: ast.Module, parents: Mapping[ast.AST, ast.AST]) -> Iterator[str]:
+    """Reasons why an added logging call could do more than log."""
+    path: list[ast.AST] = [statement]
+    while path[-1] in parents:
+        path.append(parents[path[-1]])
+    scopes = [node for node in path if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+    if not scopes or isinstance(scopes[0], ast.ClassDef):
+        yield "adds, outside any function,"
         return
-    text = call.args[0].value
-    forms = _ANY_FORM.findall(text)
-    if any(not _INTEGER_FORM.fullmatch(form) for form in forms):
-        yield "formats with something other than %d (%s and %r run code of the value)"
-    if sum(form == "%d" for form in forms) != len(call.args) - 1:
-        yield "has a different number of %d than of arguments"
-    for argument in call.args[1:]:
-        yield from _argument_problems(argument, bound, not_none=frozenset())
+    match scopes[0].body:
+        case [first, ast.Expr(value=ast.Constant(value=str())), *_] if first is statement:
+            yield "adds, before a docstring,"
+        case _:
+            pass
+    if not _has_only_logger(module):
+        yield f"uses a name {LOGGER!r} that is not the module's only logger in"
+    yield from _call_problems(cast("ast.Call", statement.value), _names_bound_before(path, scopes[0]))
 
 
-def _argument_problems(node: ast.expr, bound: frozenset[str], not_none: frozenset[str]) -> Iterator[str]:
-    """Allowed: a number, a bound name, ``x.shape[0]`` where x is known not to be None, ``a if x is None else b``."""
-    if isinstance(node, ast.Constant):
-        if type(node.value) is not int:
-            yield f"passes the constant {node.value!r} to %d"
-    elif isinstance(node, ast.Name):
-        if node.id not in bound:
-            yield f"reads {node.id!r}, which may not be bound there,"
-    elif isinstance(node, ast.IfExp) and (tested := _tested_for_none(node.test)):
-        name, is_none = tested
-        if name not in bound:
-            yield f"reads {name!r}, which may not be bound there,"
-        known = not_none | {name}
-        yield from _argument_problems(node.body, bound, not_none if is_none else known)
-        yield from _argument_problems(node.orelse, bound, known if is_none else not_none)
-    elif (shaped := _name_of_shape(node)) is not None:
-        if shaped not in bound:
-            yield f"reads {shaped!r}, which may not be bound there,"
-        if shaped not in not_none:
-            yield f"reads the shape of {shaped!r}, which may be None,"
-    else:
-        yield f"evaluates {_text(node)}, which may run code,"
+def _call_problems(call: ast.Call, bound: set[str]) -> Iterator[str]:
+    if call.keywords:
+        yield "passes keyword arguments (exc_info and extra run code) in"
+    match call.args:
+        case [ast.Constant(value=str(text)), *arguments]:
+            forms = _FORM.findall(text)
+        case _:
+            yield "needs a constant format, which is filled in only when the line is wanted, in"
+            return
+    if not set(forms) <= {"%d", "%%"}:
+        yield "formats with something other than %d (%s and %r run code of the value) in"
+    if forms.count("%d") != len(arguments):
+        yield "has a different number of %d than of arguments in"
+    for argument in arguments:
+        shown = ast.unparse(argument)
+        form = _ARGUMENT.fullmatch(shown)
+        if form is None:
+            yield f"evaluates {shown!r}, which may run code or fail, in"
+        elif form["name"] and form["name"] not in bound:
+            yield f"reads {form['name']!r}, which may not be bound there, in"
 
 
-def _tested_for_none(test: ast.expr) -> tuple[str, bool] | None:
-    """("x", True) for ``x is None``, ("x", False) for ``x is not None``."""
-    if (
-        isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Name)
-        and len(test.ops) == 1
-        and isinstance(test.ops[0], (ast.Is, ast.IsNot))
-        and isinstance(test.comparators[0], ast.Constant)
-        and test.comparators[0].value is None
-    ):
-        return test.left.id, isinstance(test.ops[0], ast.Is)
-    return None
+def _has_only_logger(module: ast.Module) -> bool:
+    """Whether ``logger`` is bound once, by a statement of the module that makes a logger."""
+    makers = 0
+    for statement in module.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="logger")], value=ast.Call(func=maker)):
+                makers += ast.unparse(maker).rpartition(".")[2] in LOGGER_MAKERS
+            case _:
+                pass
+    return makers == 1 and sum(map(_binds_logger, ast.walk(module))) == 1
 
 
-def _name_of_shape(node: ast.expr) -> str | None:
-    """ "x" for ``x.shape[0]``."""
-    if (
-        isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Constant)
-        and type(node.slice.value) is int
-        and node.slice.value == 0
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == PURE_ATTRIBUTE
-        and isinstance(node.value.value, ast.Name)
-    ):
-        return node.value.value.id
-    return None
+def _binds_logger(node: ast.AST) -> bool:
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name).partition(".")[0] == LOGGER
+    if isinstance(node, ast.Name):
+        return node.id == LOGGER and not isinstance(node.ctx, ast.Load)
+    # What is left that has a name: parameters, functions, classes, handlers, patterns, global and nonlocal.
+    if isinstance(node, (ast.Attribute, ast.Constant, ast.ImportFrom, ast.keyword)):
+        return False
+    fields = [value for _, value in ast.iter_fields(node)]
+    return any(value == LOGGER or (isinstance(value, list) and LOGGER in value) for value in fields)
 
 
-def _names_bound_before(path: Sequence[ast.AST], function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """Names of ``function`` that certainly have a value at the last node of ``path``.
+def _names_bound_before(path: Sequence[ast.AST], function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of ``function`` that certainly have a value at the first node of ``path``, which leads outwards.
 
     These are its parameters and the plain assignments before the node, in blocks around it. A name that is deleted
     anywhere in the function, or bound by an exception handler, does not count.
     """
     arguments = function.args
     names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    inside = path[path.index(function) :]
-    for parent, child in pairwise(inside):
+    for child, parent in pairwise(path[: path.index(function) + 1]):
         for _, block in ast.iter_fields(parent):
             if isinstance(block, list) and child in block:
                 statements = cast("list[ast.stmt]", block)
-                for statement in statements[: statements.index(cast("ast.stmt", child))]:
-                    names |= _surely_bound(statement)
+                names |= _surely_bound(statements[: statements.index(cast("ast.stmt", child))])
     unbound = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del)}
-    unbound |= {node.name for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name}
-    return frozenset(names - unbound)
+    return names - unbound - {node.name for node in ast.walk(function) if isinstance(node, ast.ExceptHandler)}
 
 
-def _surely_bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement binds on every path."""
-    if isinstance(statement, ast.Assign):
-        targets: list[ast.expr] = []
-        for target in statement.targets:
-            targets += target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-        return {target.id for target in targets if isinstance(target, ast.Name)}
-    if isinstance(statement, ast.AnnAssign) and statement.value is not None and isinstance(statement.target, ast.Name):
-        return {statement.target.id}
-    if isinstance(statement, ast.If) and statement.orelse:
-        branches = [_bound_by_all(statement.body), _bound_by_all(statement.orelse)]
-        return branches[0] & branches[1]
-    return set()
-
-
-def _bound_by_all(block: Sequence[ast.stmt]) -> set[str]:
+def _surely_bound(block: Sequence[ast.stmt]) -> set[str]:
+    """Names that the statements bind on every path."""
     names: set[str] = set()
     for statement in block:
-        names |= _surely_bound(statement)
+        match statement:
+            case ast.Assign(targets=targets):
+                nodes = [node for target in targets for node in ast.walk(target)]
+                names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+                names.add(name)
+            case ast.If(body=body, orelse=orelse):
+                names |= _surely_bound(body) & _surely_bound(orelse)
+            case _:
+                pass
     return names

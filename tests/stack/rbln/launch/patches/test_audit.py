@@ -47,9 +47,6 @@ def _added(line: str, place: str = PLACE) -> str:
         '        logger.debug("a plain line")\n',
         '        logger.info("100%% of %d", b)\n',
         '        logger.debug("%d", 0 if rows is None else rows.shape[0])\n',
-        '        logger.debug("%d", rows.shape[0] if rows is not None else -0 if rows is None else 1)\n'.replace(
-            "-0", "0"
-        ),
     ],
 )
 def test_a_logging_call_with_harmless_arguments_passes(line: str) -> None:
@@ -71,12 +68,13 @@ def test_a_logging_call_with_harmless_arguments_passes(line: str) -> None:
         ('        logger.debug("%d", self.size)\n', "may run code"),
         ('        logger.debug("%d", n / b)\n', "may run code"),
         ('        logger.debug("%d", (yield))\n', "may run code"),
-        ('        logger.debug("%d", rows.shape[0])\n', "may be None"),
-        ('        logger.debug("%d", 0 if rows is not None else rows.shape[0])\n', "may be None"),
+        ('        logger.debug("%d", rows.shape[0])\n', "may run code or fail"),
+        ('        logger.debug("%d", 0 if rows is not None else rows.shape[0])\n', "may run code or fail"),
+        ('        logger.debug("%d", 0 if buckets is None else rows.shape[0])\n', "may run code or fail"),
         ('        logger.debug("%d", 0 if self.close() is None else 1)\n', "may run code"),
         ('        logger.debug("%d", late)\n', "may not be bound"),
         ('        logger.debug("%d", elsewhere)\n', "may not be bound"),
-        ('        logger.debug("%d", "text")\n', "constant 'text'"),
+        ('        logger.debug("%d", "text")\n', "evaluates \"'text'\""),
         ('        logger.debug("%s", n)\n', "other than %d"),
         ('        logger.debug("%r %d", n, b)\n', "other than %d"),
         ('        logger.debug("%(n)d", n)\n', "other than %d"),
@@ -146,7 +144,7 @@ def test_swapped_lines_are_refused() -> None:
 
 def test_a_new_branch_is_refused_even_when_it_only_logs() -> None:
     after = _added('        else:\n            logger.debug("%d", n)\n')
-    with pytest.raises(PatchAuditError, match="adds a branch"):
+    with pytest.raises(PatchAuditError, match="adds or changes"):
         audit(BEFORE, after, where="p")
 
 
