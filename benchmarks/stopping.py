@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from harness.advise.power import log_ratio_values, simulated_pairs
-from harness.analysis.decisions.margins import cheaper_p
+from harness.analysis.decisions.decide import cheaper_p
 from harness.analysis.planning.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
 from harness.analysis.planning.stopping import boundary_of, t_mixture_boundary
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile

@@ -21,7 +21,6 @@ from harness.errors import SpecError
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 FloatArray = NDArray[np.float64]
-Statistic = Callable[[FloatArray], FloatArray]
 StatisticName = Literal["mean", "median"]
 DEFAULT_RESAMPLES = 10_000
 DEFAULT_LEVEL = 0.95
@@ -101,14 +100,13 @@ def stratified_bootstrap_interval(
         raise SpecError("an interval over no values was asked for", where="statistics", hint="Seal more runs")
     rng, resamples = np.random.default_rng(bootstrap.seed), bootstrap.resamples
     columns = [values[rng.integers(0, len(values), size=(resamples, len(values)))] for values in arrays]
-    reduce = _STATISTICS[statistic]
+    reduce: Callable[..., Any] = np.mean if statistic == "mean" else np.median
     tail = (1 - bootstrap.level) / 2
-    drawn = reduce(np.concatenate(columns, axis=1))
-    low, high = np.quantile(drawn, [tail, 1 - tail], method=QUANTILE_METHOD)
+    low, high = quantiles(reduce(np.concatenate(columns, axis=1), axis=1), [tail, 1 - tail])
     return Interval(
-        estimate=float(reduce(np.concatenate(arrays)[None, :])[0]),
-        low=float(low),
-        high=float(high),
+        estimate=float(reduce(np.concatenate(arrays))),
+        low=low,
+        high=high,
         level=bootstrap.level,
         method=f"percentile bootstrap of the {statistic}" + ("" if len(arrays) == 1 else ", stratified"),
         unit=unit,
@@ -284,6 +282,12 @@ def when_known(of: Callable[..., T], *values: object) -> T | None:
     return None if None in values else of(*values)
 
 
+def paired(values: Iterable[T], others: Iterable[T], key: Callable[[T], Hashable]) -> list[tuple[T, T]]:
+    """(value, other) of equal key, in the order of ``values``; what has no partner is left out."""
+    partners = {key(other): other for other in others}
+    return [(value, partners[key(value)]) for value in values if key(value) in partners]
+
+
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """The values by their key, in the order in which keys come first."""
     groups: dict[K, list[T]] = {}
@@ -367,12 +371,6 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
     """Sample standard deviation over mean."""
     array = np.asarray(values, dtype=np.float64)
     return float(array.std(ddof=1) / array.mean())
-
-
-_STATISTICS: Mapping[str, Statistic] = {
-    "mean": lambda rows: rows.mean(axis=1),
-    "median": lambda rows: np.asarray(np.median(rows, axis=1)),
-}
 
 
 def _special() -> Any:

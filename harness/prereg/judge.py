@@ -20,8 +20,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from harness.analysis import check_run
-from harness.analysis.decisions.decide import Decision, Outcome
-from harness.analysis.decisions.margins import decide_stopped
+from harness.analysis.decisions.decide import Decision, Outcome, decide_stopped
 from harness.analysis.decisions.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.analysis.logs.derive import derived_of
 from harness.analysis.planning.stopping import SequentialStatus, declared_status, sequential_status

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.decisions.margins import decide_stopped
+from harness.analysis.decisions.decide import decide_stopped
 from harness.analysis.planning.stopping import StopVerdict, declared_status
 from harness.errors import SpecError
 from harness.experiment import resolve

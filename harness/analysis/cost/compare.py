@@ -16,7 +16,7 @@ from typing import NamedTuple
 from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.cost.reconstruct import ROUNDING, agreement_tolerance, residual_ns
 from harness.analysis.figures import RunFigures, total_of
-from harness.analysis.stats import Interval, log_mean_values
+from harness.analysis.stats import Interval, log_mean_values, paired
 from harness.analysis.validity.stalls import info, warning
 from harness.records import Finding
 
@@ -141,6 +141,11 @@ class Comparison:
         return "total" if self.is_same_work else "generated token"
 
 
+def block_of(run: RunFigures) -> tuple[int, str]:
+    """Runs of a condition and its baseline with equal blocks are paired: one plan draw on one device."""
+    return run.replicate, run.device
+
+
 def compare(
     baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], *, is_predicted: bool = False
 ) -> Comparison | None:
@@ -148,11 +153,10 @@ def compare(
 
     None without a common replicate, or where one of them cost or did nothing.
     """
-    others = {(run.replicate, run.device): run for run in base}
-    own_runs = sorted((run for run in own if (run.replicate, run.device) in others), key=lambda run: run.replicate)
-    sides = (own_runs, [others[run.replicate, run.device] for run in own_runs])
+    pairs = sorted(paired(own, base, block_of), key=lambda pair: pair[0].replicate)
+    sides = ([run for run, _ in pairs], [run for _, run in pairs])
     work, baseline_work = map(work_of, sides)
-    if not own_runs or not all(work) or not all(baseline_work):
+    if not pairs or not all(work) or not all(baseline_work):
         return None
     a, b = (_channel_ratio(sides, channel) for channel in ("a_ns", "b_ns"))
     if b is None:
@@ -161,14 +165,14 @@ def compare(
     costs_ns = (0, 0) if a is None else (total.b_ns or 0, total.a_ns or 0)
     return Comparison(
         baseline=baseline,
-        replicates=tuple(run.replicate for run in own_runs),
+        replicates=tuple(run.replicate for run in sides[0]),
         a=a,
         b=b,
         work=work,
         baseline_work=baseline_work,
         residual_share=None if a is None else residual_ns(*costs_ns) / costs_ns[0],
         published_tau=None if a is None else agreement_tolerance(costs_ns[1], costs_ns[0]),
-        num_unpaired=len(own) + len(base) - 2 * len(own_runs),
+        num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
     )
 

@@ -205,7 +205,7 @@ def agreement_tolerance(
 
 
 class ChannelAgreement(NamedTuple):
-    """Whether two channels tell the same story: difference = |ratio_A - ratio_B| against tau."""
+    """Whether the channels agree: difference = |ratio_A - ratio_B| against the tolerance tau."""
 
     difference: float
     tau: float
@@ -213,11 +213,6 @@ class ChannelAgreement(NamedTuple):
     @property
     def is_agreed(self) -> bool:
         return self.difference <= self.tau + ROUNDING
-
-
-def channel_agreement(ratio_a: float, ratio_b: float, tau: float) -> ChannelAgreement:
-    """Compare the cost ratios of both channels against a tolerance."""
-    return ChannelAgreement(abs(ratio_a - ratio_b), tau)
 
 
 def waiting_session_ns(kv_events: pa.Table, requests: pa.Table, cost_model: StepCost) -> int | None:

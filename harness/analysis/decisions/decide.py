@@ -1,12 +1,14 @@
 """Decisions: a rule applied to numbers gives PASS, FAIL, WITHHELD or NOT SUBJECT, with every number that was used.
 
 Pure functions; the limits come from the rule, the numbers from sealed valid runs. A precondition that does not hold
-withholds, it never fails.
-Definitions: docs/method.md, "Decisions".
+withholds, it never fails. Where the experiment was checked while it ran, the interval of its sequence decides, never a
+fixed-n interval.
+Definitions: docs/method.md, "Decisions"; docs/planning-method.md, "Equivalence" and "Superiority".
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -20,19 +22,23 @@ from harness.analysis.cost.reconstruct import (
     ChannelAgreement,
     ToleranceRule,
     agreement_tolerance,
-    channel_agreement,
 )
+from harness.analysis.decisions.answer import cost_sentence
+from harness.analysis.planning.stopping import LogRatios, SequentialStatus
 from harness.spec.rules import (
     CostRule,
     DirectionRule,
+    EquivalenceRule,
     NoTreatmentRule,
     OccupancyPredictionRule,
     RecompilationRule,
     SaturationRule,
+    SuperiorityRule,
     TimesSource,
 )
 
 Number = float | int | str | bool | None
+MarginRule = EquivalenceRule | SuperiorityRule
 
 
 class Outcome(str, Enum):
@@ -113,7 +119,7 @@ class Costs(NamedTuple):
     def agreement(self, tau0: float, rule: ToleranceRule = "revised") -> ChannelAgreement:
         """Of both channels, by the tolerance of this baseline."""
         tau = agreement_tolerance_s(self.baseline_a_s, self.baseline_b_s, tau0, rule)
-        return channel_agreement(self.ratio_a, self.ratio_b, tau)
+        return ChannelAgreement(abs(self.ratio_a - self.ratio_b), tau)
 
 
 def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
@@ -305,3 +311,144 @@ def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float
     reason = f"q95 of {sums.num_values} pairs of {rule.sum_size}-run sums {sums.q95:.4f}, tau {tau:.4f}"
     label = "COVERED" if is_covered else "NOT COVERED"
     return Decision(rule.name, subject, Outcome.of(is_covered), reason, label, numbers)
+
+
+def one_sided_p(distance: float, standard_error: float, degrees: int) -> float:
+    """p of the one-sided t test that a mean, which lies ``distance`` within a limit, lies at or beyond it."""
+    if standard_error == 0:
+        return 0.0 if distance > 0 else 1.0
+    tail = stats.t_tail(distance / standard_error, degrees) / 2
+    return tail if distance > 0 else 1 - tail
+
+
+def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) -> float:
+    """The larger p of the two one-sided t tests that a mean lies at or beyond either margin.
+
+    Source: Schuirmann (1987), A comparison of the two one-sided tests procedure.
+    """
+    return one_sided_p(log_margin - abs(mean), standard_error, degrees)
+
+
+def cheaper_p(estimate: stats.Estimate, limit: float) -> float:
+    """One-sided p of "the ratio is at least ``limit``", from the estimate of its log: a paired t test."""
+    return one_sided_p(math.log(limit) - estimate.mean, estimate.error, estimate.degrees)
+
+
+def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, status: SequentialStatus | None = None) -> Decision:
+    """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
+
+    status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
+    """
+    tested = _tested(rule, ratios, status)
+    if isinstance(tested, Decision):
+        return tested
+    interval, estimate = tested
+    limit = math.log1p(rule.margin)
+    p = None if estimate is None else tost_p(estimate.mean, estimate.error, estimate.degrees, limit)
+    least, most = math.exp(-limit), math.exp(limit)
+    is_equivalent = least < interval.low and interval.high < most
+    is_different = interval.low >= most or interval.high <= least
+    method = "two one-sided t tests" if p is not None else interval.method
+    reason = (
+        f"cost ratio {interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}], margin {least:.4f} to "
+        f"{most:.4f}, {_basis(ratios, rule)}, {method}" + ("" if p is None else f", p = {p:.2g}")
+    )
+    label = "EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN"
+    return _on_ratio(
+        rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_equivalent), reason, label, {"p": p})
+    )
+
+
+def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: SequentialStatus | None = None) -> Decision:
+    """PASS where the cost ratio is shown to lie below 1 - margin, FAIL where it is not.
+
+    status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
+    """
+    tested = _tested(rule, ratios, status)
+    if isinstance(tested, Decision):
+        return tested
+    interval, estimate = tested
+    p = None if estimate is None else cheaper_p(estimate, rule.limit)
+    is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha
+    by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
+    shown = "" if is_cheaper else "not "
+    method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
+    reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}"
+    label = "CHEAPER" if is_cheaper else "DEARER" if interval.low > 1 else "NOT SHOWN"
+    numbers = {"limit": rule.limit, "p": p}
+    return _on_ratio(rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_cheaper), reason, label, numbers))
+
+
+def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, decision: Decision) -> Decision:
+    """The decision with its subject, its sentence and the numbers that both margin rules use."""
+    numbers: dict[str, Number] = {
+        "ratio": interval.estimate,
+        "margin": rule.margin,
+        "alpha": rule.alpha,
+        "num_blocks": len(ratios.values),
+        "channel": ratios.channel,
+    }
+    return replace(
+        decision,
+        subject=f"{ratios.condition} vs {ratios.baseline}",
+        numbers={**numbers, **decision.numbers},
+        intervals={"ratio": interval},
+        sentence=cost_sentence(ratios.condition, ratios.baseline, interval),
+    )
+
+
+def _tested(
+    rule: MarginRule, ratios: LogRatios, status: SequentialStatus | None
+) -> tuple[stats.Interval, stats.Estimate | None] | Decision:
+    """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
+
+    The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha.
+    """
+    subject = f"{ratios.condition} vs {ratios.baseline}"
+    if status is None:
+        estimate = stats.of_blocks(ratios.values) if ratios.devices is None else ratios.devices.estimate
+        if estimate is None:
+            few = f"{len(ratios.values)} blocks are too few for an interval over their devices"
+            return withheld(rule.name, subject, few)
+        return estimate.interval(level=1 - 2 * rule.alpha), estimate
+    looks = status.of(ratios.condition)
+    # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
+    alpha = 2 * rule.alpha if isinstance(rule, SuperiorityRule) else rule.alpha
+    if status.stop.channel != rule.channel or status.stop.alpha > alpha:
+        return withheld(rule.name, subject, f"its runs were checked while they ran by another rule ({status.stop})")
+    last = looks.last
+    if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
+        return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looks.description})")
+    mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
+    method = "interval of the declared sequence"
+    return stats.Interval(mean, low, high, 1 - status.stop.alpha, method, "blocks", last.num_blocks, 0, 0), None
+
+
+def _basis(ratios: LogRatios, rule: MarginRule) -> str:
+    """How many blocks the ratio stands on, and on which channel."""
+    num = len(ratios.values)
+    blocks = f"{num} block{'s' * (num != 1)}"
+    if ratios.devices is not None and ratios.devices.estimate is not None:
+        blocks += f" on {ratios.devices.estimate.num_units} {ratios.devices.estimate.unit}"
+    names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
+    if ratios.channel == rule.channel:
+        return f"{blocks}, {names[ratios.channel]}"
+    return (
+        f"{blocks}, {names['b']}, as {names['a']} is not there (no step log, unknown reuse, or no costs of this server)"
+    )
+
+
+def decide_stopped(status: SequentialStatus) -> list[Decision]:
+    """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD."""
+    note = f"; {status.channel_note}" if status.channel_note else ""
+    return [
+        Decision(
+            "stop",
+            f"{looks.condition} vs {looks.baseline}",
+            Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
+            f"{looks.description}; declared: {status.stop}{note}",
+            label=looks.verdict.value.upper(),
+            numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
+        )
+        for looks in status.comparisons
+    ]

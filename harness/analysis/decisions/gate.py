@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.decisions.across import COSTS, Value, log_means, percentile_ms
-from harness.analysis.decisions.margins import one_sided_p
+from harness.analysis.decisions.decide import one_sided_p
 from harness.analysis.figures import place_of, run_figures
 from harness.analysis.planning.power import blocks_for_superiority
 from harness.analysis.serving import latencies

@@ -12,16 +12,15 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
-from harness.analysis import stats
 from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.cost.compare import Comparison, Verdict, compare
+from harness.analysis.cost.compare import Comparison, Verdict, block_of, compare
 from harness.analysis.decisions import decide
 from harness.analysis.decisions.decide import Block, Costs, Decision, Outcome, withheld
-from harness.analysis.decisions.margins import decide_equivalence, decide_superiority
 from harness.analysis.decisions.predictions import Prediction, Predictions, drawn_ratio
 from harness.analysis.figures import RunFigures, run_figures, totals
 from harness.analysis.interference import decide_interference, injections
-from harness.analysis.planning.stopping import LogRatios, SequentialStatus, log_ratios, sequential_status
+from harness.analysis.planning.stopping import LogRatios, declared_status, log_ratios
+from harness.analysis.stats import paired, pooled_pair_differences
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun, by_condition
@@ -50,18 +49,18 @@ class ExperimentRuns:
 
     def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
         self.all_runs = tuple(runs)
-        self.valid_runs = [run for group in by_condition(runs).values() for run in group]
         self.runs = by_condition(runs)
+        self.valid_runs = [run for group in self.runs.values() for run in group]
         self.predictions = predictions or {}
         self._figures: dict[str, list[RunFigures]] = {}
-        first = next(iter(self.runs.values()), None)
-        spec = None if first is None else first[0].spec
-        conditions = () if spec is None else spec.condition
-        self.baselines = (
-            {condition.name: spec.baseline_of(condition) for condition in conditions} if spec is not None else {}
-        )
-        self.treatments = {condition.name: condition.treatment for condition in conditions}
-        self.factors: Conditions = {} if spec is None else spec.factors
+        self.baselines: dict[str, str] = {}
+        self.treatments: dict[str, str] = {}
+        self.factors: Conditions = {}
+        if self.valid_runs:
+            spec = self.valid_runs[0].spec
+            self.baselines = {condition.name: spec.baseline_of(condition) for condition in spec.condition}
+            self.treatments = {condition.name: condition.treatment for condition in spec.condition}
+            self.factors = spec.factors
 
     def figures(self, condition: str) -> list[RunFigures]:
         """Figures of a condition's valid runs, by replicate."""
@@ -75,9 +74,8 @@ class ExperimentRuns:
 
     def pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
         """Figures of both conditions in the replicates where both are valid, have a step log, and share a device."""
-        others = {(run.replicate, run.device): run for run in self.figures(baseline) if run.a is not None}
-        own = (run for run in self.figures(condition) if run.a is not None and (run.replicate, run.device) in others)
-        return [(run, others[run.replicate, run.device]) for run in own]
+        pairs = paired(self.figures(condition), self.figures(baseline), block_of)
+        return [(run, base) for run, base in pairs if run.a is not None and base.a is not None]
 
     def compare(self, condition: str, baseline: str) -> Comparison | None:
         """The cost ratios of a condition to its baseline; None without a pair of valid runs."""
@@ -88,22 +86,12 @@ class ExperimentRuns:
         sides = [
             [self.predictions.get(pair[at].condition, {}).get(pair[at].replicate) for pair in pairs] for at in (0, 1)
         ]
-        known = [[one for one in side if one is not None] for side in sides]
+        known = [[prediction for prediction in side if prediction is not None] for side in sides]
         return (known[0], known[1]) if sides == known else None
-
-    def looked(self) -> SequentialStatus | None:
-        """Where the experiment stands under its stopping rule; None when it declares none."""
-        spec = self.all_runs[0].spec
-        return None if spec.stop is None else sequential_status(spec, self.all_runs, spec.stop)
 
     def seen_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
         """``pairs``; where no pair has a step log, those that channel B alone knows."""
-        others = {(run.replicate, run.device): run for run in self.figures(baseline)}
-        return self.pairs(condition, baseline) or [
-            (run, others[run.replicate, run.device])
-            for run in self.figures(condition)
-            if (run.replicate, run.device) in others
-        ]
+        return self.pairs(condition, baseline) or paired(self.figures(condition), self.figures(baseline), block_of)
 
 
 class Case(NamedTuple):
@@ -163,14 +151,15 @@ def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs
     if predicted is None:
         return NO_PREDICTION
     own, base = totals(pairs)
-    sums_ns = (own.a_ns, own.b_ns, base.a_ns, base.b_ns, *(sum(one.device_ns for one in side) for side in predicted))
+    predicted_ns = (sum(run.device_ns for run in side) for side in predicted)
+    sums_ns = (own.a_ns, own.b_ns, base.a_ns, base.b_ns, *predicted_ns)
     return Costs(*((ns or 0) / NS_PER_S for ns in sums_ns), predicted_interval=drawn_ratio(*predicted))
 
 
 def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
     """Channels A and B of every run with a step log, seconds."""
-    observed = [run for run in runs if run.a is not None]
-    return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
+    sums = [(run.a_ns / NS_PER_S, run.b_ns / NS_PER_S) for run in runs if run.a_ns is not None]
+    return [a_s for a_s, _ in sums], [b_s for _, b_s in sums]
 
 
 def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Case]:
@@ -248,9 +237,9 @@ def adjacent_ratios(
     below, above = (contrast.conditions_at(experiment, level) for level in (smaller, larger))
     return {
         stratum: [
-            own.a.total_ns / base.a.total_ns
+            own.a_ns / base.a_ns
             for own, base in experiment.pairs(condition, below[stratum])
-            if own.a is not None and base.a is not None
+            if own.a_ns is not None and base.a_ns is not None
         ]
         for stratum, condition in above.items()
         if stratum in below
@@ -310,7 +299,7 @@ def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iter
         rounded = {
             name: [_rounded(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
         }
-        null_ms = stats.pooled_pair_differences(rounded.values())
+        null_ms = pooled_pair_differences(rounded.values())
         for x, y in rule.comparisons:
             subject, sessions = f"{x} vs {y}, bucket {bucket}", (rounded.get(x, []), rounded.get(y, []))
             decision = partial(decide.decide_recompilation, rule, subject, sessions, null_ms, source)
@@ -337,26 +326,26 @@ def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterato
 
 
 def _margins(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Case]:
-    looked = experiment.looked()
+    status = declared_status(experiment.all_runs)
     for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
         subject = f"{ratios.condition} vs {ratios.baseline}"
         if isinstance(rule, EquivalenceRule):
-            decision = partial(decide_equivalence, rule, ratios, looked)
+            decision = partial(decide.decide_equivalence, rule, ratios, status)
         elif apart := _channels_apart(experiment, ratios):
             decision = partial(withheld, rule.name, subject, apart)
         else:
-            decision = partial(decide_superiority, rule, ratios, looked)
+            decision = partial(decide.decide_superiority, rule, ratios, status)
         yield Case(subject, len(ratios.values), decision, ratios.condition)
 
 
 def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios) -> str:
     """Why both channels, where they are there, do not say the same, as in the report; empty otherwise."""
-    found = experiment.compare(ratios.condition, ratios.baseline)
-    if ratios.channel == "b" or found is None or found.verdict not in (Verdict.DIFFER, Verdict.CANNOT_TELL):
+    compared = experiment.compare(ratios.condition, ratios.baseline)
+    if ratios.channel == "b" or compared is None or compared.verdict not in (Verdict.DIFFER, Verdict.CANNOT_TELL):
         return ""
     return (
-        f"modelled device time (A) gives a cost ratio of {found.ratio_a:.4f} and time in flight (B) "
-        f"{found.ratio_b:.4f}; the baseline's own channels lie {found.residual_share:.4f} of B apart"
+        f"modelled device time (A) gives a cost ratio of {compared.ratio_a:.4f} and time in flight (B) "
+        f"{compared.ratio_b:.4f}; the baseline's own channels lie {compared.residual_share:.4f} of B apart"
     )
 
 

@@ -11,8 +11,7 @@ from scipy.stats import ttest_1samp
 
 from harness.advise.power import log_ratio_values
 from harness.analysis.decisions.answer import cost_sentence
-from harness.analysis.decisions.decide import Outcome
-from harness.analysis.decisions.margins import cheaper_p, decide_superiority
+from harness.analysis.decisions.decide import Outcome, cheaper_p, decide_superiority
 from harness.analysis.planning.power import blocks_for_superiority, superiority_power
 from harness.analysis.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.analysis.stats import FloatArray, Interval, of_blocks

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from harness.analysis.decisions.decide import Outcome
-from harness.analysis.decisions.margins import decide_equivalence, decide_stopped, tost_p
+from harness.analysis.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
 from harness.analysis.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.spec import StopSpec
 from harness.spec.rules import EquivalenceRule
