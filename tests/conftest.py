@@ -60,7 +60,7 @@ TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
     *("advise", "analysis", "engine", "export", "paper", "plan", "prereg", "sim", "traces"),
     *("differential", "stack/vllm"),
-    *(f"stack/rbln/launch/{part}" for part in ("observer", "patches", "releases")),
+    *(f"stack/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )
 """Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the

@@ -77,6 +77,21 @@ def find_stack(environment: str, packages: Sequence[str], hint: str, package: st
     return Stack(Path(command), versions, Path(found[package][1] if package in found else ""))
 
 
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A vLLM plugin of the harness. file_variable: names the file of its records, and so switches it on."""
+
+    name: str
+    file_variable: str
+
+    def variables(self, file: Path, allowed: str | None = None) -> dict[str, str]:
+        """Variables that switch it on. allowed: the server's VLLM_PLUGINS, which must name it too."""
+        variables = {self.file_variable: str(file)}
+        if allowed is not None and self.name not in allowed.split(","):
+            variables[PLUGINS_VARIABLE] = f"{allowed},{self.name}"
+        return variables
+
+
 def requested_plugins(server: ServerSpec, host: Mapping[str, str]) -> str | None:
     """VLLM_PLUGINS as the experiment sets it, or the environment ``host``; None: vLLM loads every plugin."""
     return server.env.get(PLUGINS_VARIABLE, host.get(PLUGINS_VARIABLE))

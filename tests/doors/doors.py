@@ -42,7 +42,7 @@ from harness.spec import WorkloadSpec, load_experiment
 from harness.spec.recorded import recorded_changes, recorded_command
 from harness.spec.rules import load_rule
 from harness.stack.rbln.launch.artifacts import CONFIG_FILE, read_artifact
-from harness.stack.rbln.launch.device_watch import device_samples, exporter_readings
+from harness.stack.rbln.launch.device_watch import exporter_report
 from harness.stack.rbln.launch.devices import parse_devices
 from harness.stack.rbln.launch.launch_log import read_launch
 from harness.stack.rbln.launch.patches.audit import audit
@@ -295,7 +295,7 @@ def _of_servers() -> Iterator[Door]:
     yield Door("launch log", _logs(), _launched)
     yield Door("log and scrapes of a run that goes on", (*_logs()[:4], *_json(glanced)), _glance)
     yield Door("scrapes", _json(scrape), _scraped)
-    yield Door("exporter", (METRICS.encode(),), lambda path: exporter_readings(device_samples(_text(path))))
+    yield Door("exporter", (METRICS.encode(),), lambda path: exporter_report(_text(path)))
     yield Door("rbln-smi", _json(SMI), lambda path: parse_devices(_text(path)))
     yield Door("artifact", _json(ARTIFACT), _artifact)
     header = {"observer_format": 1, "columns": SCHEMA.names, "vllm": "x"}

@@ -1,7 +1,7 @@
 """The observer's file as a table: one row per engine step, exactly as the server's own process saw it.
 
 Pure: bytes in, Arrow out; nothing is repaired, and a last line that a kill cut short is left out and said.
-Source of the columns: harness/stack/rbln/launch/observer/inside/rbln_observer/observe.py, format 1.
+Source of the columns: harness/stack/rbln/launch/inside/observer/rbln_observer/observe.py, format 1.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from harness.errors import ServerError, SpecError
 from harness.records import Observation, layout
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
-from harness.server.vllm_serve import Stack, find_stack, requested_plugins, scratch_variable, serve_environment
+from harness.server.vllm_serve import Plugin, Stack, find_stack, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
-from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS, step_log_variables
+from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
+STEP_LOG = Plugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
 LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model"})
 """Keys that the launch itself applies; the step log shows the others."""
 SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
@@ -88,7 +89,7 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
     check_serving(server)
     vllm = find_vllm(server.environment)
     step_log = (run_folder / layout.STEP_LOG).absolute()
-    plugin = step_log_variables(step_log, requested_plugins(server, os.environ))
+    plugin = STEP_LOG.variables(step_log, requested_plugins(server, os.environ))
     return LaunchPlan(
         backend=backend,
         argv=(str(vllm.vllm), *serve_arguments(server, port)),

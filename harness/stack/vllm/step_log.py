@@ -1,4 +1,4 @@
-"""Step records of a vLLM server: the variables that switch them on, and their file as a table of (n, b) steps.
+"""Step records of a vLLM server: their file as a table of (n, b) steps.
 
 A damaged line is counted and quoted, never repaired and never an error. A value that the server did not show is null.
 Source of the columns: harness/stack/vllm/inside/vllm_step_log, format 1.
@@ -20,8 +20,6 @@ from harness.errors import RecordsError
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """Goes on the server's PYTHONPATH; it imports nothing of the harness."""
-FILE_VARIABLE = "VLLM_STEP_LOG_FILE"
-PLUGIN_NAME = "vllm_step_log"
 FORMAT = 1
 MAX_COUNT = 1 << 62
 MAX_FLOAT_COUNT = 1 << 53
@@ -147,17 +145,6 @@ class StepLog:
         if not len(costs):
             return {}
         return {"mean": float(costs.mean()), "p50": float(np.median(costs)), "max": float(costs.max())}
-
-
-def step_log_variables(file: Path, allowed_plugins: str | None = None) -> dict[str, str]:
-    """Variables that switch the step log on, with INSIDE on PYTHONPATH.
-
-    file: where records are appended. allowed_plugins: the server's VLLM_PLUGINS, which must name the logger too.
-    """
-    variables = {FILE_VARIABLE: str(file)}
-    if allowed_plugins is not None and PLUGIN_NAME not in allowed_plugins.split(","):
-        variables["VLLM_PLUGINS"] = f"{allowed_plugins},{PLUGIN_NAME}"
-    return variables
 
 
 def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:

@@ -21,9 +21,8 @@ from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan, start_server
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
-from harness.stack.rbln.launch.observer import INSIDE
 from harness.stack.rbln.launch.patches.shipped import patched_text
-from harness.stack.rbln.launch.serving import step_report_variables, visible_devices
+from harness.stack.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 
@@ -74,7 +73,7 @@ def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Pa
     assert plan.env["RBLN_OBSERVER_FILE"] == str(tmp_path / "run" / "observer.jsonl")
     overlay, plugin = plan.env["PYTHONPATH"].split(os.pathsep)
     assert "[BUCKET]" in (Path(overlay) / TARGET).read_text()
-    assert plugin == str(INSIDE)
+    assert plugin == str(OBSERVER_FOLDER)
     assert plan.observation.steps == "bucket-log"
     assert plan.observation.patch["mode"] == "overlay"
     assert plan.effective["decode_buckets"] == [1, 2, 4, 8]

@@ -14,13 +14,13 @@ import pytest
 
 from harness.errors import RecordsError
 from harness.stack.rbln.launch.twin.environment import TwinEnvironment, twin_variables
+from harness.stack.vllm.launch import STEP_LOG
 from harness.stack.vllm.step_log import (
     INSIDE,
     SCHEMA,
     StepLog,
     load_step_log,
     read_step_log,
-    step_log_variables,
 )
 
 # The part of vLLM that a stat logger meets, constructed after vllm 0.30.0 (v1/metrics/loggers.py and stats.py).
@@ -191,7 +191,7 @@ def check_served(log: StepLog) -> None:
 
 def test_a_server_shows_every_step_and_its_settings(tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
-    serve(sys.executable, [little_vllm(tmp_path)], step_log_variables(file))
+    serve(sys.executable, [little_vllm(tmp_path)], STEP_LOG.variables(file))
     log = load_step_log(file)
     check_served(log)
     # The constructed configuration leaves this setting out, as another release may.
@@ -202,7 +202,7 @@ def test_a_server_shows_every_step_and_its_settings(tmp_path: Path) -> None:
 def test_the_real_loader_and_the_real_statistics_of_vllm_give_the_same(twin: TwinEnvironment, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     variables = twin_variables(twin)
-    serve(twin.python, [Path(variables["PYTHONPATH"])], variables | step_log_variables(file))
+    serve(twin.python, [Path(variables["PYTHONPATH"])], variables | STEP_LOG.variables(file))
     log = load_step_log(file)
     check_served(log)
     assert log.vllm == twin.stamp["versions"]["vllm"].partition("+")[0]
@@ -214,7 +214,7 @@ def test_attributes_that_a_release_does_not_have_are_named_and_null(tmp_path: Pa
     )
     file = tmp_path / "steps.jsonl"
     script = SERVE.replace("    iteration.num_preempted_reqs = 1\n", "")
-    serve(sys.executable, [little_vllm(tmp_path, source)], step_log_variables(file), script)
+    serve(sys.executable, [little_vllm(tmp_path, source)], STEP_LOG.variables(file), script)
     log = load_step_log(file)
     assert log.absent == ("async_scheduling", "skipped_waiting", "preempted")
     assert log.steps["preempted"].null_count == 3
@@ -229,7 +229,7 @@ def test_an_attribute_that_raises_is_null_and_the_server_goes_on(tmp_path: Path)
         "for logger in loggers:\n    logger.log_engine",
     )
     file = tmp_path / "steps.jsonl"
-    serve(sys.executable, [little_vllm(tmp_path)], step_log_variables(file), script)
+    serve(sys.executable, [little_vllm(tmp_path)], STEP_LOG.variables(file), script)
     log = load_step_log(file)
     assert log.steps["waiting"].null_count == 3
     assert "waiting" in log.absent
@@ -237,7 +237,7 @@ def test_an_attribute_that_raises_is_null_and_the_server_goes_on(tmp_path: Path)
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_log_line_and_the_server_goes_on(tmp_path: Path) -> None:
-    log = serve(sys.executable, [little_vllm(tmp_path)], step_log_variables(Path("/dev/full")))
+    log = serve(sys.executable, [little_vllm(tmp_path)], STEP_LOG.variables(Path("/dev/full")))
     lines = [line for line in log.splitlines() if "STEP LOG" in line]
     assert lines == ["WARNING vllm.vllm_step_log [STEP LOG] stopped: OSError: [Errno 28] No space left on device"]
 
@@ -370,9 +370,9 @@ def test_no_line_of_any_bytes_is_more_than_a_damaged_line() -> None:
 
 
 def test_a_server_with_a_list_of_plugins_gets_the_logger_too(tmp_path: Path) -> None:
-    assert "VLLM_PLUGINS" not in step_log_variables(tmp_path)
-    assert step_log_variables(tmp_path, "a,b")["VLLM_PLUGINS"] == "a,b,vllm_step_log"
-    assert "VLLM_PLUGINS" not in step_log_variables(tmp_path, "vllm_step_log")
+    assert "VLLM_PLUGINS" not in STEP_LOG.variables(tmp_path)
+    assert STEP_LOG.variables(tmp_path, "a,b")["VLLM_PLUGINS"] == "a,b,vllm_step_log"
+    assert "VLLM_PLUGINS" not in STEP_LOG.variables(tmp_path, "vllm_step_log")
 
 
 def whole_file() -> bytes:

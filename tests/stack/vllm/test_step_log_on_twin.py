@@ -9,7 +9,8 @@ import pytest
 
 from harness.analysis.logs.observer import load_observer
 from harness.stack.rbln.launch.twin.environment import TwinEnvironment
-from harness.stack.vllm.step_log import INSIDE, load_step_log, step_log_variables
+from harness.stack.vllm.launch import STEP_LOG
+from harness.stack.vllm.step_log import INSIDE, load_step_log
 from tests.support.twin_runs import run_on_twin
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 def test_the_steps_of_a_server_are_those_of_its_engine_core(twin: TwinEnvironment, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     workload = {"num_sessions": 6, "waits": "none"}
-    variables = {"PYTHONPATH": os.fspath(INSIDE), **step_log_variables(file)}
+    variables = {"PYTHONPATH": os.fspath(INSIDE), **STEP_LOG.variables(file)}
     run = run_on_twin(tmp_path, "steps", workload, {"environment": twin.version, "env": variables})
     assert run.is_valid, run.invalid_reasons
     log = load_step_log(file)

@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +25,8 @@ from harness.stack.rbln.launch.devices import ASSUMED, quantities, read_devices,
 
 TIMEOUT_S = 4.0
 Reading = dict[str, Any]
-_SAMPLE = re.compile(r"([A-Za-z_:][\w:.]*)\s*(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+)?$")
+_NUMBER = r"NaN|[-+]?(?:Inf|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_SAMPLE = re.compile(rf"([A-Za-z_:][\w:.]*)\s*(?:\{{(.*)\}})?\s+({_NUMBER})(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'\b(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ENDINGS = {
     "temperature": "temperature",
@@ -46,17 +46,6 @@ _DEVICE_LABELS = ("name", "device", "npu")
 _CARD_LABELS = ("sid", "serial", "board")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A line of the exporter's answer about a device. device: its name or uuid; "" when neither is stated."""
-
-    device: str
-    name: str
-    labels: Mapping[str, str]
-    value: float
-    line: str
-
-
 def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
     """The exporter's answer as text; ServerError without an answer of status 200."""
     parts = urlsplit(url)
@@ -70,51 +59,39 @@ def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
     return reply.body.decode("utf-8", "replace")
 
 
-def device_samples(text: str) -> list[Sample]:
-    """The samples with a label that names a device. Other lines are skipped."""
-    samples: list[Sample] = []
-    for line in text.splitlines():
-        match = None if line.startswith("#") else _SAMPLE.match(line.strip())
-        if match is None:
-            continue
-        labels = {name.lower(): value for name, value in _LABEL.findall(match[2] or "")}
-        try:
-            value = float(match[3])
-        except ValueError:
-            continue
-        device = _device_of(labels)
-        if device or "deviceid" in labels:
-            samples.append(Sample(device, match[1], labels, value, line.strip()))
-    return samples
+def exporter_report(text: str) -> dict[str, Any]:
+    """Readings by device from an exporter's answer; missing values are absent.
 
-
-def exporter_readings(samples: list[Sample]) -> list[Reading]:
-    """Readings by device; missing values are absent.
-
-    Samples without a device are left out; ``unnamed_samples`` counts them.
+    samples: the lines about devices, as they came. unnamed_samples: how many of known names name no device, and are not
+    read; absent for none.
     """
-    values: dict[str, dict[str, float]] = {}
-    cards: dict[str, str] = {}
-    readings: list[Reading] = []
-    for sample in samples:
-        key = _key_of(sample.name)
+    samples: list[str] = []
+    devices: dict[str, dict[str, Any]] = {}
+    num_unnamed = 0
+    for line in map(str.strip, text.splitlines()):
+        match = _SAMPLE.match(line)
+        labels = {name.lower(): value for name, value in _LABEL.findall(match[2] or "")} if match else {}
+        device = _device_of(labels)
+        if match is None or not (device or "deviceid" in labels):
+            continue
+        samples.append(line)
+        key, value = _key_of(match[1]), float(match[3])
+        if key is not None and not device:
+            num_unnamed += 1
         # A gauge without a value is NaN.
-        if sample.device and key is not None and math.isfinite(sample.value):
-            values.setdefault(sample.device, {})[key] = sample.value
-            card = next((sample.labels[label] for label in _CARD_LABELS if sample.labels.get(label)), "")
-            cards[sample.device] = card or cards.get(sample.device, "")
-    for device in sorted(values, key=lambda name: (len(name), name)):
-        of_device = values[device]
-        figures, units = quantities(*map(of_device.get, ("temperature", "card_power", "memory_used", "memory_total")))
-        figures |= {"utilisation": of_device.get("utilisation"), "health": of_device.get("health")}
-        known = {name: value for name, value in figures.items() if value is not None}
-        readings.append({"device": device, "card": cards[device], **known, "units": units})
-    return readings
+        elif key is not None and math.isfinite(value):
+            seen = devices.setdefault(device, {"card": ""})
+            seen[key] = value
+            seen["card"] = next((labels[label] for label in _CARD_LABELS if labels.get(label)), seen["card"])
+    rows = [_reading(name, devices[name]) for name in sorted(devices, key=lambda name: (len(name), name))]
+    return {"readings": rows, "samples": samples} | ({"unnamed_samples": num_unnamed} if num_unnamed else {})
 
 
-def unnamed_samples(samples: list[Sample]) -> int:
-    """Number of samples of known names without a device."""
-    return sum(not sample.device and _key_of(sample.name) is not None for sample in samples)
+def _reading(device: str, seen: Mapping[str, Any]) -> Reading:
+    figures, units = quantities(*map(seen.get, ("temperature", "card_power", "memory_used", "memory_total")))
+    figures |= {"utilisation": seen.get("utilisation"), "health": seen.get("health")}
+    known = {name: value for name, value in figures.items() if value is not None}
+    return {"device": device, "card": seen["card"], **known, "units": units}
 
 
 def _key_of(name: str) -> str | None:
@@ -151,11 +128,7 @@ def from_exporter(url: str) -> Report | None:
 
     def report(reason: Reason) -> dict[str, Any]:
         text = read_exporter(url)
-        samples = device_samples(text)
-        line: dict[str, Any] = {"readings": exporter_readings(samples), "samples": [sample.line for sample in samples]}
-        if unnamed := unnamed_samples(samples):
-            line["unnamed_samples"] = unnamed
-        return line | ({} if reason == "interval" else {"raw": text})
+        return exporter_report(text) | ({} if reason == "interval" else {"raw": text})
 
     return report if url else None
 

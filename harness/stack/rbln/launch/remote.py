@@ -36,9 +36,9 @@ from harness.stack.rbln.launch.artifacts import (
     settings_applied,
 )
 from harness.stack.rbln.launch.devices import DeviceReport, parse_devices, require_idle
-from harness.stack.rbln.launch.observer import INSIDE
 from harness.stack.rbln.launch.patches.shipped import DEFAULT_PATCH, require_pristine, shipped_patches, status_of
 from harness.stack.rbln.launch.serving import (
+    OBSERVER_FOLDER,
     ServedArtifact,
     declared,
     logging_config,
@@ -190,8 +190,10 @@ def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any],
 
 def laid_out_files() -> dict[str, str]:
     """What is laid out there first, name to base64: observer, host script, logging configuration."""
-    observer = [path for path in sorted(INSIDE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    contents = {f"observer/{path.relative_to(INSIDE).as_posix()}": path.read_bytes() for path in observer}
+    observer = [
+        path for path in sorted(OBSERVER_FOLDER.rglob("*")) if path.is_file() and "__pycache__" not in path.parts
+    ]
+    contents = {f"observer/{path.relative_to(OBSERVER_FOLDER).as_posix()}": path.read_bytes() for path in observer}
     contents["remote_host.py"] = HOST_SCRIPT.read_bytes()
     contents[layout.SERVER_LOGGING] = json.dumps(logging_config()).encode()
     return {name: base64.b64encode(content).decode() for name, content in contents.items()}

@@ -18,7 +18,7 @@ from typing import Any
 from harness.errors import ServerError
 from harness.records import Observation, layout
 from harness.server.life import LOOPBACK, LaunchPlan, LogFormat, write_config
-from harness.server.vllm_serve import Stack, find_stack, requested_plugins, scratch_variable, serve_environment
+from harness.server.vllm_serve import Plugin, Stack, find_stack, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch.artifacts import (
     ArtifactConfig,
@@ -29,9 +29,12 @@ from harness.stack.rbln.launch.artifacts import (
 )
 from harness.stack.rbln.launch.devices import DeviceReport
 from harness.stack.rbln.launch.inside.remote_host import PACKAGES
-from harness.stack.rbln.launch.observer import INSIDE, observer_variables
 from harness.stack.rbln.launch.patches.shipped import make_overlay, patch_status, require_pristine
 
+OBSERVER = Plugin("rbln_observer", "RBLN_OBSERVER_FILE")
+"""Writes a record per engine step from inside the server; no file of the server is edited."""
+OBSERVER_FOLDER = Path(__file__).resolve().parent / "inside" / "observer"
+"""A separate distribution that imports nothing of the harness, for PYTHONPATH or ``pip install``."""
 PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
 DEBUG_LOGGERS = (
     "vllm_rbln.v1.core.prefix_cache_manager",
@@ -80,7 +83,7 @@ def server_env(
     search: folders placed before the experiment's PYTHONPATH. observer: file of the observer's records, None without
     an observer. host: the environment that the server inherits, where it is known.
     """
-    plugin = {} if observer is None else observer_variables(observer, requested_plugins(server, host))
+    plugin = {} if observer is None else OBSERVER.variables(observer, requested_plugins(server, host))
     return serve_environment(server, {"VLLM_RBLN_METRICS": "1", **variables}, search, plugin)
 
 
@@ -197,7 +200,7 @@ def serve_plan(
         written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
         logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
-    search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *backend.paths]
+    search = [*([] if overlay is None else [overlay]), *([OBSERVER_FOLDER] if server.observer else []), *backend.paths]
     reports = step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute())
     env = server_env(
         server,

@@ -20,9 +20,8 @@ from harness.spec import ExperimentSpec
 from harness.stack.rbln.launch.device_watch import (
     DeviceWatch,
     device_findings,
-    device_samples,
     devices_seen,
-    exporter_readings,
+    exporter_report,
     from_exporter,
     read_exporter,
     total_power_w,
@@ -87,7 +86,7 @@ def exporter() -> Iterator[Exporter]:
 
 
 def test_dies_of_one_card_are_told_apart_by_uuid_though_they_share_their_device_id() -> None:
-    assert exporter_readings(device_samples(GOLDEN)) == [
+    assert exporter_report(GOLDEN)["readings"] == [
         {
             "device": "u0",
             "card": "A1",
@@ -117,7 +116,7 @@ def _family(prefix: str, members: dict[str, float]) -> str:
     ],
 )
 def test_both_families_say_the_same_of_four_dies_on_two_cards(text: str) -> None:
-    readings = exporter_readings(device_samples(text))
+    readings = exporter_report(text)["readings"]
     assert [(one["device"], one["card"]) for one in readings] == [(f"rbln{die}", f"A{die // 2}") for die in range(4)]
     assert {(one["temperature_c"], one["memory_total_bytes"]) for one in readings} == {(41.0, float(16 << 30))}
     assert total_power_w(readings) == 120.0
@@ -151,13 +150,13 @@ def test_an_unusual_unit_is_taken_by_magnitude_and_said(exporter: Exporter, tmp_
     ],
 )
 def test_other_names_are_read_by_their_endings(line: str) -> None:
-    (reading,) = exporter_readings(device_samples(line))
+    (reading,) = exporter_report(line)["readings"]
     assert (reading["device"], reading["temperature_c"]) == ("rbln3", 40.0)
 
 
 @pytest.mark.parametrize("text", ["", "<html>not metrics</html>", "RBLN_X{", 'a{deviceID="0"} b', 'a{deviceID="?"} 1'])
 def test_what_is_no_sample_is_passed_over(text: str) -> None:
-    assert exporter_readings(device_samples(text)) == []
+    assert exporter_report(text)["readings"] == []
 
 
 def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(exporter: Exporter, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 from harness.errors import SpecError
 from harness.kinds import kind_named
 from harness.spec import ConditionSpec, ExperimentSpec
-from harness.stack.rbln.launch.observer import OBSERVE_FILE
 from harness.stack.rbln.launch.patches.shipped import (
     Patch,
     patch_status,
@@ -26,6 +25,7 @@ from harness.stack.rbln.launch.patches.shipped import (
     shipped_patches,
 )
 from harness.stack.rbln.launch.releases.sources import Read, open_sources
+from harness.stack.rbln.launch.serving import OBSERVER_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,11 @@ OUTPUT_FIELDS = ("cached_length", "dummy_block")
 
 def known_versions() -> tuple[str, ...]:
     """Prefixes of the versions that the observer accepts, read from its source: it runs outside the harness."""
-    for node in ast.parse(OBSERVE_FILE.read_text(encoding="utf-8")).body:
+    source = OBSERVER_FOLDER / "rbln_observer" / "observe.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KNOWN_VERSIONS":
             return tuple(ast.literal_eval(node.value))
-    raise LookupError(f"{OBSERVE_FILE} names no KNOWN_VERSIONS")
+    raise LookupError(f"{source} names no KNOWN_VERSIONS")
 
 
 def missing_hooks(read: Read, points: Sequence[HookPoint] = POINTS) -> list[str]:

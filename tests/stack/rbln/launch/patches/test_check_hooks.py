@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack.rbln.launch.observer import INSIDE
 from harness.stack.rbln.launch.patches.check import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks, verify_installed
+from harness.stack.rbln.launch.serving import OBSERVER_FOLDER
 from harness.stack.rbln.launch.twin.environment import TwinEnvironment, known_stacks
 from tests.support.little_stack import write_little_stack
 
@@ -44,7 +44,7 @@ def test_a_tree_without_the_package_lacks_everything(tmp_path: Path) -> None:
 
 
 def test_every_function_that_the_observer_wraps_is_among_the_points() -> None:
-    source = "".join(path.read_text() for path in (INSIDE / "rbln_observer").glob("*.py"))
+    source = "".join(path.read_text() for path in (OBSERVER_FOLDER / "rbln_observer").glob("*.py"))
     for point in (*POINTS, RUNTIME):
         assert any(name in source for name in point.names)
         assert point.owner in source

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .pacing import now_ns
+from .device import now_ns
 
 MODULE, CLASS = "vllm_rbln.v1.core.optimum_scheduler", "RBLNOptimumScheduler"
 MARK = "_twin_traced"

@@ -9,10 +9,14 @@ import pytest
 
 from harness.engine import load_cost_model
 from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.launch.twin.inside.twin_device.device import Device, DeviceError, DeviceShape
-from harness.stack.rbln.launch.twin.inside.twin_device.memory import expected_tokens
-from harness.stack.rbln.launch.twin.inside.twin_device.pacing import costs_from, now_ns
-from harness.stack.rbln.launch.twin.inside.twin_device.settings import Settings, settings_from
+from harness.stack.rbln.launch.twin.inside.twin_device.device import (
+    Device,
+    DeviceError,
+    DeviceShape,
+    expected_tokens,
+    now_ns,
+)
+from harness.stack.rbln.launch.twin.inside.twin_device.settings import Settings, costs_from, settings_from
 
 LOW, HIGH = 300, 2000
 PROMPT = [(7 * place + 1) % 1500 for place in range(300)]

@@ -63,50 +63,12 @@ class StepFile:
     def __init__(self, path: str, header: Mapping[str, Any]) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._encode = json.JSONEncoder(separators=(",", ":")).encode
-        self._write({"observer_format": FORMAT, "columns": COLUMNS, **header})
+        self.append({"observer_format": FORMAT, "columns": COLUMNS, **header})
 
-    def append(self, row: tuple[Any, ...]) -> None:
-        self._write(row)
-
-    def _write(self, value: Any) -> None:
+    def append(self, value: Any) -> None:
         line = (self._encode(value) + "\n").encode()
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the record was written only in part")
-
-
-class Step:
-    """The step in progress."""
-
-    __slots__ = (
-        "bucket",
-        "caller",
-        "copy_ns",
-        "device_calls",
-        "device_end_ns",
-        "device_ns",
-        "device_start_ns",
-        "evictions",
-        "executed_ns",
-        "index",
-        "last_observer_ns",
-        "observer_ns",
-        "scheduled",
-    )
-
-    def __init__(self) -> None:
-        self.index = 0
-        self.last_observer_ns = 0
-        self.caller = "request"
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin the next step."""
-        self.bucket = 0
-        self.copy_ns = self.device_ns = self.device_calls = 0
-        self.device_start_ns = self.device_end_ns = self.executed_ns = 0
-        self.evictions: list[tuple[int, str]] = []
-        self.scheduled: tuple[Any, ...] | None = None
-        self.observer_ns = 0
 
 
 class NotObservable(Exception):  # noqa: N818 - a reason, not a fault
@@ -189,8 +151,17 @@ class Observer:
     def __init__(self, points: dict[str, Any], file: StepFile) -> None:
         self._points = points
         self._file = file
-        self._step = Step()
         self._is_on = True
+        self._caller = "request"
+        self._observer_ns = 0
+        self._step = self._new_step(0)
+
+    def _new_step(self, number: int) -> dict[str, Any]:
+        """The record of the next step; its values are in the order of ``COLUMNS``."""
+        step: dict[str, Any] = dict.fromkeys(COLUMNS, 0)
+        step.update(step=number, evictions=[], observer_ns=self._observer_ns)
+        self._observer_ns = 0
+        return step
 
     def wrap(self) -> None:
         """Put the wrappers in place."""
@@ -229,20 +200,20 @@ class Observer:
 
     def _name_caller(self, owner: Any, name: str, caller: str) -> None:
         """Name ``caller`` as the cause of what is evicted during ``name``."""
-        original, step = getattr(owner, name), self._step
+        original = getattr(owner, name)
 
         @functools.wraps(original)
         def wrapped(target: Any, *args: Any, **options: Any) -> Any:
-            step.caller = caller
+            self._caller = caller
             try:
                 return original(target, *args, **options)
             finally:
-                step.caller = "request"
+                self._caller = "request"
 
         setattr(owner, name, wrapped)
 
     def _wrap_evict(self, owner: Any) -> None:
-        original, step = owner._evict_block, self._step
+        original = owner._evict_block
 
         @functools.wraps(original)
         def _evict_block(manager: Any, block_id: Any, *args: Any, **options: Any) -> Any:
@@ -252,7 +223,7 @@ class Observer:
                 try:
                     # A block without a mapping is skipped; nothing is evicted.
                     if manager._allocator.get_free_count() > free_before:
-                        step.evictions.append((int(block_id), step.caller))
+                        self._step["evictions"].append((int(block_id), self._caller))
                 except Exception as error:
                     self._fail(error)
             return output
@@ -263,64 +234,60 @@ class Observer:
         """Log the first error; afterwards only the original functions run."""
         if self._is_on:
             self._is_on = False
-            LOG.warning("[OBSERVER] stopped after step %d: %s: %s", self._step.index, type(error).__name__, error)
+            LOG.warning("[OBSERVER] stopped after step %d: %s: %s", self._step["step"], type(error).__name__, error)
 
     # -- what is noted after a call of the function that a name says ---------------------------------------------
 
     def _scheduled(self, began_ns: int, scheduler: Any, output: Any) -> None:
         ended_ns = now_ns()
-        self._step.scheduled = (began_ns, ended_ns, *self._decision(scheduler, output))
-        self._step.observer_ns += now_ns() - ended_ns
+        self._step.update(schedule_ns=began_ns, scheduled_ns=ended_ns, **self._decision(scheduler, output))
+        self._observer_ns += now_ns() - ended_ns
 
     def _updated(self, _began_ns: int, _scheduler: Any, _outputs: Any) -> None:
         self._finish(now_ns())
 
     def _executed(self, _began_ns: int, _runner: Any, _output: Any) -> None:
-        self._step.executed_ns = now_ns()
+        self._step["executed_ns"] = now_ns()
 
     def _device_called(self, began_ns: int, _runtime: Any, _output: Any) -> None:
         step, ended_ns = self._step, now_ns()
-        if not step.device_calls:
-            step.device_start_ns = began_ns
-        step.device_end_ns = ended_ns
-        step.device_ns += ended_ns - began_ns
-        step.device_calls += 1
+        if not step["device_calls"]:
+            step["device_start_ns"] = began_ns
+        step["device_end_ns"] = ended_ns
+        step["device_ns"] += ended_ns - began_ns
+        step["device_calls"] += 1
 
     def _copied(self, began_ns: int, _model: Any, _output: Any) -> None:
-        self._step.copy_ns += now_ns() - began_ns
+        self._step["copy_ns"] += now_ns() - began_ns
 
     def _laid_out(self, _began_ns: int, _model: Any, layout: Any) -> None:
-        self._step.bucket = int(layout[0])
+        self._step["b"] = int(layout[0])
 
     def _preprocessed(self, _began_ns: int, _model: Any, inputs: Any) -> None:
-        self._step.bucket = int(inputs["padded_batch_size"] or 0)
+        self._step["b"] = int(inputs["padded_batch_size"] or 0)
 
-    def _decision(self, scheduler: Any, output: Any) -> tuple[Any, ...]:
-        """Columns kind, n, requests ... waiting of a decision of schedule()."""
+    def _decision(self, scheduler: Any, output: Any) -> dict[str, Any]:
+        """The columns that a decision of schedule() shows."""
         tokens: dict[str, int] = output.num_scheduled_tokens
-        requests = list(tokens)
         is_prefill = bool(output.scheduled_new_reqs) or bool(output.scheduled_cached_reqs.resumed_req_ids)
-        prompt = cached = computed = 0
-        if is_prefill:
-            prompt = sum(tokens.values())
-            cached = int(sum(output.cached_length))
-            computed = prompt - cached
+        prompt = sum(tokens.values()) if is_prefill else 0
+        cached = int(sum(output.cached_length)) if is_prefill else 0
         dummy = output.dummy_block
         free = self._num_free(scheduler)
-        return (
-            "prefill" if is_prefill else "decode" if requests else "idle",
-            len(requests),
-            requests,
-            prompt,
-            cached,
-            computed,
-            -1 if dummy is None or is_prefill else int(dummy),
-            list(output.preempted_req_ids or ()),
-            -1 if free < 0 else self._points["num_slots"] - free,
-            free,
-            len(scheduler.running),
-            len(scheduler.waiting) + len(getattr(scheduler, "skipped_waiting", ())),
-        )
+        return {
+            "kind": "prefill" if is_prefill else "decode" if tokens else "idle",
+            "n": len(tokens),
+            "requests": list(tokens),
+            "prompt_tokens": prompt,
+            "cached_tokens": cached,
+            "computed_tokens": prompt - cached,
+            "dummy_slot": -1 if dummy is None or is_prefill else int(dummy),
+            "preempted": list(output.preempted_req_ids or ()),
+            "slots_held": -1 if free < 0 else self._points["num_slots"] - free,
+            "slots_free": free,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting) + len(getattr(scheduler, "skipped_waiting", ())),
+        }
 
     def _num_free(self, scheduler: Any) -> int:
         if self._points["prefix_cache"] is None:
@@ -330,45 +297,16 @@ class Observer:
     def _finish(self, ended_ns: int) -> None:
         """Write the record of the step that has just ended."""
         step = self._step
-        if step.scheduled is None:
+        if not step["schedule_ns"]:
             return
-        if step.scheduled[2] == "decode" and not step.bucket:
+        if step["kind"] != "decode":
+            step["b"] = step["n"]
+        elif not step["b"]:
             raise NotObservable("no known function laid out a decode step")
-        began_ns, scheduled_ns, kind, n, requests, prompt, cached, computed, dummy, preempted, held, free, *rest = (
-            step.scheduled
-        )
-        self._file.append(
-            (
-                step.index,
-                began_ns,
-                scheduled_ns,
-                step.device_start_ns,
-                step.device_end_ns,
-                step.device_ns,
-                step.device_calls,
-                step.copy_ns,
-                step.executed_ns,
-                ended_ns,
-                kind,
-                n,
-                step.bucket if kind == "decode" else n,
-                requests,
-                prompt,
-                cached,
-                computed,
-                dummy,
-                step.evictions,
-                preempted,
-                held,
-                free,
-                *rest,
-                step.last_observer_ns,
-            )
-        )
-        observer_ns = step.observer_ns + now_ns() - ended_ns
-        step.restart()
-        step.last_observer_ns = observer_ns
-        step.index += 1
+        step["end_ns"] = ended_ns
+        self._file.append(list(step.values()))
+        self._observer_ns += now_ns() - ended_ns
+        self._step = self._new_step(step["step"] + 1)
 
 
 def _owners(mixin: Any, name: str) -> list[Any]:

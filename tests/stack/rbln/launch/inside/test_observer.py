@@ -14,7 +14,7 @@ import pytest
 from harness.analysis.logs.observer import load_observer, read_observer
 from harness.errors import RecordsError
 from harness.records import layout
-from harness.stack.rbln.launch.observer import INSIDE, observer_variables
+from harness.stack.rbln.launch.serving import OBSERVER, OBSERVER_FOLDER
 from tests.support.little_stack import write_little_stack
 
 # Loads plugins as vLLM does, then runs an engine core of five steps with the names of the real one.
@@ -69,8 +69,8 @@ class Engine:
 def _run(tmp_path: Path, *, before: str = "", during: str = "", is_on: bool = True, **stack: str) -> Engine:
     root = write_little_stack(tmp_path / "stack", **stack)
     file = tmp_path / layout.OBSERVER
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(INSIDE), str(root)])}
-    environment |= observer_variables(file) if is_on else {}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OBSERVER_FOLDER), str(root)])}
+    environment |= OBSERVER.variables(file) if is_on else {}
     code = ENGINE.replace("{before}", before).replace("{during}", during)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, check=False
@@ -122,7 +122,11 @@ def test_it_attaches_when_the_scheduler_was_imported_before_the_plugin(tmp_path:
     code = "\n".join(line for line in code.splitlines() if not line.startswith("assert "))
     root = write_little_stack(tmp_path / "stack")
     file = tmp_path / layout.OBSERVER
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(INSIDE), str(root)]), **observer_variables(file)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(OBSERVER_FOLDER), str(root)]),
+        **OBSERVER.variables(file),
+    }
     code = code.replace("{before}", "").replace("{during}", "")
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
     assert load_observer(file).steps.num_rows == 5
@@ -288,5 +292,5 @@ def test_two_servers_in_one_file_are_told_apart_from_one(tmp_path: Path) -> None
 
 
 def test_the_observer_joins_a_list_of_allowed_plugins(tmp_path: Path) -> None:
-    assert "VLLM_PLUGINS" not in observer_variables(tmp_path)
-    assert observer_variables(tmp_path, "rbln")["VLLM_PLUGINS"] == "rbln,rbln_observer"
+    assert "VLLM_PLUGINS" not in OBSERVER.variables(tmp_path)
+    assert OBSERVER.variables(tmp_path, "rbln")["VLLM_PLUGINS"] == "rbln,rbln_observer"
