@@ -6,6 +6,7 @@ Values of ``--set`` that are not TOML are taken as strings, so that ``--set back
 from __future__ import annotations
 
 import copy
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,16 +60,20 @@ SealedArgument = Annotated[
 ]
 
 
-def real_server_changes(backend: str | None) -> list[str]:
-    """The changes that a backend needs whose server is real; none without a backend of its own choice."""
-    return [] if backend is None or kind_named(backend).scales_time else list(REAL_SERVER_KEYS)
-
-
-def changes_of(changes: Sequence[str] | None, backend: str | None, replicates: int | None) -> list[str]:
+def changes_of(
+    changes: Sequence[str] | None, backend: str | None, replicates: int | None = None, devices: str | None = None
+) -> list[str]:
     """The changes that the options make to the file, each as ``--set`` would."""
-    made = [*real_server_changes(backend), *(changes or ())]
+    if replicates is not None and replicates < 1:
+        raise SpecError(f"must be at least 1, got {replicates}", where="--replicates")
+    if devices is not None and not re.fullmatch(r"\d+(,\d+)*", devices):
+        hint = "Write the numbers of devices, e.g. --devices 0,1,2,3"
+        raise SpecError(f"{devices!r} is no list of numbers", where="--devices", hint=hint)
+    is_real = backend is not None and not kind_named(backend).scales_time
+    made = [*(REAL_SERVER_KEYS if is_real else ()), *(changes or ())]
     made += [f'backend="{backend}"'] if backend is not None else []
-    return made + ([f"replicates={replicates}"] if replicates is not None else [])
+    made += [f"replicates={replicates}"] if replicates is not None else []
+    return made + ([f"fleet.devices=[{devices}]"] if devices is not None else [])
 
 
 def experiment_with(
@@ -82,9 +87,11 @@ def experiment_with(
     return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
 
 
-def asked_again(changes: Sequence[str], backend: str | None, replicates: int | None, devices: str | None = None) -> str:
+def asked_again(
+    changes: Sequence[str] | None, backend: str | None, replicates: int | None, devices: str | None = None
+) -> str:
     """The options beside an experiment's file, as the command that continues it repeats them."""
-    repeated = "".join(f" --set {shlex.quote(change)}" for change in changes)
+    repeated = "".join(f" --set {shlex.quote(change)}" for change in changes or ())
     options = {"backend": backend, "replicates": replicates, "devices": devices}
     return repeated + "".join(f" --{name} {value}" for name, value in options.items() if value)
 

@@ -5,11 +5,9 @@ No server is started or stopped here.
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +30,7 @@ from harness.cli.terminal import escape_markup, format_duration, say, show, term
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
-from harness.table import Table, TableForm
+from harness.table import TableForm, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,28 +85,31 @@ def run(
         raise SpecError(
             "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
         )
-    extra = _asked(backend, replicates, devices, changes or [])
-    spec, source, authorization = _what_to_run(experiment, confirmatory, extra, runs)
-    if until:
+    made = changes_of(changes, backend, replicates, devices)
+    spec, source, authorization = _what_to_run(experiment, confirmatory, made, runs)
+    again = f"harness run {source}{asked_again(changes, backend, replicates, devices)}"
+    if authorization is not None:
+        again = f"harness run --confirmatory {source}"
+    if until is not None:
         spec = _until_decided(spec, source, replicates)
-    page = check_report_page(report_path or runs / f"{spec.name}.html")
+        again += " --until decided"
+    page = report_path or runs / f"{spec.name}.html"
     if dry_run:
-        _show_order(terminal(), spec, runs, resume=resume, retry_invalid=retry_invalid, authorization=authorization)
+        check_report_page(page)
+        _show_order(spec, runs, resume=resume, retry_invalid=retry_invalid, authorization=authorization)
         return
     perform(
         spec,
         source,
         runs,
+        again,
         page=page,
+        form=form,
         authorization=authorization,
         resume=resume,
         retry_invalid=retry_invalid,
-        until=until is not None,
+        until_decided=until is not None,
         keep_going=keep_going,
-        again=""
-        if authorization
-        else f"harness run {source}{asked_again(changes or [], backend, replicates, devices)}",
-        form=form,
     )
 
 
@@ -116,20 +117,15 @@ def perform(
     spec: ExperimentSpec,
     source: Path,
     runs: Path,
+    again: str,
     *,
     page: Path | None = None,
-    authorization: RunAuthorization | None = None,
-    resume: bool = False,
-    retry_invalid: bool = False,
-    until: bool = False,
-    keep_going: bool = False,
-    again: str = "",
     form: TableForm = TableForm.text,
+    **options: Any,
 ) -> None:
     """Run what ``spec`` plans, showing progress, write its report and leave with the outcome's exit code.
 
-    until: end when the experiment's stopping rule has decided.
-    again: the command that continues it; default: ``harness run --confirmatory`` of the frozen file.
+    again: the command that continues it. options: of ``run_experiment``.
     """
     from harness.cli.progress import watched
     from harness.cli.results import conclude, conditions_written
@@ -141,24 +137,13 @@ def perform(
     ensure_machine_code(spec)
     with watched(console, runs) as (progress, stop):
         outcome = run_experiment(
-            spec,
-            runs_root=runs,
-            resume=resume,
-            on_progress=progress,
-            stop=stop,
-            spec_source=str(source),
-            authorization=authorization,
-            retry_invalid=retry_invalid,
-            until_decided=until,
-            keep_going=keep_going,
+            spec, runs_root=runs, on_progress=progress, stop=stop, spec_source=str(source), **options
         )
-    again = again or f"harness run --confirmatory {source}"
-    again += " --until decided" if until else ""
     if outcome.runs:
         conclude(console, outcome.runs, page, spec.title or spec.name)
         if form is not TableForm.text:
             print(conditions_written(outcome.runs, form), end="")
-    raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
+    raise typer.Exit(int(_exit_code(console, outcome, f"{again} --runs {runs}")))
 
 
 def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:
@@ -166,24 +151,11 @@ def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -
     from harness.runner.monitor import declared_rule
 
     if replicates is not None:
-        raise SpecError(
-            "the stopping rule says how many blocks there may be",
-            where="--replicates",
-            hint="Set it: --set stop.budget=N",
-        )
+        what, hint = "the stopping rule says how many blocks there may be", "Set it: --set stop.budget=N"
+        raise SpecError(what, where="--replicates", hint=hint)
     spec = spec.until_decided(str(source))
     declared_rule(spec, (), str(source))
     return spec
-
-
-def _asked(backend: str | None, replicates: int | None, devices: str | None, changes: Sequence[str]) -> list[str]:
-    """What the options change in the file, each as ``--set`` would."""
-    if replicates is not None and replicates < 1:
-        raise SpecError(f"must be at least 1, got {replicates}", where="--replicates")
-    if devices is not None and not re.fullmatch(r"\d+(,\d+)*", devices):
-        hint = "Write the numbers of devices, e.g. --devices 0,1,2,3"
-        raise SpecError(f"{devices!r} is no list of numbers", where="--devices", hint=hint)
-    return [*changes_of(changes, backend, replicates), *([f"fleet.devices=[{devices}]"] if devices is not None else [])]
 
 
 def _what_to_run(
@@ -192,11 +164,8 @@ def _what_to_run(
     """The experiment, the file it comes from, and the authorization of a confirmatory run."""
     if confirmatory is None:
         if experiment is None:
-            raise SpecError(
-                "no experiment was named",
-                where="harness run",
-                hint="Name a file or a shipped experiment: harness run demo",
-            )
+            hint = "Name a file or a shipped experiment: harness run demo"
+            raise SpecError("no experiment was named", where="harness run", hint=hint)
         spec, path, _ = experiment_with(experiment, changes, runs)
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)
@@ -213,60 +182,51 @@ def _what_to_run(
     return frozen.experiment, confirmatory, authorization
 
 
-def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
+def _exit_code(console: Console, outcome: ExperimentOutcome, again: str) -> ExitCode:
+    """What an outcome leaves to do, printed. again: the command that continues the experiment."""
     from harness.runner.experiment import will_fail_again
 
     for invalid in outcome.invalid_runs:
-        reasons = escape_markup("; ".join(invalid.invalid_reasons))
-        say(console, f"[red]INVALID[/] {invalid.label}: {reasons}")
+        say(console, f"[red]INVALID[/] {invalid.label}: {escape_markup('; '.join(invalid.invalid_reasons))}")
     if outcome.ended_by:
-        cause = escape_markup(outcome.ended_by)
         say(
             console,
-            f"every request of the first run failed alike, so the experiment ends here: {cause}. "
+            "every request of the first run failed alike, so the experiment ends here: "
+            f"{escape_markup(outcome.ended_by)}. "
             "Mend the cause first; --keep-going performs the other runs all the same",
         )
         return ExitCode.RUN_INVALID
-    repeatable = [run for run in outcome.invalid_runs if not will_fail_again(run)]
-    if repeatable and outcome.is_complete:
-        say(console, f"repeat them, the old ones kept: {experiment} --runs {runs} --resume --retry-invalid")
     if not outcome.is_complete:
-        say(
-            console,
-            f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed ({outcome.missing_words}); continue with: "
-            f"{experiment} --runs {runs} --resume",
-        )
+        num_sealed = f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed"
+        say(console, f"{num_sealed} ({outcome.missing_words}); continue with: {again} --resume")
         return ExitCode.INTERRUPTED
+    if any(not will_fail_again(run) for run in outcome.invalid_runs):
+        say(console, f"repeat them, the old ones kept: {again} --resume --retry-invalid")
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
 
 
-def _show_order(
-    console: Console,
-    spec: ExperimentSpec,
-    runs: Path,
-    *,
-    resume: bool,
-    retry_invalid: bool,
-    authorization: RunAuthorization | None,
-) -> None:
-    """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
+def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
+    """The runs in their order; what is refused or left out now is refused or left out by the run itself.
+
+    options: of ``run_experiment``.
+    """
     from harness.runner.experiment import check_hosts, what_to_do
     from harness.runner.monitor import predicted_replay_s
 
-    planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, authorization=authorization)
+    console = terminal()
+    planned, todo, _ = what_to_do(spec, runs, **options)
     check_hosts(todo)
     rows = [
-        (
-            run.label,
-            run.plan.hash[:12],
-            run.plan.num_requests,
-            f"{{{','.join(map(str, run.server.decode_buckets))}}}",
-            format_duration(predicted_replay_s(run)),
-        )
+        {
+            "run": run.label,
+            "plan": run.plan.hash[:12],
+            "requests": run.plan.num_requests,
+            "buckets": f"{{{','.join(map(str, run.server.decode_buckets))}}}",
+            "replay": format_duration(predicted_replay_s(run)),
+        }
         for run in todo
     ]
-    table = Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows))
-    show(console, table)
+    show(console, table_of("", "", rows))
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         console.print(f"runs side by side: {shares}")
@@ -308,9 +268,8 @@ def sweep(
     path, recorded, _ = experiment_at(experiment, runs)
     table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
-    options = asked_again(changes or [], backend, replicates)
-    again = f"harness sweep {experiment} --over {shlex.quote(over)}{options}"
-    perform(spec, path, runs, resume=resume, again=again)
+    again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked_again(changes, backend, replicates)}"
+    perform(spec, path, runs, again, resume=resume)
 
 
 def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:

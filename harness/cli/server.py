@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import BackendOption, override_table, real_server_changes
+from harness.cli.addresses import BackendOption, changes_of, experiment_with
 from harness.cli.terminal import say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
@@ -181,13 +181,10 @@ def patch_check(
     from harness.cli.progress import watched
     from harness.cli.run import ensure_machine_code
     from harness.runner.paired import run_paired
-    from harness.spec import experiment_file, experiment_table, parse_experiment
     from harness.stack.rbln.launch.patches.check import paired_spec
 
     console = terminal()
-    experiment = experiment_file(experiment)
-    table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
-    spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
+    spec = paired_spec(experiment_with(experiment, changes_of(changes, backend))[0], backend)
     ensure_machine_code(spec)
     with watched(console) as (progress, stop):
         outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)

@@ -125,7 +125,7 @@ def compare(
     sides: list[list[SealedRun]] = []
     chosen = {release: _release_setting(release, backend) for release in (old, new)}
     for release, setting in chosen.items():
-        spec, _, _ = experiment_with(experiment, [*changes_of((), backend, None), setting, *(changes or ())])
+        spec, _, _ = experiment_with(experiment, [*changes_of((), backend), setting, *(changes or ())])
         ensure_machine_code(spec)
         folder = runs / Path(release).name
         sides.append(list(run_experiment(spec, runs_root=folder, resume=True).require_valid().runs))
