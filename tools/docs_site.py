@@ -80,5 +80,5 @@ def keys_page() -> str:
 
 def python_page() -> str:
     """The names that ``import harness`` offers."""
-    names = [f"::: {home}.{name}" for name, home in harness._HOME.items()]
+    names = [f"::: {home}.{name}" for name, home in sorted(harness._HOME.items())]
     return "\n\n".join(["# Python", *names]) + "\n"

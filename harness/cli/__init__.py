@@ -25,7 +25,17 @@ _NO_ROOM = (
     *("could not find/load shared object", "too many open files"),
 )
 
-
+# What an ASCII terminal shows instead of the other letters of the tables.
+_IN_ASCII = {
+    "\u00d7": "x",
+    "\u2013": "-",
+    "\u2212": "-",
+    "\u2020": "+",
+    "\u2264": "<=",
+    "\u2265": ">=",
+    "\u03c4": "tau",
+    "\u2192": "->",
+}
 # Address space that numpy takes with one thread of OpenBLAS and its buffer: 120 MiB, and room for the rest.
 _BLAS_BYTES = 144 << 20
 
@@ -37,21 +47,21 @@ def print_version() -> None:
     print(f"rbln-harness {__version__}")
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     from harness.cli.terminal import printable_lines
 
     print(f"harness: {printable_lines(message)}", file=sys.stderr)
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
-    _say(message)
+    _print_error(message)
     raise SystemExit(int(code))
 
 
 def _fail_limited(error: BaseException) -> NoReturn:
     """One line for what a limit of memory, files, file size or threads refused."""
     what = str(error).partition("\n")[0] or "not enough memory"
-    _say(f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run")
+    _print_error(f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run")
     if _is_memory_limited():
         # Libraries that were refused memory may crash when the interpreter takes them down.
         sys.stdout.flush()
@@ -76,9 +86,10 @@ def _take_blas_memory() -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    from harness.cli.terminal import in_ascii
-
-    return in_ascii(error)
+    """An error handler of encodings: the letter's word in ASCII, or a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_IN_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def _open_closed_streams() -> None:
@@ -124,7 +135,7 @@ def _prepare_process() -> None:
 
 def _call_command() -> None:
     """Call the command that the arguments name; the version alone needs no command line."""
-    if sys.argv[1:] in (["--version"], ["version"]):
+    if sys.argv[1:] == ["--version"]:
         print_version()
         return
     _take_blas_memory()

@@ -133,7 +133,7 @@ def _default(model: type[BaseModel], name: str) -> str:
 
 def _allowed(key: Mapping[str, Any]) -> str:
     """What a key takes, from its JSON schema: choices, or ends of a range."""
-    options = [key, *(key.get("anyOf") or ())]
+    options = [key, *key.get("anyOf", ())]
     for option in options:
         if "enum" in option:
             return "one of " + ", ".join(str(choice) or '""' for choice in option["enum"])

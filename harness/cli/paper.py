@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import ReplicatesOption, RunsOption, SealedArgument, override_table, sealed_runs
+from harness.cli.addresses import (
+    PrintedOutput,
+    ReplicatesOption,
+    RunsOption,
+    SealedArgument,
+    override_table,
+    sealed_runs,
+)
 from harness.cli.terminal import print_or_write, printable_lines, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RunInvalidError, SpecError
@@ -214,7 +221,7 @@ def tables(
 
 def signs(
     sums: Annotated[int, typer.Option(min=8, help="Sums of three plans per N.")] = 400,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")] = None,
+    output: PrintedOutput = None,
 ) -> None:
     """Signs of Tables I and II over many simulated plans.
 

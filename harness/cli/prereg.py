@@ -69,20 +69,18 @@ def freeze(
     overrides = [*(changes or []), *([f"base_seed={seed}"] if seed is not None else [])]
     experiment = experiment_file(experiment)
     spec = parse_experiment(override_table(experiment_table(experiment), overrides), where=str(experiment))
-    options: Any = {
-        "folder": folder,
-        "rules": tuple(rules or ()),
-        "prediction_rules": predict_with,
-        "allows_dirty_tree": allow_dirty,
-        "is_committed": commit,
-        "tag": tag,
-        "is_signed": sign,
-        "signing_key": sign_key,
-    }
+    options = FreezeOptions(
+        folder=folder,
+        rules=tuple(rules or ()),
+        prediction_rules=predict_with,
+        allows_dirty_tree=allow_dirty,
+        is_committed=commit,
+        tag=tag,
+        is_signed=sign,
+        signing_key=sign_key,
+    )
     with time_left("predicting") as on_progress:
-        frozen = freeze_experiment(
-            spec, experiment, overrides=overrides, options=FreezeOptions(**options), on_progress=on_progress
-        )
+        frozen = freeze_experiment(spec, experiment, overrides=overrides, options=options, on_progress=on_progress)
     content = frozen.preregistration
     print(f"{frozen.path}")
     num_plans = len({plan.hash for plan in content.plans})

@@ -30,7 +30,7 @@ from harness.cli.terminal import escape_markup, format_duration, say, show, term
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
-from harness.table import TableForm, table_of
+from harness.table import Table, TableForm
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,16 +217,16 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
     planned, todo, _ = what_to_do(spec, runs, **options)
     check_hosts(todo)
     rows = [
-        {
-            "run": run.label,
-            "plan": run.plan.hash[:12],
-            "requests": run.plan.num_requests,
-            "buckets": f"{{{','.join(map(str, run.server.decode_buckets))}}}",
-            "replay": format_duration(predicted_replay_s(run)),
-        }
+        (
+            run.label,
+            run.plan.hash[:12],
+            run.plan.num_requests,
+            f"{{{','.join(map(str, run.server.decode_buckets))}}}",
+            format_duration(predicted_replay_s(run)),
+        )
         for run in todo
     ]
-    show(console, table_of("", "", rows))
+    show(console, Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows)))
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         console.print(f"runs side by side: {shares}")

@@ -22,26 +22,8 @@ if TYPE_CHECKING:
     from harness.table import Table, TableForm
 
 MAX_CHARS = 4_000
-# What an ASCII terminal shows instead of the other letters of the tables.
-IN_ASCII = {
-    "\u00d7": "x",
-    "\u2013": "-",
-    "\u2212": "-",
-    "\u2020": "+",
-    "\u2264": "<=",
-    "\u2265": ">=",
-    "\u03c4": "tau",
-    "\u2192": "->",
-}
 # Where output goes to a file or a pipe, nothing needs to fit a screen.
 PIPE_WIDTH = 200
-
-
-def in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """An error handler of encodings: the letter's word in ASCII, or a question mark."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(IN_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def terminal(*, is_error: bool = False) -> Console:

@@ -15,7 +15,7 @@ from harness.cli.addresses import RunsOption, store_at
 from harness.cli.terminal import show, terminal
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
-from harness.table import Table, to_rich
+from harness.table import Table, table_of, to_rich
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -87,23 +87,20 @@ def fleet_status(
     from harness.runner.fleet.slot import device_states
 
     rows = [
-        (
-            state.place,
-            state.making,
-            state.now,
-            *(state.blocks_done, state.blocks_left, state.blocks_behind, state.num_invalid),
-            "" if state.warmest_c is None else f"{state.warmest_c:g} C",
-        )
+        {
+            "device": state.place,
+            "makes": state.making,
+            "now": state.now,
+            "blocks": state.blocks_done,
+            "left": state.blocks_left,
+            "behind": state.blocks_behind,
+            "INVALID": state.num_invalid,
+            "warmest": "" if state.warmest_c is None else f"{state.warmest_c:g} C",
+        }
         for state in device_states(runs, experiment)
     ]
-    table = Table(
-        f"Fleet of {experiment} in {runs}",
-        "behind: whole blocks fewer than the device that has most; warmest: during its latest run, by its driver",
-        ("device", "makes", "now", "blocks", "left", "behind", "INVALID", "warmest"),
-        tuple(rows),
-    )
-    console = terminal()
-    show(console, table)
+    caption = "behind: whole blocks fewer than the device that has most; warmest: during its latest run, by its driver"
+    show(terminal(), table_of(f"Fleet of {experiment} in {runs}", caption, rows))
 
 
 def fleet_worker(
