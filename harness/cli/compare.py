@@ -258,7 +258,7 @@ def history(
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
     from harness.analysis.decisions.history import histories
-    from harness.report.history_page import history_lines, history_table, write_history
+    from harness.report.pages import history_lines, history_table, write_history
 
     results = histories([point for place in places for point in _placed(place, runs)], figures or ["cost"])
     table = history_table(results)

@@ -63,7 +63,7 @@ def power(
     from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
     from harness.cli.run import ensure_machine_code
     from harness.records import RunStore, origin_of
-    from harness.report.power_page import write_power_page
+    from harness.report.pages import write_power_page
 
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin

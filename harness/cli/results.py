@@ -44,7 +44,7 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
-    from harness.report.write import check_report_page
+    from harness.report.page import check_report_page
 
     sealed = sealed_runs(runs, experiment)
     page = output or sealed[0].path.parents[2] / f"{sealed[0].experiment}.html"

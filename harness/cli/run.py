@@ -79,7 +79,7 @@ def run(
 
     Example: `harness run demo --backend sim --runs runs/first`
     """
-    from harness.report.write import check_report_page
+    from harness.report.page import check_report_page
 
     if retry_invalid and not resume:
         raise SpecError(
@@ -129,7 +129,7 @@ def perform(
     """
     from harness.cli.progress import watched
     from harness.cli.results import conclude, conditions_written
-    from harness.report.write import check_report_page
+    from harness.report.page import check_report_page
     from harness.runner import run_experiment
 
     console = terminal(is_error=form is not TableForm.text)

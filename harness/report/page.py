@@ -1,6 +1,6 @@
-"""The HTML page of a report: words, units, formats and the template; one string that needs no network.
+"""The HTML page of a report: words, units, formats and the template; one file that needs no network.
 
-Everything shown comes from a ReportView, in ns; the template's filters write seconds. No run is read here.
+Everything shown comes from a ReportView, in ns; the template's filters write seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from html import escape
 from importlib.resources import files
@@ -25,16 +25,25 @@ from markupsafe import Markup
 from harness.analysis import ExperimentSummary
 from harness.analysis.serving import METRICS, requests_needed
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import SpecError
 from harness.kinds import kind_of_run
-from harness.outputs import escape_bidi
+from harness.outputs import check_output, escape_bidi, write_atomic
 from harness.processes import parallel_map
+from harness.records import SealedRun
 from harness.report.answers import DASH, answers, count, fixed, short_ms
-from harness.report.device_plot import DEVICES_CAPTION, device_plot
-from harness.report.plots import SEQUENCE_CAPTION, cost_plot, lateness_plot, reuse_plot, sequence_plot, step_histograms
-from harness.report.serving_plots import serving_plot, sweep_plot
+from harness.report.latency_plots import lateness_plot, serving_plot, sweep_plot
+from harness.report.plots import (
+    DEVICES_CAPTION,
+    SEQUENCE_CAPTION,
+    cost_plot,
+    device_plot,
+    reuse_plot,
+    sequence_plot,
+    step_histograms,
+)
 from harness.report.svg import Sheet
-from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
-from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, TimelineView
+from harness.report.timeline import TimelineView, drawn_lanes, step_segments, timeline_svg
+from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.spec import factors_text
 from harness.table import cell_text, table_of, to_csv
 
@@ -147,6 +156,34 @@ SHOWN_CASES = 4
 UNITS = {"ns", "ms", "s", "h", "bytes", "tokens", "percent"}
 # Where the glossary goes once the words of the page are known.
 GLOSSARY_PLACE = "<!-- glossary -->"
+
+
+def check_report_page(path: Path) -> Path:
+    """``path`` again when a report can go there: a new file, an empty one, or an earlier report of the harness."""
+    if check_output(path).is_file() and (there := path.read_bytes()):
+        is_report = there[:15].lower() == b"<!doctype html>" and b"rbln-harness" in there
+        if not is_report:
+            hint = "Name another file; `harness report --force` replaces it"
+            raise SpecError("is there already and is no report of the harness", where=str(path), hint=hint)
+    return path
+
+
+def write_report(  # noqa: PLR0913  # an option each
+    runs: Sequence[SealedRun],
+    path: Path,
+    *,
+    title: str | None = None,
+    timelines: Sequence[str] | None = None,
+    results: Results | None = None,
+    summary: ExperimentSummary | None = None,
+) -> Path:
+    """Write a self-contained HTML file about an experiment, and return its path; arguments as of ``gather``.
+
+    Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
+    """
+    path = check_report_page(Path(path))
+    page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path, summary=summary))
+    return write_atomic(path, [page.encode()], what="the report")
 
 
 def render_page(view: ReportView) -> str:

@@ -18,8 +18,7 @@ from harness.analysis.cost.reconstruct import decoding_spans, join_request_id
 from harness.outputs import check_output
 from harness.records import SealedRun, origin_of
 from harness.records.schema import ABORTED
-from harness.report.timeline import step_lengths_s, step_segments, timeline
-from harness.report.view import Bar, TimelineView
+from harness.report.timeline import Bar, TimelineView, step_lengths_s, step_segments, timeline
 
 US_PER_S = 1_000_000
 # Tracks of a server; those of a client are its sessions, from 1 on, and its machine's stalls.

@@ -1,4 +1,4 @@
-"""The report's plots: cost ratios, step histograms, reuse, and the harness's own lateness.
+"""The report's plots of cost and what explains it: ratios, step histograms, reuse, looks of a stopping rule, devices.
 
 Same colour = same condition in every plot; shades of one hue are buckets; hatching is padding. Nothing is computed
 here but what an axis needs.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.analysis import ConditionFigures, RunFigures
+from harness.analysis import ConditionFigures, ExperimentSummary
 from harness.analysis.cost.compare import Comparison
+from harness.analysis.cost.devices import DeviceEffect
+from harness.analysis.cost.speeds import Speeds
 from harness.analysis.planning.stopping import ComparisonLooks, SequentialStatus, StopVerdict
 from harness.clock import NS_PER_S
 from harness.report.answers import Channel
@@ -23,12 +26,11 @@ from harness.report.svg import (
     MUTED,
     PAGE_WIDTH_IN,
     SURFACE,
-    WARN,
     Sheet,
     bucket_color,
     condition_color,
 )
-from harness.report.view import FloatArray, ReportView
+from harness.report.view import ReportView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 NARROW_WIDTH_IN = 3.7
 MAX_PANELS_PER_ROW = 4
 MAX_REUSE_BARS = 72  # above this many re-arrivals, bars are thinner than a hatch and points say more
-MAX_ECDF_POINTS = 400
 
 
 def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str:
@@ -262,109 +263,6 @@ def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
     axes.set_xlabel("formula C [tokens]")
 
 
-def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None, float | None]) -> str:
-    """What the harness did late in every run, invalid ones too: ECDF of the re-arrival lag, start spreads [wall ms].
-
-    limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
-    """
-    color_of = {condition.name: _color(view, condition.name) for condition in view.conditions}
-    samples = {each.name: _joined([run.lateness.rearrival_ms for run in each.runs]) for each in view.conditions}
-    samples = {name: lags for name, lags in samples.items() if lags.size}
-    spreads = [run for run in view.runs if run.lateness.start_spread_ms is not None]
-    if not samples and not spreads:
-        return ""
-    floor_ms = _joined([np.asarray(run.audit.floor_lag_ms) for run in view.sealed.values()])
-    if not samples:  # nothing re-arrived: an empty plot would only look like a fault
-        figure = sheet.figure(PAGE_WIDTH_IN * 0.5, 2.6)
-        _spread_points(figure.subplots(), spreads, color_of, limits_ms[1])
-        return sheet.render(figure, name="lateness", label="Start spread of every run; nothing re-arrived.")
-    figure = sheet.figure(PAGE_WIDTH_IN, 3.1 + 0.2 * (len(samples) // 6))
-    left, right = figure.subplots(1, 2, width_ratios=[1.55, 1.0])
-    _lag_ecdf(left, samples, color_of, floor_ms, limits_ms[0])
-    _spread_points(right, spreads, color_of, limits_ms[1])
-    handles = left.get_legend_handles_labels()[0]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=min(6, len(handles)), handlelength=1.6, columnspacing=1.4
-    )
-    return sheet.render(figure, name="lateness", label="Distribution of re-arrival lag, and start spread of every run.")
-
-
-def _joined(parts: Sequence[FloatArray]) -> FloatArray:
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
-def _lag_ecdf(
-    axes: Axes, samples: dict[str, FloatArray], color_of: dict[str, str], floor_ms: FloatArray, limit_ms: float | None
-) -> None:
-    axes.set_title("Re-arrival lag: sent \u2212 (completion + planned wait)")
-    everything = _joined([*samples.values(), floor_ms])
-    for name, lags in samples.items():
-        ecdf_line(axes, lags, color=color_of[name], label=name)
-    if floor_ms.size:
-        ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
-    if everything.size:
-        # A log axis shows the tail; early sends (negative) would vanish on it, so they are counted in the table.
-        lowest = max(1e-3, float(np.min(everything[everything > 0], initial=1.0)))
-        axes.set_xscale("log")
-        axes.set_xlim(lowest * 0.8, max(float(everything.max()), limit_ms or 0.0, lowest * 10) * 1.4)
-        axes.xaxis.set_major_formatter(plain_log_ticks)
-        axes.minorticks_off()
-    if limit_ms is not None:
-        _limit_line(axes, limit_ms, "limit on p99")
-    axes.axhline(0.99, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
-    axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "0.25", "0.5", "0.75", "0.99"])
-    axes.grid(visible=True, axis="x")
-    axes.set_xlabel("lag [wall ms]")
-    axes.set_ylabel("share of re-arrivals")
-
-
-def plain_log_ticks(value: float, _position: float) -> str:
-    """A tick of a log axis without powers."""
-    return f"{value:g}"
-
-
-def ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linestyle: Any = "-") -> None:
-    """One ECDF, thinned to what a page can show."""
-    ordered = np.sort(values)
-    share = np.arange(1, ordered.size + 1) / ordered.size
-    if ordered.size > MAX_ECDF_POINTS:
-        keep = np.unique(np.linspace(0, ordered.size - 1, MAX_ECDF_POINTS).astype(np.int64))
-        ordered, share = ordered[keep], share[keep]
-    ordered = np.concatenate([ordered[:1], ordered])
-    share = np.concatenate([[0.0], share])
-    axes.plot(np.maximum(ordered, 1e-4), share, drawstyle="steps-post", color=color, label=label, linestyle=linestyle)
-
-
-def _limit_line(axes: Axes, limit_ms: float, text: str) -> None:
-    axes.axvline(limit_ms, color=WARN, linewidth=1.0)
-    place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (-4, 0), "textcoords": "offset points"}
-    look: Any = {"rotation": 90, "ha": "right", "va": "bottom", "fontsize": 8, "color": WARN}
-    axes.annotate(f"{text}: {limit_ms:g} ms", (limit_ms, 0.03), **place, **look)
-
-
-def _spread_points(axes: Axes, runs: Sequence[RunFigures], color_of: dict[str, str], limit_ms: float | None) -> None:
-    largest_ms = max(run.lateness.start_spread_ms or 0.0 for run in runs) if runs else 0.0
-    # A limit far beyond every run would squeeze the runs into one spot; then it is named, not drawn.
-    is_limit_near = limit_ms is not None and largest_ms > 0.1 * limit_ms
-    limit_note = "" if limit_ms is None or is_limit_near else f" (limit {limit_ms:g} ms)"
-    axes.set_title(f"Start spread of each run{limit_note}")
-    names = list(dict.fromkeys(run.condition for run in runs))
-    for row, name in enumerate(names):
-        mine = [run for run in runs if run.condition == name]
-        for run in mine:
-            marker = "o" if run.is_valid else "X"
-            axes.plot([run.lateness.start_spread_ms or 0.0], [row], marker, color=color_of[name], alpha=0.8)
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlim(0, max(largest_ms * 1.15, 0.01, (limit_ms or 0.0) * 1.08 if is_limit_near else 0.0))
-    if is_limit_near and limit_ms is not None:
-        _limit_line(axes, limit_ms, "limit")
-    axes.grid(visible=True, axis="x")
-    axes.set_xlabel("latest \u2212 earliest first send [wall ms]")
-
-
 def _pad_limits(axes: Axes, include: float) -> None:
     low, high = axes.get_xlim()
     low, high = min(low, include), max(high, include)
@@ -372,7 +270,6 @@ def _pad_limits(axes: Axes, include: float) -> None:
     axes.set_xlim(low - margin, high + margin)
 
 
-SEQUENCE_PANELS_PER_ROW = 3
 SEQUENCE_CAPTION = (
     "Dots: single blocks; line and bars: their mean and its interval at each look, valid however often it is looked; "
     "grey: what counts as equal; dotted: the budget; diamond: where it ended."
@@ -384,7 +281,7 @@ def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mappi
     shown = [looks for looks in status.comparisons if looks.num_blocks] if status is not None else []
     if status is None or not shown:
         return ""
-    figure, panels = sheet.panels(len(shown), "change of cost [%]", a_row=SEQUENCE_PANELS_PER_ROW, heights=(0.4, 2.6))
+    figure, panels = sheet.panels(len(shown), "change of cost [%]", a_row=3, heights=(0.4, 2.6))
     for axes, looks in zip(panels, shown, strict=True):
         _panel(axes, looks, status, condition_color(place_of[looks.condition]))
     verdicts = "; ".join(f"{looks.condition}: {looks.verdict.value}, {looks.description}" for looks in shown)
@@ -426,3 +323,80 @@ def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, co
 def percent(log_ratio: float) -> float:
     """A log ratio as a change in percent."""
     return 100 * math.expm1(log_ratio) if log_ratio < 700 else math.inf
+
+
+BLOCK_SPREAD = 0.5
+# From so many devices on their names are slanted.
+TURNED_NAMES = 9
+DEVICES_CAPTION = (
+    "First panel: B over A of each block (dots, in the order in which the device made them), less the mean of all, and "
+    "each device's mean. Others: cost ratio on each device, filled: channel A, open: channel B; bars: one standard "
+    "deviation of its blocks; band: the mean of device means on channel B with its 95 % interval."
+)
+
+
+def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
+    """Speeds of all devices and a panel for each comparison; "" with fewer than two devices."""
+    found = summary.speeds
+    if found is None:
+        return ""
+    compared = [
+        each for each in summary.conditions if each.comparison is not None and each.comparison.b.devices is not None
+    ]
+    figure, panels = sheet.panels(1 + len(compared), a_row=3, heights=(0.4, 2.6))
+    if len(found.devices) >= TURNED_NAMES:
+        figure.set_layout_engine("constrained")  # measures what slanted names need
+    _speeds_panel(panels[0], found)
+    for axes, condition in zip(panels[1:], compared, strict=True):
+        _effect_panel(axes, condition, condition_color(summary.place_of[condition.name]))
+    speeds = ", ".join(f"{each.device} {percent(fmean(each.values)):+.2f} %" for each in found.devices)
+    return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {speeds}.")
+
+
+def _speeds_panel(axes: Axes, speeds: Speeds) -> None:
+    _device_frame(axes, [device.device for device in speeds.devices])
+    axes.axhline(0, color=INK, linewidth=0.9)
+    for place, device in enumerate(speeds.devices):
+        step = BLOCK_SPREAD / max(1, len(device.values) - 1)
+        left = place - (BLOCK_SPREAD / 2 if len(device.values) > 1 else 0)
+        xs = [left + step * number for number in range(len(device.values))]
+        axes.plot(xs, [percent(value) for value in device.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
+        mean = percent(fmean(device.values))
+        axes.plot([place - 0.34, place + 0.34], [mean, mean], color=INK, linewidth=2.0)
+    axes.set_title("time of each device (up: slower)")
+    axes.set_ylabel("B over A, from the mean [%]")
+
+
+def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
+    compared = condition.comparison
+    assert compared is not None, "only comparisons are drawn"
+    assert compared.b.devices is not None, "only those of several devices"
+    _device_frame(axes, [device.device for device in compared.b.devices.devices])
+    if (estimate := compared.b.devices.estimate) is not None:
+        interval = estimate.interval()
+        axes.axhspan(interval.low, interval.high, color=GRID, alpha=0.7, linewidth=0)
+        axes.axhline(interval.estimate, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+    for offset, effect, marker, face in (
+        (-0.13, None if compared.a is None else compared.a.devices, "o", color),
+        (0.13, compared.b.devices, "D", SURFACE),
+    ):
+        if effect is not None:
+            _device_means(axes, effect, offset, marker=marker, colors=(color, face))
+    axes.set_title(f"{condition.name} / {condition.baseline}")
+    axes.set_ylabel("cost ratio")
+
+
+def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: str, colors: tuple[str, str]) -> None:
+    color, face = colors
+    for place, device in enumerate(effect.devices):
+        if not math.isnan(device.sd):
+            ends = [math.exp(device.mean - device.sd), math.exp(device.mean + device.sd)]
+            axes.plot([place + offset] * 2, ends, color=color, linewidth=1.2)
+        axes.plot([place + offset], [math.exp(device.mean)], marker, color=color, markerfacecolor=face, markersize=6.5)
+
+
+def _device_frame(axes: Axes, devices: list[str]) -> None:
+    axes.set_xticks(range(len(devices)), devices, rotation=0 if len(devices) < TURNED_NAMES else 60)
+    axes.set_xlim(-0.6, len(devices) - 0.4)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=True, axis="y")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from harness.analysis import reuse
 from harness.analysis.cost.reconstruct import with_tokens
@@ -23,10 +24,52 @@ from harness.clock import NS_PER_S
 from harness.records import SealedRun
 from harness.records.schema import ABORTED, values_of
 from harness.report.svg import NUM_CONDITION_COLORS
-from harness.report.view import Bar, FloatArray, TimelineView
 
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 # Columns that a bar shows unchanged.
 _AS_RECORDED = ("session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One request on a timeline, model seconds since the run's start; None where it was not observed.
+
+    reuse: "first" (nothing to reuse), "cached", "partial", "recomputed" or "unknown".
+    """
+
+    session: int
+    request: int
+    due_s: float
+    sent_s: float | None
+    first_token_s: float | None
+    done_s: float | None
+    reuse: str
+    status: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineView:
+    """One run as lanes of requests over steps. ``step_s`` is empty when the log carries no step times.
+
+    step_s, step_n, step_b: shape (steps,), ascending times. start_ns: the instant of the run's clock that is 0 s.
+    stalls_s: (start, duration) of moments in which the client's machine stood still.
+    """
+
+    label: str
+    condition: str
+    color: int
+    num_sessions: int
+    bars: tuple[Bar, ...]
+    step_s: FloatArray
+    step_n: IntArray
+    step_b: IntArray
+    end_s: float
+    start_ns: int = 0
+    stalls_s: tuple[tuple[float, float], ...] = ()
 
 
 def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -> int:

@@ -1,29 +1,45 @@
-"""What a report shows: the figures of analysis themselves, and beside them checks, findings and lanes of a timeline.
+"""What a report shows: the figures of analysis themselves, and beside them checks, findings and timelines.
 
 No figure is copied or computed here; missing means None and is shown as a dash, never as zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
+from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
 from harness.analysis.catalogue import AnalysisResult
-from harness.analysis.cost.drift import Drift
+from harness.analysis.cost.drift import Drift, drift
 from harness.analysis.cost.speeds import places_table
 from harness.analysis.decisions.decide import Decision
-from harness.analysis.planning.stopping import SequentialStatus
-from harness.records import RunKey, SealedRun
+from harness.analysis.planning.stopping import SequentialStatus, declared_status
+from harness.clock import utc_now
+from harness.errors import SpecError
+from harness.records import Finding, RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over
+from harness.report.facts import (
+    changes,
+    changes_from_experiment,
+    gather_facts,
+    num_planned,
+    ran_until_decided,
+    reproduce_command,
+    spec_text,
+    written_workload,
+)
+from harness.report.timeline import TimelineView, requests_in_stalls, timeline
 from harness.table import Table
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 LAG_P99, START_SPREAD = "re-arrival lag p99", "start spread"
+MAX_TIMELINES = 6
+# Requests, and groups of steps, that timelines beyond those may draw together: some 100 bytes each.
+MAX_MARKS = 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +67,6 @@ class FindingView:
     severity: str
     evidence: tuple[str, ...]
     hint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One request on a timeline, model seconds since the run's start; None where it was not observed.
-
-    reuse: "first" (nothing to reuse), "cached", "partial", "recomputed" or "unknown".
-    """
-
-    session: int
-    request: int
-    due_s: float
-    sent_s: float | None
-    first_token_s: float | None
-    done_s: float | None
-    reuse: str
-    status: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineView:
-    """One run as lanes of requests over steps. ``step_s`` is empty when the log carries no step times.
-
-    step_s, step_n, step_b: shape (steps,), ascending times. start_ns: the instant of the run's clock that is 0 s.
-    stalls_s: (start, duration) of moments in which the client's machine stood still.
-    """
-
-    label: str
-    condition: str
-    color: int
-    num_sessions: int
-    bars: tuple[Bar, ...]
-    step_s: FloatArray
-    step_n: IntArray
-    step_b: IntArray
-    end_s: float
-    start_ns: int = 0
-    stalls_s: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +193,140 @@ class ReportView:
     def buckets(self) -> tuple[int, ...]:
         """Every bucket that any step used, ascending."""
         return tuple(sorted({b for run in self.runs for _, b in run.steps_by_n_b}))
+
+
+def gather(  # noqa: PLR0913  # an option each
+    runs: Sequence[SealedRun],
+    *,
+    title: str | None = None,
+    timelines: Sequence[str] | None = None,
+    results: Results | None = None,
+    page: Path | None = None,
+    summary: ExperimentSummary | None = None,
+) -> ReportView:
+    """Everything that a report of ``runs`` shows.
+
+    runs: of one experiment, invalid ones included. title: default: the experiment's own. timelines: labels
+    "condition/replicate" of the runs to draw; default: all, the first valid one of each condition first, as long as the
+    page stays small. results: what the experiment's analysis and rules gave. page: where the report goes, for
+    links. summary: of these runs, where it is at hand.
+    Raises SpecError when there are no runs, runs of several experiments, or a label that no run has.
+    """
+    names = sorted({run.experiment for run in runs})
+    if len(names) != 1:
+        named = ", ".join(names) or "none"
+        raise SpecError(f"a report needs runs of exactly one experiment, got {named}", hint="Name one experiment")
+    summary = summary or summarise(runs)
+    sealed = {run.key: run for run in runs}
+    first = sealed[summary.runs[0].key]
+    return ReportView(
+        title=title or summary.title,
+        question=first.manifest.question,
+        backend=first.manifest.backend,
+        summary=summary,
+        sealed=sealed,
+        checks={run.key: _checks(sealed[run.key], run) for run in summary.runs},
+        changes={condition.name: _changes(condition, runs) for condition in summary.conditions},
+        timelines=_timelines(summary, sealed, timelines),
+        findings=gather_findings(runs, summary.findings),
+        facts=gather_facts(runs),
+        spec_text=spec_text(first),
+        command=reproduce_command(first),
+        records_root=str(first.path.parent.parent.parent),
+        written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
+        results=results or Results(),
+        num_planned=num_planned(first),
+        status=declared_status(runs) if ran_until_decided(first) else None,
+        drift=drift(runs),
+        folders={} if page is None else {run.key: quote(os.path.relpath(run.path, page.parent)) for run in runs},
+    )
+
+
+def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
+    """What the harness did in this run, each against its limit; what was not recorded has no value."""
+    audit, late, limits = run.audit, figures.lateness, run.limits
+    floor_ms, stalls = audit.floor_lag_ms, audit.stall_intervals_ns
+    return (
+        Check("re-arrival lag p50", late.rearrival_p50_ms, "wall ms"),
+        Check(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
+        Check("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
+        Check(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
+        Check(
+            "r / B",
+            None if figures.r_ns is None or not figures.b_ns else figures.r_ns / figures.b_ns,
+            "share",
+            limits.residual_share,
+        ),
+        Check("early sends", late.num_early, "", 0),
+        Check("floor p50", float(np.median(floor_ms)) if floor_ms else None, "wall ms"),
+        Check("stalls", audit.num_stalls, ""),
+        Check("longest stall", audit.stall_max_ms, "wall ms"),
+        Check(
+            "requests in a stall",
+            None if stalls is None else requests_in_stalls(run.table("requests"), stalls),
+            "",
+        ),
+        Check("CPU client", audit.cpu_s, "s"),
+        Check("CPU others", audit.cpu_others_s, "s"),
+    )
+
+
+def _changes(condition: ConditionFigures, runs: Sequence[SealedRun]) -> tuple[tuple[str, str, str], ...]:
+    mine = next(run for run in runs if run.condition == condition.name)
+    base = next((run for run in runs if run.condition == condition.baseline), mine)
+    if base is mine:
+        return changes_from_experiment(mine.manifest)
+    return (
+        *changes({"treatment": mine.manifest.treatment}, {"treatment": base.manifest.treatment}),
+        *changes(mine.manifest.server_spec, base.manifest.server_spec),
+        *changes(written_workload(mine.manifest), written_workload(base.manifest), "workload."),
+    )
+
+
+def _timelines(
+    summary: ExperimentSummary, sealed: Mapping[RunKey, SealedRun], labels: Sequence[str] | None
+) -> tuple[TimelineView, ...]:
+    if labels is None:
+        # The first valid run of a condition, or its first one when none is valid.
+        shown = [
+            min(condition.valid_runs or condition.runs, key=lambda run: run.replicate).key
+            for condition in summary.conditions
+        ]
+        others = [run.key for run in summary.runs if run.key not in shown]
+        keys = shown[:MAX_TIMELINES] + _fitting(shown[MAX_TIMELINES:] + others, sealed)
+    else:
+        known = {run.label: key for key, run in sealed.items()}
+        if unknown := [label for label in labels if label not in known]:
+            raise SpecError(
+                f"no sealed run {unknown[0]!r} to draw a timeline of", hint=f"Runs there: {', '.join(sorted(known))}"
+            )
+        keys = [known[label] for label in labels]
+    drawn = [timeline(sealed[key], summary.place_of[key.condition]) for key in keys]
+    return tuple(view for view in drawn if view is not None)
+
+
+def _fitting(keys: Sequence[RunKey], sealed: Mapping[RunKey, SealedRun]) -> list[RunKey]:
+    """The first of ``keys`` whose requests and steps, all together, leave the page small."""
+    room, fitting = MAX_MARKS, list[RunKey]()
+    for key in keys:
+        room -= sealed[key].table("requests").num_rows + sealed[key].table("steps").num_rows // 8
+        if room < 0:
+            break
+        fitting.append(key)
+    return fitting
+
+
+def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] = ()) -> tuple[FindingView, ...]:
+    """All findings, worst first: an entry for each kind, with every case of it and its runs."""
+    places: dict[Finding, list[str]] = {finding: [] for finding in of_experiment}
+    for run in runs:
+        for finding in run.manifest.findings:
+            places.setdefault(finding, []).append(run.label)
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for finding, where in places.items():
+        named = "every run" if len(where) == len(runs) > 1 else ", ".join(where)
+        cases = kinds.setdefault((finding.severity, finding.code, finding.hint), [])
+        cases.append(f"{named}: {finding.evidence}" if named else finding.evidence)
+    order = {"invalid": 0, "warning": 1, "info": 2}
+    ranked = sorted(kinds.items(), key=lambda item: order[item[0][0]])
+    return tuple(FindingView(code, severity, tuple(cases), hint) for (severity, code, hint), cases in ranked)

@@ -20,9 +20,8 @@ from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
 from harness.report.page import render_page
-from harness.report.timeline import drawn_lanes
-from harness.report.view import Bar, Results, TimelineView
-from harness.report.write import gather
+from harness.report.timeline import Bar, TimelineView, drawn_lanes
+from harness.report.view import Results, gather
 from harness.table import Table, to_rich
 from tests.support.report_runs import Shape, seal_demo, seal_run
 

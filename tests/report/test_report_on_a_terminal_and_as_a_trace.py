@@ -16,8 +16,7 @@ from harness.analysis import ConditionFigures, ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, on_terminal, perfetto_trace, write_perfetto
 from harness.report.answers import answers
-from harness.report.timeline import nice_stride, requests_in_stalls, step_segments
-from harness.report.view import TimelineView
+from harness.report.timeline import TimelineView, nice_stride, requests_in_stalls, step_segments
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 from tests.support.report_runs import MS, Shape, seal_demo, seal_run

@@ -1,22 +1,70 @@
-"""Histories of figures as a table, as sentences on their changes, and as a page or a picture. Nothing is computed."""
+"""Pages beside the report: power against blocks, and histories of figures, which are a table and sentences too.
+
+Nothing is computed here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from harness.analysis.decisions.gate import FIGURES
 from harness.analysis.decisions.history import History, HistoryPoint
+from harness.analysis.planning.power import difference_power, equivalence_power
 from harness.errors import SpecError
 from harness.outputs import check_output, write_text
 from harness.report.page import plain_page
 from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import Table, table_of
 
-HEIGHT_IN = 2.9
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from harness.advise.power import Goal, Needed
+
+HISTORY_HEIGHT_IN = 2.9
+MOST_SHOWN = 120
+
+
+def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal, text: str) -> Path:
+    """Write the page; text: the table and the lines to paste, as the terminal shows them."""
+    path = check_output(path)
+    with Sheet() as sheet:
+        picture = power_plot(sheet, needs, goal)
+    caption = (
+        "Probability of the verdict by the number of blocks, exact for Gaussian log ratios; dotted: what is wanted."
+    )
+    main = f"<figure>{picture}<figcaption>{caption}</figcaption></figure><pre>{escape(text)}</pre>"
+    write_text(path, plain_page(title, main))
+    return path
+
+
+def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
+    """Two panels: power to show equivalence when there is no difference, and to show one as large as the margin."""
+    figure = sheet.figure(PAGE_WIDTH_IN, 3.4)
+    equal, different = figure.subplots(1, 2, sharey=True)
+    widest = max((need.proposed or MOST_SHOWN for need in needs), default=MOST_SHOWN)
+    blocks = list(range(2, min(MOST_SHOWN, max(8, round(1.4 * widest))) + 1))
+    for place, need in enumerate(needs, 1):
+        sd = max(need.components.sd, 1e-9)
+        for axes, power in ((equal, equivalence_power), (different, difference_power)):
+            curve = [power(n, sd, goal.log_margin, goal.alpha) for n in blocks]
+            axes.plot(blocks, curve, color=condition_color(place), label=need.components.condition)
+    equal.set_title(f"true ratio 1: shown to be equal within {goal.margin:.1%}")
+    different.set_title(f"true ratio {1 + goal.margin:.3f}: shown to differ")
+    for axes in (equal, different):
+        axes.axhline(goal.power, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(0, blocks[-1])
+        axes.grid(visible=True)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("blocks")
+    equal.set_ylabel("power")
+    equal.legend(loc="lower right", labelcolor=INK)
+    names = ", ".join(f"{need.components.condition}: {need.proposed or 'more than can be had'}" for need in needs)
+    return sheet.render(figure, name="power", label=f"Power against blocks. Blocks proposed: {names}.")
 
 
 def history_table(histories: Sequence[History]) -> Table:
@@ -50,7 +98,7 @@ def history_lines(histories: Sequence[History]) -> Iterator[str]:
     for history in histories:
         name = f"{history.condition}, {history.figure}"
         for point in history.changes:
-            yield f"{name}: from {point.date[:10]} ({point.release}, {point.place}) on {_percent(point)}"
+            yield f"{name}: from {point.date[:10]} ({point.release}, {point.place}) on {_change(point)}"
         if not history.changes:
             yield f"{name}: no change shown"
         yield from (f"note: {name}: {note}" for note in history.notes)
@@ -63,9 +111,9 @@ def write_history(path: Path, histories: Sequence[History]) -> Path:
     text = "\n".join(history_lines(histories))
     origins = " ".join(dict.fromkeys(history.origin for history in histories if history.origin))
     if path.suffix == ".svg":
-        return _write_svg(path, histories, origins)
+        return _write_history_svg(path, histories, origins)
     with Sheet() as sheet:
-        plots = "".join(_picture(sheet, history, place) for place, history in enumerate(histories))
+        plots = "".join(_history_picture(sheet, history, place) for place, history in enumerate(histories))
     title = f"History of {', '.join(dict.fromkeys(history.experiment for history in histories))}"
     caption = f"Means over runs with 95 % intervals, by date; a dashed line: the level changed. {escape(origins)}"
     main = f"{plots}<figure><figcaption>{caption}</figcaption></figure><pre>{escape(text)}</pre>"
@@ -73,32 +121,32 @@ def write_history(path: Path, histories: Sequence[History]) -> Path:
     return path
 
 
-def _write_svg(path: Path, histories: Sequence[History], origins: str) -> Path:
+def _write_history_svg(path: Path, histories: Sequence[History], origins: str) -> Path:
     with Sheet() as sheet:
-        figure = sheet.figure(PAGE_WIDTH_IN, HEIGHT_IN * len(histories))
+        figure = sheet.figure(PAGE_WIDTH_IN, HISTORY_HEIGHT_IN * len(histories))
         figure.set_layout_engine("constrained")
         for axes, history in zip(figure.subplots(len(histories), 1, squeeze=False)[:, 0], histories, strict=True):
-            _plot(axes, history)
-            axes.set_title(_title(history), loc="left", color=INK)
+            _history_plot(axes, history)
+            axes.set_title(_history_title(history), loc="left", color=INK)
         figure.suptitle(origins, fontsize=8.5, color=MUTED)
         figure.savefig(check_output(path), format="svg", metadata={"Date": None})
     return path
 
 
-def _picture(sheet: Sheet, history: History, place: int) -> str:
+def _history_picture(sheet: Sheet, history: History, place: int) -> str:
     """One plot below its heading."""
-    figure = sheet.figure(PAGE_WIDTH_IN, HEIGHT_IN)
-    _plot(figure.subplots(), history)
+    figure = sheet.figure(PAGE_WIDTH_IN, HISTORY_HEIGHT_IN)
+    _history_plot(figure.subplots(), history)
     label = " ".join(history_lines([history]))
     picture = sheet.render(figure, name=f"history{place}", label=label)
-    return f"<h2>{escape(_title(history))}</h2><figure>{picture}</figure>"
+    return f"<h2>{escape(_history_title(history))}</h2><figure>{picture}</figure>"
 
 
-def _title(history: History) -> str:
+def _history_title(history: History) -> str:
     return f"{history.condition}: {FIGURES[history.figure].meaning}"
 
 
-def _plot(axes: Axes, history: History) -> None:
+def _history_plot(axes: Axes, history: History) -> None:
     places = range(len(history.points))
     color = condition_color(1)
     axes.plot(places, [point.value for point in history.points], color=color, marker="o", markersize=4, linewidth=0.9)
@@ -107,12 +155,10 @@ def _plot(axes: Axes, history: History) -> None:
             axes.vlines(place, point.interval.low, point.interval.high, color=color, linewidth=1.4)
         if point.change is not None:
             axes.axvline(place - 0.5, color=MUTED, linewidth=0.9, linestyle=(0, (3, 2)))
-            axes.annotate(
-                _percent(point), (place - 0.45, 1.0), xycoords=("data", "axes fraction"), va="top", fontsize=8
-            )
+            axes.annotate(_change(point), (place - 0.45, 1.0), xycoords=("data", "axes fraction"), va="top", fontsize=8)
     axes.set_xticks(list(places), [f"{point.date[:10]}\n{point.release}" for point in history.points], fontsize=7)
     axes.grid(visible=True, axis="y")
 
 
-def _percent(point: HistoryPoint) -> str:
+def _change(point: HistoryPoint) -> str:
     return f"{100 * ((point.change or 1.0) - 1):+.1f} %"
