@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import SpecError
+from harness.outputs import whole_file
 from harness.stack.rbln.launch.releases.sources import (
     LINE_CHARS,
     RBLN,
@@ -155,10 +156,8 @@ def _with(fact: Fact, release: str, statements: Sequence[Statement]) -> tuple[Kn
 def write_table(table: Table, path: Path) -> None:
     """Write the table atomically, facts in order, so that a new release is a small diff."""
     content: dict[str, Any] = table.model_dump(mode="json", exclude_defaults=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with SpecError.on_os_error("cannot be written", where=path, hint="Give --table FILE"):
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(path)
+    with SpecError.on_os_error("cannot be written", where=path, hint="Give --table FILE"), whole_file(path) as file:
+        file.write(f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
 
 
 def marks_of(known: Known) -> list[str]:

@@ -6,7 +6,9 @@ the installed twin; no file is ever changed in place. Package indexes come from 
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import json
 import os
 import re
@@ -15,10 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError, SpecError
+from harness.outputs import whole_file
 from harness.stack.rbln.launch.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,
@@ -203,27 +207,24 @@ def check_released_files(twin: TwinEnvironment) -> int:
 
     Raises ServerError naming the first file that differs.
     """
-    script = (
-        "import base64, csv, hashlib, importlib.metadata as m, json, sys\n"
-        "count, wrong = 0, []\n"
-        "for name in sys.argv[1:]:\n"
-        "    d = m.distribution(name)\n"
-        "    for path, digest, _ in csv.reader(d.read_text('RECORD').splitlines()):\n"
-        "        if not digest.startswith('sha256='): continue\n"
-        "        count += 1\n"
-        "        found = hashlib.sha256(open(d.locate_file(path), 'rb').read()).digest()\n"
-        "        if base64.urlsafe_b64encode(found).rstrip(b'=').decode() != digest[7:]: wrong.append(path)\n"
-        "print(json.dumps([count, wrong]))\n"
-    )
-    output = _run([str(twin.python), "-c", script, *PACKAGES], "cannot read the installed files")
-    count, wrong = json.loads(output.splitlines()[-1])
-    if wrong:
-        raise ServerError(
-            f"{len(wrong)} installed files are not the released ones, first {wrong[0]}",
-            where=str(twin.folder),
-            hint="Delete the folder and run harness server twin install again",
-        )
-    return int(count)
+    hint = "Delete the folder and run harness server twin install again"
+    count = 0
+    for described in (path for name in PACKAGES for path in twin.site_packages.glob(f"{name}-*.dist-info")):
+        for path, recorded in _listed_files(described):
+            if not recorded.startswith("sha256="):
+                continue
+            count += 1
+            with ServerError.on_os_error("cannot be read", where=path, hint=hint):
+                digest = hashlib.sha256(path.read_bytes()).digest()
+            if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != recorded[7:]:
+                raise ServerError(f"{path.name} is not the released file", where=str(path.parent), hint=hint)
+    return count
+
+
+def _listed_files(described: Path) -> Iterator[tuple[Path, str]]:
+    """The files that the RECORD in a package's dist-info lists, each with its hash ("" for none)."""
+    rows = csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines())
+    return ((Path(os.path.normpath(described.parent / row[0])), row[1]) for row in rows)
 
 
 def _why_not_python(python: str) -> str:
@@ -289,16 +290,18 @@ def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None
 
 
 def _version(where: Path, name: str) -> str:
-    script = f"import importlib.metadata as m; print(m.version({name!r}))"
-    return _run([str(where / "bin" / "python"), "-c", script], f"{name} is not installed").strip()
+    packages = metadata.distributions(name=name, path=[str(TwinEnvironment(where, {}).site_packages)])
+    package = next(iter(packages), None)
+    if package is None:
+        raise TwinInstallError(f"{name} is not installed", where=str(where), hint="Fix the cause and run it again")
+    return package.version
 
 
 def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
     """Write the stamp atomically: a partial stamp would look like a folder of something else."""
     stamp.update(done)
-    partial = where / f"{STAMP_FILE}.partial"
-    partial.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
-    partial.replace(where / STAMP_FILE)
+    with whole_file(where / STAMP_FILE) as file:
+        file.write(f"{json.dumps(stamp, indent=2)}\n".encode())
 
 
 STAND_IN = "rebel_compiler"
@@ -341,8 +344,7 @@ def _release_files(donor: TwinEnvironment, stack: TwinStack) -> set[Path]:
         if described.name.split("-")[0].replace("_", "-").lower() not in names:
             continue
         files |= set(described.iterdir())
-        for row in csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines()):
-            files.add(Path(os.path.normpath(donor.site_packages / row[0])))
+        files |= {path for path, _ in _listed_files(described)}
     return files
 
 

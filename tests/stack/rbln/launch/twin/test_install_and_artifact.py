@@ -72,7 +72,7 @@ def test_no_network_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_interrupted_installation_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTIBLE, "twin", "install", "--path", str(tmp_path / "twin")]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "server", "twin", "install", "--path", str(tmp_path / "twin")]
     # pip waits for an index that is not there until it is interrupted.
     env = {**os.environ, **dict(NOWHERE), "PIP_RETRIES": "50", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(

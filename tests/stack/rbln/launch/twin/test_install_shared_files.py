@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from harness.errors import ServerError
 from harness.stack.rbln.launch.twin.environment import STAMP_FILE, TwinEnvironment, TwinStack, stack_named
-from harness.stack.rbln.launch.twin.install import link_shared, twin_to_share
+from harness.stack.rbln.launch.twin.install import check_released_files, link_shared, twin_to_share
 
 SITE = Path("lib/python3.11/site-packages")
 LOCK = "vllm-rbln==1.0 \\\n    --hash=sha256:0\n"
@@ -77,3 +80,16 @@ def test_a_twin_of_older_locks_or_of_another_interpreter_shares_nothing(
     found = twin_to_share(None)
     assert found is not None
     assert found.folder == path.parent
+
+
+def test_a_file_of_the_stack_that_is_not_the_released_one_is_named(donor: TwinEnvironment) -> None:
+    module = donor.site_packages / "vllm_rbln/__init__.py"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).decode().rstrip("=")
+    write(module.parents[1] / "vllm_rbln-1.0.dist-info/RECORD", f"vllm_rbln/__init__.py,sha256={digest},18\nRECORD,,\n")
+    assert check_released_files(donor) == 1
+    module.write_text("changed")
+    with pytest.raises(ServerError, match=r"__init__\.py is not the released file"):
+        check_released_files(donor)
+    module.unlink()
+    with pytest.raises(ServerError, match="cannot be read"):
+        check_released_files(donor)
