@@ -15,13 +15,14 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache, update_wrapper
+from functools import cached_property, lru_cache, update_wrapper
 from importlib import import_module
 from importlib.metadata import version
 from operator import is_
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -42,10 +43,9 @@ class JitFunction:
     """A function that only compiled functions call. numba finds its type here when one of those is compiled."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.__wrapped__ = function
         self.__doc__ = function.__doc__
-        self._function = function
-        self._options = options
+        self.function = function
+        self.options = options
         self._dispatcher: Any = None
 
     @property
@@ -53,19 +53,17 @@ class JitFunction:
         from harness.compiled.linked import linked, type_of_function
 
         if self._dispatcher is None:
-            self._dispatcher = linked(self._function, self._options)
+            self._dispatcher = linked(self.function, self.options)
         return type_of_function(self._dispatcher)
 
 
 class AotFunction:
     """One function for Python: arguments are int64 numbers, int64 arrays, tables of them and named tuples of those."""
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], folder: Path | None) -> None:
-        """folder: where its machine code is kept; None: nowhere."""
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         update_wrapper(self, function)
         self._function = function
         self._options = options
-        self._folder = folder
         self._has_result = function.__annotations__.get("return") not in (None, "None")
         self._codes: dict[str, Native] = {}
         self._caller = _Caller()
@@ -76,30 +74,43 @@ class AotFunction:
         words = _words(arguments, caller)
         code = caller.code
         if code is None:
-            code = caller.code = self._code_for(arguments)
+            kinds = repr([kind_of(argument) for argument in arguments])
+            if kinds not in self._codes:
+                self._codes[kinds] = _load(self._object_code(arguments, kinds))
+            code = caller.code = self._codes[kinds]
         result = ctypes.c_int64()
         if code(ctypes.byref(result), words):
             raise RuntimeError(f"{self._function.__qualname__}: compiled functions never raise, this one did")
         return result.value if self._has_result else None
 
-    def _code_for(self, arguments: Sequence[Any]) -> Native:
-        kinds = repr([kind_of(argument) for argument in arguments])
-        if kinds not in self._codes:
-            self._codes[kinds] = _load(self._object_code(arguments, kinds))
-        return self._codes[kinds]
+    @property
+    def has_machine_code(self) -> bool:
+        """Whether machine code of the function as it is now is on disk, for whichever arguments."""
+        folder = _folder()
+        return folder is not None and any(folder.glob(f"{self._file_name}-*{SUFFIX}"))
+
+    @cached_property
+    def _file_name(self) -> str:
+        """Names the function, and what is compiled into it: its bytecode, all that it calls, and how that is done."""
+        digest = hashlib.sha256()
+        for part in (_target(), repr(self._options), *_bytecode(self._function, set())):
+            digest.update(part.encode())
+        for path in sorted(Path(__file__).parent.glob("*.py")):
+            digest.update(path.read_bytes())
+        return f"{self._function.__qualname__}-{digest.hexdigest()[:16]}"
 
     def _object_code(self, arguments: Sequence[Any], kinds: str) -> bytes:
         """From its file, or compiled now. Other processes wait while one compiles."""
-        if self._folder is None:
-            return self._make(arguments)
-        name = hashlib.sha256(f"{kinds}\0{_target()}".encode()).hexdigest()[:16]
-        path = self._folder / f"{self._function.__qualname__}-{name}{SUFFIX}"
+        folder = _folder()
+        if folder is None:
+            return self._make(arguments, folder)
+        path = folder / f"{self._file_name}-{hashlib.sha256(kinds.encode()).hexdigest()[:8]}{SUFFIX}"
         with suppress(OSError):
             return path.read_bytes()
         with _alone(path.with_suffix(".lock")):
             with suppress(OSError):
                 return path.read_bytes()
-            code = self._make(arguments)
+            code = self._make(arguments, folder)
             with suppress(OSError):
                 # The folder may be full or gone: slower starts, same results.
                 partial = path.with_suffix(f".{os.getpid()}")
@@ -107,15 +118,51 @@ class AotFunction:
                 partial.replace(path)
         return code
 
-    def _make(self, arguments: Sequence[Any]) -> bytes:
+    def _make(self, arguments: Sequence[Any], folder: Path | None) -> bytes:
         from harness.compiled.linked import object_code
 
         source = Path(self._function.__code__.co_filename)
         if source not in _announced:
             _announced.add(source)
             what = source.relative_to(_PACKAGE.parent) if source.is_relative_to(_PACKAGE) else source.name
-            _log.warning("compiling %s for this machine: once, some 10 s; kept in %s", what, self._folder)
+            _log.warning("compiling %s for this machine: once, some 10 s; kept in %s", what, folder)
         return object_code(self._function, self._options, arguments, SYMBOL)
+
+
+def _bytecode(function: Callable[..., Any], seen: set[JitFunction]) -> Iterator[str]:
+    """The code of a function and of all compiled functions that it calls, with the values of the constants they name.
+
+    Tables need no mention: their fields are in the kinds of the arguments.
+    """
+    code = function.__code__
+    yield repr((code.co_code, code.co_consts, code.co_names, code.co_varnames, function.__defaults__))
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            raise TypeError(f"{function.__qualname__}: import what it needs from {name}, of which nobody sees changes")
+        if isinstance(value, int):
+            yield f"{name}={value}"
+        elif isinstance(value, JitFunction) and value not in seen:
+            seen.add(value)
+            yield f"{name} {dict(value.options)}"
+            yield from _bytecode(value.function, seen)
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path | None:
+    """Where machine code is kept; None where no folder can hold it."""
+    user_cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
+    usual = (Path(__file__).parent / "__pycache__", Path(user_cache) / "rbln-harness")
+    given = os.environ.get("NUMBA_CACHE_DIR", "")
+    for parent in (Path(given),) if given else usual:
+        folder = parent / "machine-code"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
 
 
 class _Caller(threading.local):
@@ -190,7 +237,8 @@ def kind_of(argument: Any) -> object:
         return (_fields_of(array.dtype), array.ndim)
     if isinstance(argument, tuple):
         parts = cast("tuple[Any, ...]", argument)
-        return (type(parts).__qualname__, [kind_of(part) for part in parts])
+        names = getattr(parts, "_fields", ())
+        return (type(parts).__qualname__, names, [kind_of(part) for part in parts])
     return "int64"
 
 

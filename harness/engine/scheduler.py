@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.compiled import compiled
 from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
-from harness.engine import entrypoints
+from harness.engine import steps
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig, new_state
 from harness.engine.cost import CostModel, fs_to_ns
 from harness.engine.state import (
@@ -49,6 +50,12 @@ EVENT_KINDS = (
 )
 CALLERS = ("", "request", "dummy", "preempt")
 FIRST_ROWS = 64
+
+_submit = compiled(steps.submit)
+_schedule = compiled(steps.schedule)
+_finish_steps = compiled(steps.finish_steps)
+_abort = compiled(steps.abort)
+ENTRYPOINTS = (_submit, _schedule, _finish_steps, _abort)
 
 
 class KvEvent(NamedTuple):
@@ -173,7 +180,7 @@ class Scheduler:
         self._keys[row] = keys
         # Only the paper's rules ask for the session: its first block stands for it, where there is a block.
         session = int(keys[0]) if len(keys) else -2 - request
-        entrypoints.submit(
+        _submit(
             self._state, row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session
         )
 
@@ -188,7 +195,7 @@ class Scheduler:
         if row is None:
             return
         # An abort inside a step must not lose the step's own batch.
-        entrypoints.abort(self._state, row)
+        _abort(self._state, row)
         self._late_events.extend(self._read_events())
         self._drop_row(request)
 
@@ -198,7 +205,7 @@ class Scheduler:
         head = int(state.server["wait_head"][0])
         if head >= 0 and self.config.prefix_caching:
             self._load_keys(head)
-        kind = entrypoints.schedule(state)
+        kind = _schedule(state)
         last = record_as_dict(state.server, 0)
         events = self._read_events() if last["events_len"] else ()
         preempted = tuple(self._handles[row] for row in state.places["preempted"][: last["num_preempted"]].tolist())
@@ -253,16 +260,12 @@ class Scheduler:
             duration_ns=self.cost_model.prefill_ns(step.context_tokens),
         )
 
-    def equal_steps(self) -> int:
-        """How many decode steps exactly like the scheduled one can follow each other, it included.
-
-        Valid after schedule() gave DECODE, as long as nobody is submitted or aborted and no head of the queue is
-        waiting for memory; with a context-dependent cost model their durations still differ.
-        """
-        return entrypoints.equal_steps(self._state)
-
     def equal_durations_ns(self, step: Step) -> list[int]:
-        """How long each of these ``equal_steps`` lasts, ``step`` the one just scheduled: contexts grow by a token."""
+        """How long the decode step just scheduled lasts, and each step exactly like it that can follow.
+
+        Valid as long as nobody is submitted or aborted and no head of the queue is waiting for memory. The durations
+        differ where costs depend on the context, which grows by a token.
+        """
         base_fs, model = self._base_fs[step.num_seqs], self.cost_model
         return [
             fs_to_ns(base_fs + model.context_fs * (step.context_tokens + place * step.num_seqs))
@@ -272,10 +275,10 @@ class Scheduler:
     def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
         """The step ran: give everyone in it a token, free the finished, return their handles in batch order.
 
-        num_steps: 1, or up to equal_steps() to take that many equal decode steps at once.
+        num_steps: more than 1 takes as many equal decode steps at once, see ``equal_durations_ns``.
         """
         state = self._state
-        count = entrypoints.finish_steps(state, num_steps)
+        count = _finish_steps(state, num_steps)
         self._batch = ()
         if count == 0:
             return ()
@@ -449,6 +452,5 @@ def warm_up() -> None:
         scheduler.schedule()
         scheduler.finish_step()
     scheduler.schedule()
-    scheduler.equal_steps()
     scheduler.abort(0)
     scheduler.finish_step()

@@ -1,6 +1,6 @@
 """The engine's whole state: tables of named records. One EngineState is one server from its start.
 
-It holds no times: the drivers own those. It knows no specification either, so that editing one recompiles nothing.
+It holds no times: the drivers own those.
 """
 
 from __future__ import annotations

@@ -8,22 +8,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.compiled import has_machine_code
-from harness.engine import EngineConfig, entrypoints, load_cost_model
+from harness.engine import EngineConfig, load_cost_model
+from harness.engine.scheduler import ENTRYPOINTS
 from harness.engine.scheduler import warm_up as warm_up_engine
 from harness.kinds import BackendKind
 from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.sim.kernel import events
+from harness.sim.kernel.events import run_plans
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import ServerSpec
 
 
 class Part(NamedTuple):
-    """A compiled program. source: the file with the functions that Python calls."""
+    """A compiled program. entrypoints: the functions that Python calls."""
 
-    source: str
+    entrypoints: Sequence[Callable[..., Any]]
     warm_up: Callable[[], None]
 
 
@@ -35,8 +36,8 @@ def _warm_up_simulator() -> None:
 
 # Longest first: this process compiles it, another process the rest.
 PARTS = {
-    "simulator": Part(str(events.__file__), _warm_up_simulator),
-    "engine": Part(str(entrypoints.__file__), warm_up_engine),
+    "simulator": Part((run_plans,), _warm_up_simulator),
+    "engine": Part(ENTRYPOINTS, warm_up_engine),
 }
 
 
@@ -47,7 +48,7 @@ def parts_of(kind: BackendKind) -> list[str]:
 
 def missing(parts: Sequence[str]) -> list[str]:
     """The ``parts`` that are not compiled on this machine yet."""
-    return [name for name in parts if not has_machine_code(PARTS[name].source)]
+    return [name for name in parts if not all(map(has_machine_code, PARTS[name].entrypoints))]
 
 
 def make(parts: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.compiled import imported_files, sources_digest
+import pytest
 
 PACKAGE = Path(__file__).parents[2] / "harness"
 
@@ -82,37 +82,24 @@ def test_processes_that_come_together_make_machine_code_once(tmp_path: Path) -> 
     assert said == ["42 False", "42 False", "42 True"], "who waited for the code needed nothing to make it with"
 
 
-def test_neither_kernel_nor_engine_is_compiled_anew_when_a_specification_or_a_rule_sets_name_changes() -> None:
-    kernel = PACKAGE / "sim/kernel/events.py"
-    read = {path.relative_to(PACKAGE).as_posix() for path in imported_files(kernel)}
-    assert {"engine/steps.py", "engine/state.py", "compiled/records.py", "compiled/linked.py"} <= read
-    assert not {"kv_rules.py", "spec/server.py", "engine/config.py", "engine/cost.py"} & read
+def test_edits_that_change_no_compiled_function_keep_its_machine_code(tmp_path: Path) -> None:
+    engine = little_package(tmp_path)
+    first = answer(engine)
+    for name in ("caller", "callee"):
+        path = engine / f"{name}.py"
+        path.write_text("# edited\n" + path.read_text() + "\n\ndef other() -> int:\n    return 1\n")
+    (engine / "factor.py").write_text("OTHER = 5\nFACTOR = 3\n")
+    assert answer(engine) == (*first[:2], "")
 
 
-def test_the_simulators_digest_covers_every_file_of_its_kernel_and_of_the_engine(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "harness", ignore=shutil.ignore_patterns("__pycache__", "_data"))
-    program = "import sys; from harness.compiled import sources_digest as d; print(d(sys.argv[1]))"
-
-    def digest() -> str:
-        source = str(tmp_path / "harness/sim/kernel/events.py")
-        done = subprocess.run(
-            [sys.executable, "-c", program, source],
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
-
-    seen = {digest()}
-    compiled = [path for path in (tmp_path / "harness/sim/kernel").glob("*.py") if path.name != "__init__.py"]
-    compiled += [tmp_path / "harness/engine" / name for name in ("steps.py", "vendor.py", "pools.py", "paper.py")]
-    for path in compiled:
-        path.write_text(path.read_text() + "\n# edited\n")
-        seen.add(digest())
-    assert len(seen) == 1 + len(compiled)
-
-
-def test_a_file_that_nothing_compiled_imports_leaves_the_digest_alone() -> None:
-    assert sources_digest(str(PACKAGE / "engine/steps.py")) != sources_digest(str(PACKAGE / "sim/kernel/events.py"))
+def test_a_function_that_names_a_module_is_refused_since_changes_there_would_go_unseen(tmp_path: Path) -> None:
+    engine = little_package(tmp_path)
+    caller = engine / "caller.py"
+    caller.write_text(
+        caller.read_text()
+        .replace("engine.callee import tripled", "engine import callee")
+        .replace("tripled", "callee.tripled")
+    )
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        answer(engine)
+    assert "import what it needs from callee" in failed.value.stderr

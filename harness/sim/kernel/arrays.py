@@ -6,15 +6,13 @@ All values are int64, times in ns after the common start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.compiled.records import IntArray, Records, new_records, records_of
-
-if TYPE_CHECKING:
-    from harness.engine.config import EngineConfig
-    from harness.engine.cost import CostModel
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel
 
 OWNER_STRIDE = 1 << 20
 """Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix;
