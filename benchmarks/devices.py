@@ -19,8 +19,8 @@ from harness.analysis.cost.devices import BlockRatio, device_effect
 from harness.analysis.stats import FloatArray, Interval, mean_interval
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
+from harness.sim.plans import plan_arrays
 from harness.sim.predict.draws import Draws, Perturbation, jitter, noise_seeds, noise_table, run_draws
-from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, load_experiment
 from harness.spec.sections import EmulatedDevice
 

@@ -26,8 +26,8 @@ from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.records.manifest import Manifest
 from harness.sim.kernel.arrays import RequestResult
+from harness.sim.plans import plan_arrays
 from harness.sim.predict.draws import draw, outcome_of_plan, perturbation_of, run_draws
-from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, load_experiment
 
 EXPERIMENTS, POPULATION, SEED = 1_000, 400, 20261123

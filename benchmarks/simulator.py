@@ -23,11 +23,12 @@ from harness.experiment import build_plan, resolve
 from harness.plan import Plan
 from harness.prereg import predict_experiment
 from harness.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
+from harness.sim.plans import plan_arrays
 from harness.sim.search.chunks import compute_here
-from harness.sim.search.evaluate import build_inputs, evaluator_of
+from harness.sim.search.evaluate import Evaluator, build_inputs
 from harness.sim.search.run import search
 from harness.sim.search.space import load_space
-from harness.sim.simulate import plan_arrays, run_totals
+from harness.sim.simulate import run_batch
 from harness.spec import PerturbationSpec, WorkloadSpec, load_experiment
 from harness.traces.lower import Lowering, sessions_of
 from harness.traces.recording import RecordedRequest, Recording
@@ -73,11 +74,11 @@ def rates() -> Iterator[Figure]:
     arrays, model = plan_arrays(plans), load_cost_model("paper")
     for rules, mark in MARKS.items():
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-        run_totals(arrays, config, model)
+        run_batch(arrays, config, model)
 
         def sample(config: EngineConfig = config) -> float:
             # Short samples: on a shared machine only the best of several is undisturbed.
-            return max(per_cpu_s(lambda: len(run_totals(arrays, config, model)), 0.02) for _ in range(4))
+            return max(per_cpu_s(lambda: len(run_batch(arrays, config, model).totals), 0.02) for _ in range(4))
 
         measured = in_turns(sample, lambda rules=rules: naive_rate(rules, plans[:5]), 12, "the naive walk", "more")
         note = f"the naive walk makes {max(measured.yardstick):,.0f} /s"
@@ -111,7 +112,7 @@ def whole_search() -> Iterator[Figure]:
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             inputs = build_inputs(kept.inputs)
-            evaluator = evaluator_of(kept, inputs, is_sharing=False)
+            evaluator = Evaluator(kept, inputs, is_sharing=False)
             for candidate in kept.candidates():
                 evaluator.evaluate(candidate, inputs.groups)
             simulations.append(evaluator.num_simulated)
@@ -164,16 +165,13 @@ def linearity() -> Iterator[Figure]:
     arrays = [plan_arrays([build_plan(closed_population(size), 1, 0)]) for size in SIZES]
     for rules in ("paper", "vendor-0.12.0"):
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-        run_totals(arrays[0], config, model)
+        run_batch(arrays[0], config, model)
 
         def once(config: EngineConfig = config) -> list[float]:
             # A small plan is over in a millisecond: many of it make one sample.
             return [
-                1
-                / per_cpu_s(
-                    lambda plans=plans, size=size, config=config: size * len(run_totals(plans, config, model)), 0.02
-                )
-                for plans, size in zip(arrays, SIZES, strict=True)
+                1 / per_cpu_s(lambda plans=plans, config=config: len(run_batch(plans, config, model).requests), 0.02)
+                for plans in arrays
             ]
 
         spent_s = np.array([once() for _ in range(REPEATS)])
@@ -207,7 +205,7 @@ def recorded() -> Iterator[Figure]:
         head = _trace(sessions[:NAIVE_SESSIONS], block_tokens)
         arrays = plan_arrays([plan])
         measured = in_turns(
-            lambda arrays=arrays, plan=plan: plan.num_requests / cpu_s(lambda: run_totals(arrays, config, model)),
+            lambda arrays=arrays, plan=plan: plan.num_requests / cpu_s(lambda: run_batch(arrays, config, model)),
             lambda head=head: head.num_requests / cpu_s(lambda: naive_run(head, config, model)),
             REPEATS,
             f"the naive walk of its first {head.num_requests} requests",

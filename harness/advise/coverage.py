@@ -23,12 +23,12 @@ from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.plan.build import derive_seed
 from harness.sim.kernel import arrays as layout
+from harness.sim.plans import is_rearrival, plan_arrays
 from harness.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
 from harness.sim.predict.intervals import interval, sampled
 from harness.sim.predict.windows import user_timelines, window_bounds, window_stats
 from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import SpaceSpec
-from harness.sim.simulate import is_rearrival, plan_arrays
 from harness.spec import ServerShape, ServerSpec
 from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 

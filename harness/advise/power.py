@@ -31,9 +31,9 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun, resolve
 from harness.kinds import kind_named
 from harness.records import SealedRun
+from harness.sim.plans import plan_arrays
 from harness.sim.predict.draws import draw, perturbation_of, run_draws
 from harness.sim.search.space import DeviceSpec
-from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, StopSpec
 from harness.spec.rules import SuperiorityRule
 

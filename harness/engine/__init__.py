@@ -5,6 +5,6 @@ No I/O but reading cost files, no clock, no arrivals, no sockets.
 
 from __future__ import annotations
 
-from harness.engine.config import EngineConfig, check_buckets, decode_bucket
+from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, cost_model_names, load_cost_model
 from harness.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step, warm_up

@@ -266,10 +266,13 @@ class EngineConfig:
         return self.rule_set.has_inner_blocks
 
     def bucket_of(self, num_seqs: int) -> int:
-        """The compiled batch size that a decode step of ``num_seqs`` requests pays for."""
+        """The compiled batch size that a decode step of ``num_seqs`` requests pays for: the smallest that holds them.
+
+        Source: vllm-rbln 0.11.1, utils/optimum/bucket.py.
+        """
         if self.rule_set.is_paged:
             return self.paged.padded(num_seqs)
-        return decode_bucket(num_seqs, self.decode_buckets)
+        return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
 
 
 def usable_slots(kv_slots: int, max_num_seqs: int, slots_per_seq: int = 1) -> int:
@@ -279,18 +282,6 @@ def usable_slots(kv_slots: int, max_num_seqs: int, slots_per_seq: int = 1) -> in
     Source: vllm-rbln 0.11.1, utils/optimum/converter/from_optimum.py.
     """
     return kv_slots if kv_slots >= max_num_seqs * slots_per_seq else kv_slots - 1
-
-
-def decode_bucket(num_seqs: int, buckets: Sequence[int]) -> int:
-    """Smallest compiled batch size that holds ``num_seqs``; the step pays for all of it.
-
-    buckets: ascending, e.g. [1, 2, 4, 8]. Raises SpecError when num_seqs > buckets[-1].
-    Source: vllm-rbln 0.11.1, utils/optimum/bucket.py.
-    """
-    for bucket in buckets:
-        if bucket >= num_seqs:
-            return bucket
-    raise SpecError(f"no decode bucket holds {num_seqs} requests (largest: {buckets[-1]})", where="engine")
 
 
 def check_buckets(buckets: Sequence[int], max_num_seqs: int) -> None:

@@ -96,19 +96,20 @@ class CostModel:
     eager_ns: int = 0
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
-    def scaled(self, factor: float) -> CostModel:
-        """The model of a device whose every step lasts ``factor`` times as long; the same model for 1."""
-        if factor == 1:
+    def scaled(self, decode: float, prefill: float | None = None) -> CostModel:
+        """The model of a device whose steps last so many times as long. prefill: of prefills; default: the same."""
+        prefill = decode if prefill is None else prefill
+        if decode == prefill == 1:
             return self
-        names = ("alpha_fs", "beta_fs", "context_fs", "call_fs", "token_fs", "position_fs")
+        of_decode = ("alpha_fs", "beta_fs", "context_fs", "eager_ns")
+        of_prefill = ("call_fs", "token_fs", "position_fs", "chunk_token_fs")
         return replace(
             self,
-            f_fs={bucket: round(value * factor) for bucket, value in self.f_fs.items()},
+            f_fs={bucket: round(value * decode) for bucket, value in self.f_fs.items()},
             _filled_fs={},
-            chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * factor),
-            chunk_token_fs=round(self.chunk_token_fs * factor),
-            eager_ns=round(self.eager_ns * factor),
-            **{name: round(getattr(self, name) * factor) for name in names},
+            chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * prefill),
+            **{name: round(getattr(self, name) * decode) for name in of_decode},
+            **{name: round(getattr(self, name) * prefill) for name in of_prefill},
         )
 
     def bucket_fs(self, bucket: int) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from harness.compiled import jit
 from harness.engine.events import log_eviction, log_mapping_remove
 from harness.engine.state import (
-    CALLER_DUMMY,
-    CALLER_REQUEST,
     HASHED_MATCHED,
     HASHED_UNLINKED,
     SLOT_ACTIVE,
@@ -214,7 +212,6 @@ def evict_slot(state: EngineState, slot: int) -> None:
     """
     server, slots = state.server[0], state.slots
     log_mapping_remove(state, slot)
-    caller = server.caller
     length = slots[slot].length
     for i in range(length):
         state.blocks[state.slot_blocks[slot, i]].slot = -1
@@ -233,15 +230,9 @@ def evict_slot(state: EngineState, slot: int) -> None:
     server.free_slots += 1
     evicted = server.num_evicted
     state.evicted[evicted].slot = slot
-    state.evicted[evicted].caller = caller
+    state.evicted[evicted].caller = server.caller
     state.evicted[evicted].row = slots[slot].row
     server.num_evicted = evicted + 1
-    if caller == CALLER_REQUEST:
-        server.evictions_request += 1
-    elif caller == CALLER_DUMMY:
-        server.evictions_dummy += 1
-    else:
-        server.evictions_preempt += 1
     slots[slot].length = 0
     slots[slot].status = SLOT_INACTIVE
     log_eviction(state, slot, int(length))

@@ -338,16 +338,6 @@ class Scheduler:
         """Inner blocks in all (the vendor's num_gpu_blocks - 1)."""
         return len(self._state.blocks) - 1
 
-    @property
-    def evictions(self) -> dict[str, int]:
-        """Slots evicted since the start, by cause."""
-        server = self._state.server
-        return {
-            "request": int(server["evictions_request"][0]),
-            "dummy": int(server["evictions_dummy"][0]),
-            "preempt": int(server["evictions_preempt"][0]),
-        }
-
     def output_tokens(self, request: int) -> int:
         """Tokens generated so far by a request that waits or runs."""
         return int(self._state.rows["output"][self._rows[request]])

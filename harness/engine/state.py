@@ -85,9 +85,6 @@ class Server:
     fifo_tail: int
     free_seats: int
     pending_releases: int
-    evictions_request: int
-    evictions_dummy: int
-    evictions_preempt: int
 
     kind: int
     num_batch: int

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from harness.compiled import always_inline, jit
 from harness.engine.events import log_free_request
-from harness.engine.paper import paper_admit, paper_release
 from harness.engine.pools import make_room
+from harness.engine.rules import paper_admit, paper_release, vendor_admit, vendor_grow, vendor_release
 from harness.engine.state import (
     CALLER_DUMMY,
     ROW_GONE,
@@ -20,7 +20,6 @@ from harness.engine.state import (
     STEP_PREFILL,
     EngineState,
 )
-from harness.engine.vendor import vendor_admit, vendor_grow, vendor_release
 
 FAR = 1 << 62
 

@@ -19,12 +19,12 @@ from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.processes import parallel_map
-from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import Outcome, PlanArrays
+from harness.sim.plans import Input, input_arrays
 from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import load_space
-from harness.sim.simulate import ABLATIONS, LABEL, run_ablated, run_batch, run_totals, with_arrivals_of
+from harness.sim.simulate import ABLATIONS, LABEL, run_batch, with_arrivals_of
 from harness.spec import ServerShape, Treatment, WorkloadSpec, load_toml
 from harness.table import markdown_rows
 
@@ -240,7 +240,9 @@ def _device_rows() -> Iterator[tuple[object, ...]]:
             arrays = _paper_inputs(users)
             for rules in RULES:
                 found = sums(candidate, users, 20261000, rules)
-                evictions = int(run_totals(arrays, EngineConfig.of_shape(candidate, rules), cost)["evictions"].sum())
+                evictions = int(
+                    run_batch(arrays, EngineConfig.of_shape(candidate, rules), cost).totals["evictions"].sum()
+                )
                 reused = f"{found.reused}/{3 * users}"
                 yield candidate.label, users, rules, f"{found.device_ns / NS_PER_S:.3f}", evictions, reused
 
@@ -265,7 +267,7 @@ def _ablation_rows() -> Iterator[tuple[object, ...]]:
             if changed.is_fixed_arrivals:
                 arrays = with_arrivals_of(arrays, EngineConfig.of_shape(BASELINE, rules), cost)
             baseline_s, *others_s = (
-                _device_s(run_ablated(arrays, EngineConfig.of_shape(candidate, rules), cost, changed))
+                _device_s(run_batch(arrays, EngineConfig.of_shape(candidate, rules), cost, changed))
                 for candidate in (BASELINE, MORE_SLOTS, SELECTED)
             )
             ratios = [f"{each / baseline_s:.4f}" for each in others_s]

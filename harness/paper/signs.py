@@ -19,8 +19,8 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.paper.printed import PRINTED, rendered
 from harness.processes import parallel_map
-from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import PlanArrays, with_column
+from harness.sim.plans import Input, input_arrays
 from harness.sim.simulate import run_batch
 from harness.spec import RulesName, Treatment, WorkloadSpec
 

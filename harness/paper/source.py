@@ -23,7 +23,8 @@ from harness.engine import EngineConfig
 from harness.prereg import check_sealed_runs, judge, predict_runs, predictions_for
 from harness.records import RunStore, SealedRun, paired
 from harness.sim.kernel.arrays import with_column
-from harness.sim.simulate import plan_arrays, run_batch
+from harness.sim.plans import plan_arrays
+from harness.sim.simulate import run_batch
 from harness.spec import RulesName
 from harness.spec.rules import value_text
 from harness.table import ABSENT, Cell

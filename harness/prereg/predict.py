@@ -18,8 +18,9 @@ from harness.experiment import PlannedRun, PlannedRuns
 from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
 from harness.sim.kernel.arrays import Outcome, PlanArrays
+from harness.sim.plans import is_rearrival, plan_arrays
 from harness.sim.predict.draws import draw, perturbation_of, run_draws
-from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
+from harness.sim.simulate import run_batch
 from harness.spec import RulesName
 
 # Limit of requests, over all draws, of a simulator call: it bounds the memory for a long trace.

@@ -17,7 +17,8 @@ from harness.engine.scheduler import warm_up as warm_up_engine
 from harness.kinds import BackendKind
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim.kernel.events import run_plans
-from harness.sim.simulate import plan_arrays, run_batch
+from harness.sim.plans import plan_arrays
+from harness.sim.simulate import run_batch
 from harness.spec import ServerSpec
 
 

@@ -6,4 +6,5 @@ No sockets, no processes, no clock.
 from __future__ import annotations
 
 from harness.sim.cases import simulate_batches, simulate_jsonl
-from harness.sim.simulate import SimResult, plan_arrays, run_totals, simulate
+from harness.sim.plans import plan_arrays
+from harness.sim.simulate import SimResult, simulate

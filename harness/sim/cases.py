@@ -20,10 +20,12 @@ from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.scheduler import STEP_KINDS
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
+from harness.plan import RequestPlan, SessionPlan
 from harness.processes import parallel_map
 from harness.sim.kernel import arrays as layout
+from harness.sim.plans import check_slots, one_plan, session_arrays
 from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draw, run_draws
-from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
+from harness.sim.simulate import run_arrays
 from harness.spec import RulesName
 from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
@@ -250,7 +252,7 @@ def run_case(case: Case) -> dict[str, Any]:
     config = case_config(case)
     model = case_cost_model(case)
     check_durations(config, model)
-    arrays = pack([_session_rows(case)], [0])
+    arrays = session_arrays([_sessions_of(case)], [0], [0])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model)
     never = np.flatnonzero(outcome.requests["completed_ns"] == 0)
@@ -330,20 +332,20 @@ def case_cost_model(case: Case) -> CostModel:
     return model
 
 
-def _session_rows(case: Case) -> list[SessionRow]:
-    rows: list[SessionRow] = []
+def _sessions_of(case: Case) -> list[SessionPlan]:
+    sessions: list[SessionPlan] = []
     for place, session in enumerate(case.sessions):
         if session.after is not None and (session.after >= len(case.sessions) or session.after == place):
             raise ValueError(f"sessions.{place}.after: there is no other session {session.after}")
         stream = 0
-        requests: list[tuple[int, int, int, int]] = []
+        requests: list[RequestPlan] = []
         for request in session.requests:
-            requests.append((stream, request.new_tokens, request.generate, _ns(request.wait_s)))
+            requests.append(RequestPlan(stream, request.new_tokens, request.generate, _ns(request.wait_s)))
             stream += request.new_tokens + request.generate
-        if requests[0][1] < 1:
+        if requests[0].new_tokens < 1:
             raise ValueError(f"sessions.{place}.requests.0.new_tokens: a first prompt has at least 1 token")
-        rows.append(SessionRow(_ns(session.start_s), -1 if session.after is None else session.after, -1, requests))
-    return rows
+        sessions.append(SessionPlan(place, _ns(session.start_s), session.after, None, tuple(requests)))
+    return sessions
 
 
 def _ns(seconds: float) -> int:

@@ -7,25 +7,23 @@ compared with a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.compiled.records import Records, record_as_dict, record_fields, records_from
+from harness.compiled.records import Records, record_as_dict, record_fields
 from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import CostModel, load_cost_model
 from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
-from harness.plan import Plan, SessionPlan
+from harness.plan import Plan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.paged import plans_of, run_paged
+from harness.sim.paged import run_paged
+from harness.sim.plans import check_slots, plan_arrays, plans_of
 from harness.spec import ServerSpec, Treatment
 
 
@@ -68,96 +66,47 @@ class SimResult:
         return self.evictions.num_rows
 
 
-class SessionRow(NamedTuple):
-    """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns.
+LABEL = "computed, not measured"
 
-    before: every session that must have completed, ``after`` first. blocks: names of the blocks it begins with.
-    aborts: (abort_ns, abort_tokens) of the requests that the client may leave, by place.
+
+@dataclass(frozen=True)
+class Ablation:
+    """One changed rule.
+
+    rules: other KV rules. treatment: other waits. is_fixed_arrivals: re-arrivals come when they came in the baseline
+    configuration, but not before their session's completion (Table XI). chunked_prefill_calls: number of 128-token
+    device calls of a prefill after which the other requests decode one step. is_lru_slots: KV slots are evicted by last
+    use (filled, read by a look-up, or finished) instead of by allocation.
     """
 
-    start_ns: int
-    after: int
-    continues: int
-    requests: Sequence[tuple[int, int, int, int]]
-    before: Sequence[int] = ()
-    blocks: Sequence[int] = ()
-    aborts: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    name: str
+    meaning: str
+    rules: str = ""
+    treatment: Treatment = "as-drawn"
+    is_fixed_arrivals: bool = False
+    chunked_prefill_calls: int = 0
+    is_lru_slots: bool = False
 
 
-def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
-    """Plans end to end in the tables of the compiled simulator."""
-    return pack(
-        [[_session_row(session) for session in plan.sessions] for plan in plans],
-        [plan.shared_prefix_tokens for plan in plans],
-        [plan.block_tokens for plan in plans],
+UNCHANGED = Ablation("", "")
+ABLATIONS = {
+    ablation.name: ablation
+    for ablation in (
+        Ablation("fixed-arrivals", "re-arrivals come when they came under the baseline", is_fixed_arrivals=True),
+        Ablation("paper+dummy", "the paper's rules with its dummy slot", rules="paper+dummy"),
+        Ablation("equal-waits", "every wait is the mean of its plan", treatment="equal-waits"),
+        Ablation("no-waits", "nobody waits for a tool", treatment="no-waits"),
+        Ablation("chunked-prefill", "the others decode after each 128 tokens of a prefill", chunked_prefill_calls=1),
+        Ablation("lru-slots", "KV slots are evicted by last use", is_lru_slots=True),
     )
+}
 
 
-def _session_row(session: SessionPlan) -> SessionRow:
-    return SessionRow(
-        session.start_offset_ns,
-        -1 if session.after is None else session.after,
-        -1 if session.continues is None else session.continues,
-        [
-            (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
-            for request in session.requests
-        ],
-        session.predecessors,
-        session.blocks,
-        {
-            place: (request.abort_after_ns, request.abort_after_tokens)
-            for place, request in enumerate(session.requests)
-            if request.is_abortable
-        },
-    )
-
-
-def pack(
-    plans: Sequence[Sequence[SessionRow]],
-    shared_prefix_tokens: Sequence[int],
-    named_tokens: Sequence[int] | None = None,
-) -> layout.PlanArrays:
-    """Sessions of one or more plans end to end. A session must continue one with a lower index."""
-    plan_rows: list[tuple[int, ...]] = []
-    sessions: list[tuple[int, ...]] = []
-    requests: list[tuple[int, ...]] = []
-    followers: list[int] = []
-    names: list[int] = []
-    for plan, shared, named in zip(plans, shared_prefix_tokens, named_tokens or [0] * len(plans), strict=True):
-        first_session, first_request = len(sessions), len(requests)
-        roots, chains = list(range(len(plan))), dict[tuple[int, int], int]()
-        waiting: list[list[int]] = [[] for _ in plan]
-        for place, session in enumerate(plan):
-            if session.continues >= 0:
-                roots[place] = roots[session.continues]
-            for before in _before(session):
-                waiting[before].append(place)
-        for place, session in enumerate(plan):
-            first_name, chain = len(names), -1
-            for name in session.blocks:
-                chain = chains.setdefault((chain, name), len(chains))
-                names.append(chain)
-            links = (*session[:3], roots[place], len(_before(session)), len(followers), len(waiting[place]))
-            sessions.append((len(requests), len(session.requests), *links, first_name, len(session.blocks)))
-            followers += waiting[place]
-            aborts = session.aborts
-            requests += [
-                (*request, place, -1, *aborts.get(number, (0, 0))) for number, request in enumerate(session.requests)
-            ]
-        num_abortable = sum(len(session.aborts) for session in plan)
-        num_requests = len(requests) - first_request
-        plan_rows.append((first_session, len(plan), first_request, num_requests, shared, named, num_abortable))
-    return layout.PlanArrays(
-        plans=records_from(layout.PlanRecord, plan_rows),
-        sessions=records_from(layout.SessionRecord, sessions),
-        requests=records_from(layout.RequestRecord, requests),
-        followers=np.array(followers, dtype=np.int64),
-        names=np.array(names, dtype=np.int64),
-    )
-
-
-def _before(session: SessionRow) -> set[int]:
-    return set(session.before) or ({session.after} if session.after >= 0 else set())
+def ablation(name: str) -> Ablation:
+    """A shipped ablation; raises SpecError listing the names."""
+    if name not in ABLATIONS:
+        raise SpecError(f"no ablation {name!r}", where="--ablation", hint=f"Choose one of {', '.join(ABLATIONS)}")
+    return ABLATIONS[name]
 
 
 def simulate(
@@ -185,31 +134,25 @@ def simulate(
     return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
 
 
-def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> Records[layout.PlanTotals]:
-    """Sums of many plans, each on a fresh server: shape (plans,).
-
-    Raises PlanError when a request does not fit a slot or can never be admitted.
-    """
-    return run_batch(arrays, config, model).totals
-
-
-def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> layout.Outcome:
+def run_batch(
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    costs: CostModel | layout.CostArrays,
+    changed: Ablation = UNCHANGED,
+) -> layout.Outcome:
     """Many plans, each on a fresh server: their sums and every request, without records of steps.
 
+    costs: a model under paged rules; tables may differ from plan to plan, and hold the chunked prefill calls of an
+    ablation. The caller applies treatment, rules and arrivals of an ablation.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
-    if config.rule_set.is_paged:
-        check_slots(arrays, config)
-        return run_paged(plans_of(arrays), config, [model] * len(arrays.plans))
-    return run_with_costs(arrays, config, layout.cost_arrays(config, model))
-
-
-def run_with_costs(
-    arrays: layout.PlanArrays, config: EngineConfig, cost: layout.CostArrays, *, evicts_by_last_use: bool = False
-) -> layout.Outcome:
-    """As ``run_batch``, at costs that may differ from plan to plan."""
     check_slots(arrays, config)
-    return _run(arrays, config, cost, evicts_by_last_use=evicts_by_last_use)
+    if config.rule_set.is_paged:
+        assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
+        return run_paged(plans_of(arrays), config, [costs] * len(arrays.plans))
+    if isinstance(costs, CostModel):
+        costs = layout.cost_arrays(config, costs, changed.chunked_prefill_calls)
+    return _run(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
 
 
 def _run(  # noqa: PLR0913  # what a call of the kernel depends on
@@ -236,64 +179,6 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
             hint="Give more kv_slots or shorter prompts",
         )
     return outcome
-
-
-def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
-    """The arrays of one plan out of several."""
-    record = record_as_dict(arrays.plans, plan)
-    first, first_request = record["first_session"], record["first_request"]
-    alone = layout.PlanArrays(
-        plans=arrays.plans[plan : plan + 1].copy(),
-        sessions=arrays.sessions[first : first + record["num_sessions"]].copy(),
-        requests=arrays.requests[first_request : first_request + record["num_requests"]].copy(),
-        followers=arrays.followers,
-        names=arrays.names,
-    )
-    alone.plans["first_session"][:] = 0
-    alone.plans["first_request"][:] = 0
-    alone.sessions["first_request"][:] -= first_request
-    return alone
-
-
-def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
-    """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
-    sessions = alone.sessions[:size].copy()
-    requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
-    # Followers are listed session by session, in ascending order, so the followers that stay come first.
-    owner = np.repeat(np.arange(size), sessions["num_followers"])
-    first = int(sessions["first_follower"][0])
-    is_kept = alone.followers[first : first + len(owner)] < size
-    sessions["num_followers"][:] = np.bincount(owner[is_kept], minlength=size)
-    plans = alone.plans.copy()
-    plans["num_sessions"][:], plans["num_requests"][:] = size, len(requests)
-    plans["num_abortable"][:] = np.count_nonzero(requests["abort_ns"] + requests["abort_tokens"])
-    return alone._replace(plans=plans, sessions=sessions, requests=requests)
-
-
-def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
-    """Which requests continue the text of an earlier request."""
-    session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
-    is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
-    return ~is_first | (arrays.sessions["continues"][session] >= 0)
-
-
-def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
-    """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
-    prompt = arrays.requests["keep"] + arrays.requests["new"]
-    total = prompt + arrays.requests["generate"]
-    wrong = np.flatnonzero(
-        (prompt >= config.slot_tokens) | (total > config.slot_tokens) | (arrays.requests["generate"] < 1)
-    )
-    if wrong.size == 0:
-        return
-    place = int(wrong[0])
-    session = int(arrays.requests["session"][place])
-    raise PlanError(
-        f"{int(prompt[place])} prompt and {int(total[place] - prompt[place])} generated tokens do not fit a slot of "
-        f"{config.slot_tokens} tokens",
-        where=f"session {session}, request {place - int(arrays.sessions['first_request'][session])}",
-        hint="Shorten the session or raise slot_tokens",
-    )
 
 
 def run_arrays(
@@ -389,61 +274,7 @@ def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
     )
 
 
-LABEL = "computed, not measured"
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """One changed rule.
-
-    rules: other KV rules. treatment: other waits. is_fixed_arrivals: re-arrivals come when they came in the baseline
-    configuration, but not before their session's completion (Table XI). chunked_prefill_calls: number of 128-token
-    device calls of a prefill after which the other requests decode one step. is_lru_slots: KV slots are evicted by last
-    use (filled, read by a look-up, or finished) instead of by allocation.
-    """
-
-    name: str
-    meaning: str
-    rules: str = ""
-    treatment: Treatment = "as-drawn"
-    is_fixed_arrivals: bool = False
-    chunked_prefill_calls: int = 0
-    is_lru_slots: bool = False
-
-
-ABLATIONS = {
-    ablation.name: ablation
-    for ablation in (
-        Ablation("fixed-arrivals", "re-arrivals come when they came under the baseline", is_fixed_arrivals=True),
-        Ablation("paper+dummy", "the paper's rules with its dummy slot", rules="paper+dummy"),
-        Ablation("equal-waits", "every wait is the mean of its plan", treatment="equal-waits"),
-        Ablation("no-waits", "nobody waits for a tool", treatment="no-waits"),
-        Ablation("chunked-prefill", "the others decode after each 128 tokens of a prefill", chunked_prefill_calls=1),
-        Ablation("lru-slots", "KV slots are evicted by last use", is_lru_slots=True),
-    )
-}
-
-
-def ablation(name: str) -> Ablation:
-    """A shipped ablation; raises SpecError listing the names."""
-    if name not in ABLATIONS:
-        raise SpecError(f"no ablation {name!r}", where="--ablation", hint=f"Choose one of {', '.join(ABLATIONS)}")
-    return ABLATIONS[name]
-
-
-def run_ablated(
-    plans: layout.PlanArrays, config: EngineConfig, costs: CostModel | layout.CostArrays, changed: Ablation
-) -> layout.Outcome:
-    """Every plan on a fresh server with one rule changed. The caller applies treatment, rules and arrivals.
-
-    costs: a model, or arrays that already hold the chunked prefill calls. Raises PlanError as ``simulate`` does.
-    """
-    if isinstance(costs, CostModel):
-        costs = layout.cost_arrays(config, costs, changed.chunked_prefill_calls)
-    return run_with_costs(plans, config, costs, evicts_by_last_use=changed.is_lru_slots)
-
-
 def with_arrivals_of(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> layout.PlanArrays:
     """The plans with each request at the instant at which it arrives under the baseline without an ablation."""
-    outcome = run_with_costs(plans, baseline, layout.cost_arrays(baseline, model))
+    outcome = run_batch(plans, baseline, model)
     return layout.with_column(plans, "pinned_ns", np.ascontiguousarray(outcome.requests["arrival_ns"]))

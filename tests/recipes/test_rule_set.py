@@ -24,7 +24,7 @@ EDITS = {
         ),
     ),
     "harness/engine/state.py": (("    sets_slot_aside: int\n", "    sets_slot_aside: int\n    forgets: int\n"),),
-    "harness/engine/vendor.py": (
+    "harness/engine/rules.py": (
         ("    while num_hits < most_blocks:\n", "    while num_hits < most_blocks and state.server[0].forgets == 0:\n"),
     ),
     "tests/support/oracle.py": (

@@ -11,7 +11,8 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.sim import SimResult, plan_arrays, run_totals, simulate
+from harness.sim import SimResult, plan_arrays, simulate
+from harness.sim.simulate import run_batch
 from harness.spec import ServerSpec, UniformLength, WorkloadSpec
 from harness.stack.rbln.rules.kv_rules import RULE_SETS
 from tests.support.naive import naive_run
@@ -78,7 +79,7 @@ def summed_ratio(server: ServerSpec, seeds: tuple[int, ...], counts: tuple[int, 
     cost = load_cost_model("paper")
     changed, baseline = (
         totals["decode_ns"].sum() + totals["prefill_ns"].sum()
-        for totals in (run_totals(arrays, EngineConfig.from_server(spec), cost) for spec in (server, BASELINE))
+        for totals in (run_batch(arrays, EngineConfig.from_server(spec), cost).totals for spec in (server, BASELINE))
     )
     return float(changed / baseline)
 
@@ -104,7 +105,7 @@ def test_the_papers_selection_without_ten_sessions() -> None:
 def test_many_plans_at_once_give_what_each_gives_alone() -> None:
     plans_ = [paper_plan(n, 5, block) for n in (1, 6, 10) for block in range(2)]
     for server in (BASELINE, ServerSpec(), ServerSpec(kv_slots=4)):
-        totals = run_totals(plan_arrays(plans_), EngineConfig.from_server(server), load_cost_model("paper"))
+        totals = run_batch(plan_arrays(plans_), EngineConfig.from_server(server), load_cost_model("paper")).totals
         for place, plan in enumerate(plans_):
             alone, total = simulate(plan, server), record_as_dict(totals, place)
             assert (total["decode_ns"], total["prefill_ns"]) == (alone.decode_ns, alone.prefill_ns)

@@ -9,9 +9,9 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
 from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.sim import plan_arrays, run_totals
+from harness.sim import plan_arrays
 from harness.sim.kernel import arrays as layout
-from harness.sim.simulate import ABLATIONS, Ablation, ablation, run_ablated, with_arrivals_of
+from harness.sim.simulate import ABLATIONS, UNCHANGED, ablation, run_batch, with_arrivals_of
 from harness.spec import WorkloadSpec
 
 COST = load_cost_model("paper")
@@ -27,24 +27,16 @@ def plan_of(*sessions: SessionPlan) -> Plan:
     return Plan("drawn", 0, 0, "as-drawn", 0, (0, 1000), sessions)
 
 
-def test_an_ablation_that_changes_nothing_is_the_plain_simulation() -> None:
-    plans = paper_plans(8)
-    for rules in ("vendor-0.11.1", "paper"):
-        config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-        unchanged = run_ablated(plans, config, COST, Ablation("", "")).totals
-        assert unchanged.tolist() == run_totals(plans, config, COST).tolist()
-
-
 def test_arrivals_fixed_at_the_baselines_own_change_nothing_of_the_baseline() -> None:
     plans = paper_plans(8)
-    fixed = run_ablated(with_arrivals_of(plans, EIGHT, COST), EIGHT, COST, ABLATIONS["fixed-arrivals"])
-    assert fixed.totals.tolist() == run_totals(plans, EIGHT, COST).tolist()
+    fixed = run_batch(with_arrivals_of(plans, EIGHT, COST), EIGHT, COST, ABLATIONS["fixed-arrivals"])
+    assert fixed.totals.tolist() == run_batch(plans, EIGHT, COST).totals.tolist()
 
 
 def test_fixed_arrivals_come_when_they_came_under_the_baseline_unless_the_session_is_later() -> None:
     plans = paper_plans(8)
-    base = run_ablated(plans, EIGHT, COST, Ablation("", "")).requests
-    fixed = run_ablated(with_arrivals_of(plans, EIGHT, COST), SIXTEEN, COST, ABLATIONS["fixed-arrivals"]).requests
+    base = run_batch(plans, EIGHT, COST, UNCHANGED).requests
+    fixed = run_batch(with_arrivals_of(plans, EIGHT, COST), SIXTEEN, COST, ABLATIONS["fixed-arrivals"]).requests
     again = np.flatnonzero(plans.requests["keep"] > 0)
     completed_before = fixed["completed_ns"][again - 1]
     pinned = base["arrival_ns"][again]
@@ -55,9 +47,7 @@ def test_chunked_prefill_lets_the_others_decode_between_device_calls() -> None:
     decoding = SessionPlan(0, 0, None, None, (RequestPlan(0, 100, 400, 0),))
     injected = SessionPlan(1, 1_000_000_000, None, None, (RequestPlan(0, 1280, 1, 0),))
     plans = plan_arrays([plan_of(decoding, injected)])
-    whole, chunked = (
-        run_ablated(plans, EIGHT, COST, changed) for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
-    )
+    whole, chunked = (run_batch(plans, EIGHT, COST, changed) for changed in (UNCHANGED, ABLATIONS["chunked-prefill"]))
     spent = chunked.requests["first_token_ns"][1] - chunked.requests["admitted_ns"][1]
     assert spent == COST.prefill_ns(1280) + 9 * COST.decode_step_ns(1, 1)
     assert np.array_equal(chunked.totals["prefill_ns"], whole.totals["prefill_ns"])
@@ -67,8 +57,8 @@ def test_chunked_prefill_lets_the_others_decode_between_device_calls() -> None:
 def test_chunked_prefill_conserves_tokens_and_reuse_where_slots_are_plenty() -> None:
     plans = paper_plans(10)
     whole, chunked = (
-        run_ablated(plans, EngineConfig(16, (16,), 32), COST, changed)
-        for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
+        run_batch(plans, EngineConfig(16, (16,), 32), COST, changed)
+        for changed in (UNCHANGED, ABLATIONS["chunked-prefill"])
     )
     tokens = [
         (outcome.histogram * np.arange(outcome.histogram.shape[1])).sum(axis=1).tolist() for outcome in (whole, chunked)
@@ -85,8 +75,8 @@ def test_slots_by_last_use_keep_who_finished_last() -> None:
     back = SessionPlan(4, 0, 3, 0, (RequestPlan(1000, 8, 2, 0),))
     plans = plan_arrays([plan_of(*together, other, back)])
     config = EngineConfig(3, (3,), 3, rules="paper")
-    by_use = run_ablated(plans, config, COST, ABLATIONS["lru-slots"])
-    by_allocation = run_ablated(plans, config, COST, Ablation("", ""))
+    by_use = run_batch(plans, config, COST, ABLATIONS["lru-slots"])
+    by_allocation = run_batch(plans, config, COST, UNCHANGED)
     assert (by_allocation.requests["cached_tokens"][-1], by_use.requests["cached_tokens"][-1]) == (0, 896)
 
 
@@ -96,7 +86,7 @@ def test_all_ablations_run_on_every_set_of_rules() -> None:
         for rules in ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"):
             config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
             pinned = with_arrivals_of(plans, config, COST) if changed.is_fixed_arrivals else plans
-            totals = run_ablated(pinned, config, COST, changed).totals
+            totals = run_batch(pinned, config, COST, changed).totals
             assert (totals["stuck_session"] == -1).all()
             assert (totals["decode_ns"] > 0).all()
 

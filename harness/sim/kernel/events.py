@@ -100,13 +100,6 @@ def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: Engi
 
 
 @jit
-def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
-    """CostModel.prefill_ns."""
-    chunk = cost.other[0].chunk_tokens
-    return prefill_part_ns(cost, computed, cached, int((computed + chunk - 1) // chunk))
-
-
-@jit
 def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
     """Duration of step ``number`` of a plan with noise, which is drawn by a hash of the number and the seed.
 
@@ -166,8 +159,9 @@ def run_prefill(
 ) -> int:
     """Record the prefill just scheduled; returns its duration."""
     server = state.server[0]
-    computed = int(server.computed_tokens)
-    duration_ns = prefill_duration_ns(cost, computed, int(server.cached_tokens))
+    computed, chunk = int(server.computed_tokens), cost.other[0].chunk_tokens
+    calls = int((computed + chunk - 1) // chunk)
+    duration_ns = prefill_part_ns(cost, computed, int(server.cached_tokens), calls)
     duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), duration_ns)
     session, number = admit(plans, plan, state, outcome, now_ns)
     note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
@@ -178,7 +172,7 @@ def run_prefill(
 
 @jit
 def prefill_part_ns(cost: CostArrays, computed: int, cached: int, part_end: int) -> int:
-    """How long the first ``part_end`` device calls of a prefill take."""
+    """How long the first ``part_end`` device calls of a prefill take; of all of them: CostModel.prefill_ns."""
     other = cost.other[0]
     chunk = other.chunk_tokens
     positions = part_end * cached + chunk * (part_end * (part_end - 1) // 2)

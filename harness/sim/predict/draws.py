@@ -24,10 +24,10 @@ from harness.compiled.records import IntArray, record_as_dict
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, find_cost_file
 from harness.errors import SpecError
-from harness.sim.inputs import joined
 from harness.sim.kernel import arrays as layout
-from harness.sim.paged import plans_of, run_paged
-from harness.sim.simulate import check_slots, one_plan, run_arrays, run_with_costs
+from harness.sim.paged import run_paged
+from harness.sim.plans import check_slots, joined, one_plan, plans_of
+from harness.sim.simulate import run_arrays, run_batch
 from harness.spec import PerturbationSpec, load_toml
 
 FloatArray = npt.NDArray[np.float64]
@@ -174,7 +174,7 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
     if config.rule_set.is_paged:
         check_slots(draws.arrays, config)
         return run_paged(plans_of(draws.arrays), config, draws.models, draws.noise_seeds, draws.noise)
-    return run_with_costs(draws.arrays, config, draws.costs(config))
+    return run_batch(draws.arrays, config, draws.costs(config))
 
 
 def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.PlanArrays, layout.Outcome]:
@@ -230,20 +230,8 @@ def perturbed(model: CostModel, perturbation: Perturbation, sample: int, artifac
     of_artifact = _normals(1, perturbation.seed, sample, artifact)[0] * perturbation.artifact_sd
     decode, prefill = np.maximum((1 + common) * (1 + of_artifact), LEAST_FACTOR).tolist()
     buckets = np.maximum(1 + of_costs[2:] * perturbation.bucket_sd, LEAST_FACTOR)
-    return replace(
-        model,
-        f_fs=_ScaledBuckets(model, decode * buckets),
-        alpha_fs=round(model.alpha_fs * decode),
-        beta_fs=round(model.beta_fs * decode),
-        context_fs=round(model.context_fs * decode),
-        call_fs=round(model.call_fs * prefill),
-        token_fs=round(model.token_fs * prefill),
-        position_fs=round(model.position_fs * prefill),
-        chunk_step_fs=None if model.chunk_step_fs is None else round(model.chunk_step_fs * prefill),
-        chunk_token_fs=round(model.chunk_token_fs * prefill),
-        eager_ns=round(model.eager_ns * decode),
-        _filled_fs={},
-    )
+    scaled_buckets = _ScaledBuckets(model, decode * buckets)
+    return replace(model.scaled(decode, prefill), f_fs=scaled_buckets, _filled_fs={})
 
 
 @lru_cache(maxsize=256)

@@ -18,18 +18,17 @@ from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.errors import SpecError
-from harness.sim.inputs import Input, input_arrays, joined
 from harness.sim.kernel import arrays as layout
+from harness.sim.plans import Input, check_slots, input_arrays, is_rearrival, joined
 from harness.sim.predict.draws import Draws, artifact_key, jitter, noise_seeds, noise_table, perturbation_of, perturbed
 from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import DrawsSpec, InputSpec, SpaceSpec
-from harness.sim.simulate import Ablation, check_slots, is_rearrival, run_ablated, with_arrivals_of
+from harness.sim.simulate import UNCHANGED, Ablation, run_batch, with_arrivals_of
 from harness.spec import ServerShape, Spec, Treatment, WindowSpec
 
 FloatArray = npt.NDArray[np.float64]
 
 BOOTSTRAPS = 2000
-PLAIN = Ablation("", "")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def predict(
     space: SpaceSpec,
     candidate: ServerShape,
     users: int | Sequence[int],
-    changed: Ablation | None = None,
+    changed: Ablation = UNCHANGED,
     reference: ServerShape | None = None,
 ) -> Prediction:
     """The cost ratio of a candidate to a reference (default: the space's baseline), for one N or summed over several.
@@ -81,16 +80,15 @@ def predict(
         )
     chosen = (users,) if isinstance(users, int) else tuple(users)
     base = space.baseline.shape if reference is None else reference
-    ablated = changed or PLAIN
-    rules = ablated.rules or space.rules
-    costs, base_costs = _nominal(space, (candidate, base), chosen, ablated)
+    costs, base_costs = _nominal(space, (candidate, base), chosen, changed)
     low_median, high_median = bootstrap_median(costs / base_costs, space.prediction)
-    ratios = sampled_ratios(space, candidate, base, chosen, ablated)
+    ours, theirs = sampled(space, (candidate, base), chosen, changed)
+    ratios = ours.cost / theirs.cost
     return Prediction(
         candidate,
         base,
         chosen,
-        rules,
+        changed.rules or space.rules,
         float(costs.sum() / base_costs.sum()),
         float(np.median(costs / base_costs)),
         low_median,
@@ -144,16 +142,8 @@ def interval(values: FloatArray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def sampled_ratios(
-    space: SpaceSpec, candidate: ServerShape, reference: ServerShape, users: Sequence[int], changed: Ablation = PLAIN
-) -> FloatArray:
-    """Cost ratios of ``prediction.draws`` simulated experiments, in their order."""
-    ours, base = sampled(space, (candidate, reference), users, changed)
-    return ours.cost / base.cost
-
-
 def sampled(
-    space: SpaceSpec, pair: Sequence[ServerShape], users: Sequence[int], changed: Ablation = PLAIN
+    space: SpaceSpec, pair: Sequence[ServerShape], users: Sequence[int], changed: Ablation = UNCHANGED
 ) -> list[Sampled]:
     """Simulated experiments of several configurations, which have the same plans and the same true costs."""
     model = load_cost_model(space.cost_model)
@@ -245,7 +235,7 @@ def _plan_figures(
 ) -> _PlanFigures:
     """Simulate every plan at its costs."""
     if window is None:
-        outcome = run_ablated(arrays, config, costs, changed)
+        outcome = run_batch(arrays, config, costs, changed)
         again = is_rearrival(arrays)
         is_reused = again & (outcome.requests["cached_tokens"] > 0)
         owner = np.repeat(range(len(arrays.plans)), arrays.plans["num_requests"])

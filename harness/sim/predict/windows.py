@@ -18,7 +18,8 @@ from harness.engine.state import STEP_PREFILL
 from harness.errors import PlanError
 from harness.plan import UserTimelines, users_of
 from harness.sim.kernel import arrays as layout
-from harness.sim.simulate import check_slots, first_sessions, one_plan, run_arrays
+from harness.sim.plans import check_slots, first_sessions, one_plan
+from harness.sim.simulate import run_arrays
 from harness.spec import WindowSpec
 
 

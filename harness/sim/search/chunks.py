@@ -10,7 +10,7 @@ import hashlib
 import io
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from harness.dask import distributed
 from harness.errors import PlanError, SpecError
 from harness.processes import parallel_map
-from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, Inputs, build_inputs, evaluator_of
+from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, build_inputs
 from harness.sim.search.space import SpaceSpec
 from harness.spec import ServerShape
 
@@ -83,15 +83,12 @@ class Job:
 
     def __init__(self, space: SpaceSpec) -> None:
         self.space = space
-        self.inputs: Inputs = build_inputs(space.inputs)
-        self.evaluator: Evaluator = evaluator_of(space, self.inputs)
-        self._candidates: list[ServerShape] | None = None
+        self.inputs = build_inputs(space.inputs)
+        self.evaluator = Evaluator(space, self.inputs)
 
-    @property
+    @cached_property
     def candidates(self) -> list[ServerShape]:
-        if self._candidates is None:
-            self._candidates = list(self.space.candidates())
-        return self._candidates
+        return list(self.space.candidates())
 
     def groups(self, rung: Rung) -> list[Group]:
         """The plans of a rung: the first of every N; the last rung adds those of the evaluation."""
@@ -111,23 +108,16 @@ def job_of(space_json: str) -> Job:
 
 
 def compute_chunk(space_json: str, chunk: Chunk) -> bytes:
-    """A chunk's rows as the bytes of a Parquet file. Also what runs on the workers of a cluster."""
-    return encode(chunk_rows(job_of(space_json), chunk))
-
-
-def encode(rows: pa.Table) -> bytes:
-    """A table as Parquet bytes: equal tables give equal bytes."""
-    buffer = io.BytesIO()
-    pq.write_table(rows, buffer, compression="zstd", write_page_checksum=True)
-    return buffer.getvalue()
-
-
-def chunk_rows(job: Job, chunk: Chunk) -> pa.Table:
-    """Figures of every candidate of a chunk, in the order of its indices."""
+    """A chunk's rows, in the order of its indices, as the bytes of a Parquet file. Runs on the workers of a cluster."""
+    job = job_of(space_json)
     groups = job.groups(chunk.rung)
     num_plans = sum(group.last - group.first for group in groups if group.role == "search")
     rows = [candidate_row(job, index, chunk.rung, groups, num_plans) for index in chunk.indices]
-    return pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA)
+    buffer = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA), buffer, compression="zstd", write_page_checksum=True
+    )
+    return buffer.getvalue()
 
 
 def row_without_figures(space: SpaceSpec, index: int, candidate: ServerShape, rung: int) -> dict[str, Any]:

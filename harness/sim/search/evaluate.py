@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.compiled.records import IntArray, Records, sums
 from harness.engine.config import EngineConfig, new_state
-from harness.engine.cost import CostModel, load_cost_model
+from harness.engine.cost import load_cost_model
 from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
@@ -25,9 +25,9 @@ from harness.plan import Plan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.sim.paged import run_paged
+from harness.sim.plans import check_slots, plan_arrays
 from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import InputSpec, SpaceSpec
-from harness.sim.simulate import check_slots, plan_arrays
 from harness.spec import ServerShape, WindowSpec
 
 MOST_STATES = 64
@@ -62,14 +62,6 @@ class Inputs:
     arrays: layout.PlanArrays
     groups: tuple[Group, ...]
     plans: tuple[Plan, ...]
-
-    @property
-    def hashes(self) -> tuple[str, ...]:
-        """Names of the plans, in order."""
-        return tuple(plan.hash for plan in self.plans)
-
-    def group(self, users: int, role: str) -> Group:
-        return next(group for group in self.groups if (group.users, group.role) == (users, role))
 
 
 def build_inputs(inputs: InputSpec) -> Inputs:
@@ -106,25 +98,17 @@ def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
 
 
 class Evaluator:
-    """Figures of candidates on fixed inputs, with a bounded cache.
+    """Figures of the candidates of a space on its inputs, with a bounded cache.
 
     is_sharing=False simulates everything anew, for benchmarks and to check that sharing changes nothing.
     """
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        cost_model: CostModel,
-        rules: str,
-        window: WindowSpec | None = None,
-        *,
-        is_sharing: bool = True,
-    ) -> None:
+    def __init__(self, space: SpaceSpec, inputs: Inputs, *, is_sharing: bool = True) -> None:
         self.inputs = inputs
         self.num_simulated = 0
-        self._cost_model = cost_model
-        self._rules = rules
-        self._window = window
+        self._cost_model = load_cost_model(space.cost_model)
+        self._rules = space.rules
+        self._window = space.window
         self._is_sharing = is_sharing
         self._widths: dict[Group, int] = {}
         self._requests: dict[Group, tuple[int, int]] = {}
@@ -257,11 +241,6 @@ def nearest_rank(values: IntArray, share: float) -> int:
         return 0
     place = max(-(-int(values.size * share * 1_000_000) // 1_000_000), 1) - 1
     return int(np.partition(values, place)[place])
-
-
-def evaluator_of(space: SpaceSpec, inputs: Inputs, *, is_sharing: bool = True) -> Evaluator:
-    """The evaluator of a search space; raises SpecError when its cost model is unknown."""
-    return Evaluator(inputs, load_cost_model(space.cost_model), space.rules, space.window, is_sharing=is_sharing)
 
 
 def _runs_of(groups: Sequence[Group], places: Sequence[int]) -> list[list[int]]:

@@ -231,7 +231,7 @@ def _open_folder(searcher: Searcher, budget_s: float | None) -> dict[str, Any]:
     identity = {
         "format": FORMAT,
         "space": json.loads(searcher.space_json),
-        "plans": digest_of("\n".join(searcher.job.inputs.hashes)),
+        "plans": digest_of("\n".join(plan.hash for plan in searcher.job.inputs.plans)),
         "cost_model": digest_of(repr(load_cost_model(searcher.space.cost_model))),
     }
     if path.is_file():

@@ -15,10 +15,11 @@ from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, simulate
 from harness.sim.kernel.arrays import PlanArrays
+from harness.sim.plans import one_plan
 from harness.sim.predict.windows import users_of, window_figures, window_stats
 from harness.sim.search.run import search
 from harness.sim.search.space import parse_space
-from harness.sim.simulate import one_plan, run_arrays
+from harness.sim.simulate import run_arrays
 from harness.spec import RulesName, WindowSpec, WorkloadSpec
 
 COST = load_cost_model("paper")

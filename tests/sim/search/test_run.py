@@ -19,7 +19,7 @@ from harness.experiment import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
 from harness.sim.search.chunks import Chunk, compute_here
-from harness.sim.search.evaluate import Evaluator, build_inputs, evaluator_of, nearest_rank
+from harness.sim.search.evaluate import Evaluator, build_inputs, nearest_rank
 from harness.sim.search.rank import pareto_front, sensitivity
 from harness.sim.search.run import Progress, Searcher, search, share_at_most
 from harness.sim.search.space import SpaceSpec, load_space, parse_space
@@ -209,7 +209,7 @@ def test_sharing_simulations_changes_no_figure(
         where="test",
     )
     inputs = build_inputs(spec.inputs)
-    shared, alone = evaluator_of(spec, inputs), evaluator_of(spec, inputs, is_sharing=False)
+    shared, alone = Evaluator(spec, inputs), Evaluator(spec, inputs, is_sharing=False)
     groups = [group for group in inputs.groups if group.first < group.last]
     for candidate in spec.candidates():
         assert shared.evaluate(candidate, groups) == alone.evaluate(candidate, groups)
@@ -219,7 +219,7 @@ def test_sharing_simulations_changes_no_figure(
 def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
     spec = load_space("paper")
     inputs = build_inputs(spec.inputs)
-    shared, alone = evaluator_of(spec, inputs), evaluator_of(spec, inputs, is_sharing=False)
+    shared, alone = Evaluator(spec, inputs), Evaluator(spec, inputs, is_sharing=False)
     groups = [group for group in inputs.groups if group.role == "evaluation"]
     candidates = list(spec.candidates())
     assert len(candidates) == 2077
@@ -383,4 +383,3 @@ def test_a_plan_too_long_for_a_slot_excludes_only_the_candidates_it_does_not_fit
     excluded = {row["slot_tokens"] for row in result.ledger.to_pylist() if "do not fit" in row["excluded"]}
     assert excluded == {1024}
     assert all(result.candidate(index).slot_tokens == 8192 for index in result.ranked)
-    assert isinstance(evaluator_of(space(), build_inputs(space().inputs)), Evaluator)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from harness.experiment import build_plan
-from harness.sim.inputs import Input, input_arrays
-from harness.sim.simulate import plan_arrays
+from harness.sim.plans import Input, input_arrays, plan_arrays
 from harness.spec import Treatment, WorkloadSpec
 
 GROUPS = [
