@@ -69,7 +69,7 @@ class MonotonicClock:
 
 
 class ScaledClock:
-    """Model time that runs ``scale`` times as fast as CLOCK_MONOTONIC: model = monotonic * scale.
+    """Model time that runs ``scale`` times as fast as CLOCK_MONOTONIC: model = monotonic * scale; 1.0: the same.
 
     No origin is kept, so client and emulator processes with the same scale agree on every instant.
     """
@@ -153,11 +153,6 @@ class DeadlineTimer:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.fd)
-
-
-def clock_for(scale: float) -> ScaledClock:
-    """The clock of a run whose model time is ``scale`` times wall time (1.0: plain monotonic time)."""
-    return ScaledClock(scale)
 
 
 def realtime_minus_monotonic_ns() -> int:

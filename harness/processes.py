@@ -1,4 +1,4 @@
-"""Parallel work on this machine: the same function for many tasks, in forked processes where that saves time.
+"""Parallel work: the same function for many tasks, in forked processes where that saves time; and Dask, if installed.
 
 Forked processes know everything that was read before, and end with the process that forked them. A task is tried once:
 when a process dies, the whole ends.
@@ -12,12 +12,13 @@ import pickle
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar, cast
 
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.errors import HarnessError
+from harness.errors import HarnessError, SpecError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -30,6 +31,15 @@ WORTH_S = 0.4
 def num_cores() -> int:
     """Cores that this process may use; in a container or task set fewer than the machine has."""
     return len(os.sched_getaffinity(0))
+
+
+def distributed(where: str) -> Any:
+    """Dask's package of that name, an optional extra for several hosts; a SpecError with ``where`` without it."""
+    try:
+        return import_module("distributed")
+    except ImportError as error:
+        hint = "Install it: pip install 'rbln-harness[cluster]'"
+        raise SpecError("Dask is not installed", where=where, hint=hint) from error
 
 
 def parallel_map(

@@ -15,7 +15,6 @@ from harness.clock import (
     DeadlineTimer,
     MonotonicClock,
     ScaledClock,
-    clock_for,
     monotonic_ns,
     realtime_minus_monotonic_ns,
     utc_now,
@@ -43,7 +42,7 @@ def test_model_time_runs_at_its_scale_to_the_nanosecond_however_long_the_machine
 
 
 def test_two_processes_of_one_scale_agree_on_every_instant() -> None:
-    here, there = clock_for(20.0), clock_for(20.0)
+    here, there = ScaledClock(20.0), ScaledClock(20.0)
     assert here.from_monotonic_ns(10**18 + 1) == there.from_monotonic_ns(10**18 + 1) == 20 * (10**18 + 1)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.run import ReplayResult, Target, replay
 from harness.client.target import Endpoint
-from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientSpec
 
@@ -58,7 +58,7 @@ def null_target(
     records: Path | None = None,
 ) -> Target:
     """The null server at an address, in wall time. records: folder for rows that wait on disk."""
-    return Target(Endpoint(host, port), "null", options, clock_for(1.0), request_timeout_ns, records)
+    return Target(Endpoint(host, port), "null", options, ScaledClock(1.0), request_timeout_ns, records)
 
 
 def self_audit(

@@ -24,7 +24,7 @@ from harness.analysis.reuse import with_known_zeros
 from harness.analysis.validity.invariants import CACHED_COUNTER, counter_increment
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.self_audit import self_audit
-from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, realtime_minus_monotonic_ns
 from harness.engine.config import changed_keys
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
@@ -181,7 +181,7 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
     Raises ServerError when the server never got ready or could not be stopped, RecordsError when records cannot be
     written; then nothing of the run counts.
     """
-    clock = clock_for(run.spec.time_scale)
+    clock = ScaledClock(run.spec.time_scale)
     with context.writer(run) as writer:
         before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from harness.client.host import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice, StallMeter, stall_facts, stamp_facts
-from harness.clock import NS_PER_MS, NS_PER_S, clock_for
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.records.schema import CHUNKS, RowStream
 
 
@@ -29,7 +29,7 @@ def requests_at(*instants_s: tuple[float, float, float]) -> pa.Table:
 
 
 def marked(*intervals_s: tuple[float, float], scale: float = 1.0) -> StallMeter:
-    meter = StallMeter(clock_for(scale))
+    meter = StallMeter(ScaledClock(scale))
     meter.intervals = [[int(start * NS_PER_S), int(duration * NS_PER_S)] for start, duration in intervals_s]
     meter.is_complete = True
     return meter
@@ -65,7 +65,7 @@ def test_stalls_and_lags_are_told_in_wall_time() -> None:
 
 @pytest.mark.live
 def test_a_meter_that_was_killed_is_no_calm_machine() -> None:
-    with StallMeter(clock_for(1.0)) as meter:
+    with StallMeter(ScaledClock(1.0)) as meter:
         os.kill(meter.pid, signal.SIGKILL)
     assert stall_facts(meter, requests_at((1.0, 1.0, 2.0)))["is_stall_meter_complete"] is False
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.client.run import replay_here
 from harness.client.target import Endpoint, ReplayResult, Target
-from harness.clock import NS_PER_S, clock_for
+from harness.clock import NS_PER_S, ScaledClock
 from harness.plan import Plan
 from harness.spec import ClientSpec
 from tests.support.raw_server import (
@@ -149,7 +149,9 @@ def replay_against(made: list[Recipe]) -> tuple[Plan, ReplayResult, list[Asked]]
         return reply_to(asked, made[asked.session * NUM_REQUESTS + asked.request])
 
     with RawServer(answer) as server:
-        target = Target(Endpoint(server.host, server.port), "null", ClientSpec(spin_us=0), clock_for(1.0), 5 * NS_PER_S)
+        target = Target(
+            Endpoint(server.host, server.port), "null", ClientSpec(spin_us=0), ScaledClock(1.0), 5 * NS_PER_S
+        )
         result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
     return plan, result, sorted(server.asked, key=lambda one: (one.session, one.request))
 

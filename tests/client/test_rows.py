@@ -6,7 +6,7 @@ import pytest
 
 from harness.client.answer import NO_KERNEL_STAMP
 from harness.client.rows import BATCH_CHUNKS, BLOCK_CHUNKS, BLOCK_TEXTS, ChunkRows, RequestRows
-from harness.clock import clock_for
+from harness.clock import ScaledClock
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS, REQUESTS
 
@@ -28,7 +28,7 @@ class TestChunkRows:
     def test_rows_that_waited_on_disk_make_the_same_table(self, num_chunks: int) -> None:
         _, rows, chunks = self.filled(num_chunks)
         assert (chunks.num_spilled > 0) == (4 * num_chunks > BLOCK_CHUNKS)
-        table = chunks.stream(rows, clock_for(1.0), None).to_table()
+        table = chunks.stream(rows, ScaledClock(1.0), None).to_table()
         assert table.schema == CHUNKS
         expected = [(row // 2, row % 2, place) for row in range(4) for place in range(num_chunks)]
         assert (
@@ -46,7 +46,7 @@ class TestChunkRows:
 
     def test_a_long_table_comes_in_batches_as_often_as_it_is_read(self) -> None:
         _, rows, chunks = self.filled(BATCH_CHUNKS // 2 + 1)
-        stream = chunks.stream(rows, clock_for(1.0), None)
+        stream = chunks.stream(rows, ScaledClock(1.0), None)
         sizes = [batch.num_rows for batch in stream.batches()]
         assert max(sizes) <= BATCH_CHUNKS
         assert sum(sizes) == stream.num_rows == stream.to_table().num_rows == 4 * (BATCH_CHUNKS // 2 + 1)
@@ -67,7 +67,7 @@ class TestRequestRows:
         for row in answered:
             rows.note_texts(row, f"id-{row}", "length", f"digest-{row}")
             rows.spill()
-        table = rows.to_table(plan, clock_for(1.0))
+        table = rows.to_table(plan, ScaledClock(1.0))
         assert table.schema == REQUESTS
         assert table["response_id"].to_pylist() == [f"id-{row}" * (row in answered) for row in range(num_requests)]
         assert table["token_digest"].to_pylist() == [f"digest-{row}" * (row in answered) for row in range(num_requests)]

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from harness.client.run import ReplayResult, Target, replay
-from harness.clock import NS_PER_S, clock_for
+from harness.clock import NS_PER_S, ScaledClock
 from harness.experiment import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import rows_where
@@ -26,7 +26,7 @@ SCALE = 20.0
 
 def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
     folder.mkdir()
-    clock, server = clock_for(SCALE), ServerSpec()
+    clock, server = ScaledClock(SCALE), ServerSpec()
     launch = EmulatorBackend().launch(server, LaunchOptions(0, folder, time_scale=SCALE))
     with serving(launch, folder, clock):
         return replay(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.client.run import ReplayResult, Target, replay
-from harness.clock import NS_PER_MS, NS_PER_S, clock_for
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.runner.backends.twin import TwinBackend
 from harness.runner.run import LaunchOptions
@@ -37,7 +37,7 @@ PLAN = Plan(
 
 def replayed_on_twin(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
     folder.mkdir()
-    clock = clock_for(1.0)
+    clock = ScaledClock(1.0)
     server = ServerSpec(start_timeout_s=240)
     launch = TwinBackend().launch(server, LaunchOptions(0, folder))
     with serving(launch, folder, clock):

@@ -14,7 +14,7 @@ import pytest
 from harness.client.null_server import NullServer
 from harness.client.run import ReplayEvent, ReplayResult, Target, Task, deal_sessions, replay
 from harness.client.target import Endpoint
-from harness.clock import NS_PER_MS, NS_PER_S, clock_for
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.errors import ServerError, SpecError
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS, REQUESTS
@@ -43,7 +43,7 @@ def run(plan: Plan, server: NullServer, options: ClientSpec, **more: Any) -> Rep
             Endpoint(server.host, server.port),
             model="null",
             options=options,
-            clock=clock_for(2.0),
+            clock=ScaledClock(2.0),
             request_timeout_ns=40 * NS_PER_S,
         ),
         **more,
@@ -131,7 +131,9 @@ class TestAReplayInProcesses:
         folder.mkdir(parents=True)
         ours, theirs = Pipe()
         with NullServer() as server, theirs:
-            target = Target(Endpoint(server.host, server.port), "null", ClientSpec(), clock_for(1.0), NS_PER_S, folder)
+            target = Target(
+                Endpoint(server.host, server.port), "null", ClientSpec(), ScaledClock(1.0), NS_PER_S, folder
+            )
             ended = subprocess.Popen(
                 [sys.executable, "-c", f"from harness.client.run import work; work({theirs.fileno()})"],
                 stdout=subprocess.PIPE,

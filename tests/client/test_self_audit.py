@@ -15,7 +15,7 @@ import pytest
 from harness.client.host import CpuMeter, StallMeter, stall_facts
 from harness.client.null_server import NullServer
 from harness.client.self_audit import audit_plan, self_audit
-from harness.clock import NS_PER_MS, MonotonicClock, clock_for
+from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock
 from harness.errors import ServerError
 from harness.experiment import build_plan
 from harness.spec import ClientSpec, WorkloadSpec
@@ -45,7 +45,7 @@ def test_only_sessions_that_run_at_once_are_audited() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_audit_reports_lags_seen_by_the_server(client: Any, stream: bool) -> None:
     plan = build_plan(workload(3), 3, 0)
-    figures = self_audit(plan, ClientSpec(name=client, stream=stream), clock_for(4.0))
+    figures = self_audit(plan, ClientSpec(name=client, stream=stream), ScaledClock(4.0))
     assert figures["num_failed"] == 0
     assert figures["num_early_sends"] == 0
     assert figures["num_requests"] == len(figures["floor_lag_ms"]) == 9
@@ -59,7 +59,7 @@ def test_the_audit_reports_lags_seen_by_the_server(client: Any, stream: bool) ->
 
 @pytest.mark.live
 def test_a_stall_meter_reports_in_clock_time_and_leaves_no_process() -> None:
-    clock = clock_for(4.0)
+    clock = ScaledClock(4.0)
     with StallMeter(clock) as meter:
         began_ns = clock.now_ns()
         MonotonicClock().sleep_until_ns(MonotonicClock().now_ns() + 30 * NS_PER_MS)
@@ -79,7 +79,7 @@ def test_cpu_is_split_into_own_and_others() -> None:
 
 
 def test_requests_that_a_stall_touched_are_named() -> None:
-    meter = StallMeter(clock_for(2.0))
+    meter = StallMeter(ScaledClock(2.0))
     meter.intervals = [[100, 50], [1000, 200]]
     requests = pa.table(
         {

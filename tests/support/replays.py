@@ -7,7 +7,7 @@ from typing import Any
 from harness.client.null_server import NullServer
 from harness.client.run import ReplayResult, Target, replay
 from harness.client.target import Endpoint
-from harness.clock import NS_PER_S, clock_for
+from harness.clock import NS_PER_S, ScaledClock
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientSpec
 
@@ -87,7 +87,7 @@ def run(
             Endpoint(server.host, server.port),
             model="null",
             options=ClientSpec(name=client, stream=stream),
-            clock=clock_for(scale),
+            clock=ScaledClock(scale),
             request_timeout_ns=int(timeout_s * NS_PER_S),
         ),
         **more,

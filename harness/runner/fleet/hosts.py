@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.dask import distributed
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
+from harness.processes import distributed
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.records.store import Archive, packed
 from harness.runner.fleet.driver import (

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from harness.client.self_audit import self_audit
-from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, clock_for
+from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import HarnessError, ServerError
 from harness.experiment import PlannedRun
 from harness.runner.experiment import perform_in_order
@@ -90,7 +90,7 @@ class DeviceProcess:
     def _audit(self, run: PlannedRun) -> Audited:
         self._wait_at(Gate.REPLAY, self._stop.now.is_set)
         with self._job.slot.held(self._job.runs_root):
-            figures = self_audit(run.plan, run.spec.client, clock_for(1.0))
+            figures = self_audit(run.plan, run.spec.client, ScaledClock(1.0))
         lag, spread = figures["rearrival_dispatch_lag_ns"], figures["start_spread_ns"]
         return Audited(lag.get("p99", 0) / NS_PER_MS, spread.get("max", 0) / NS_PER_MS)
 

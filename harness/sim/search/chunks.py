@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.dask import distributed
 from harness.errors import PlanError, SpecError
-from harness.processes import parallel_map
+from harness.processes import distributed, parallel_map
 from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, build_inputs
 from harness.sim.search.space import SpaceSpec
 from harness.spec import ServerShape
