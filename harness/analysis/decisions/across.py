@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.decisions.answer import AnswerVerdict, source_of, verdict_of
-from harness.analysis.figures import RunFigures, run_figures
+from harness.analysis.figures import RunFigures, cells, run_figures, same
 from harness.analysis.serving import latencies
 from harness.analysis.stats import (
     MIN_REPLICATES,
@@ -25,6 +25,7 @@ from harness.analysis.stats import (
     contrast,
     holm,
     log_mean_values,
+    paired,
     quantile,
 )
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -51,13 +52,18 @@ class Side:
         return self.name.rpartition("/")[2]
 
     @property
-    def backends(self) -> tuple[str, ...]:
-        """What made the runs, each kind once."""
-        return tuple(dict.fromkeys(run.manifest.backend for run in self.runs))
+    def backends(self) -> str:
+        """The backends of the runs, each once."""
+        return "+".join(dict.fromkeys(run.manifest.backend for run in self.runs))
+
+    @property
+    def source(self) -> str:
+        """The sources of the runs' costs, each once."""
+        return "+".join(dict.fromkeys(source_of(run.manifest.backend).value for run in self.runs))
 
     @property
     def is_simulated(self) -> bool:
-        return all(kind_of_run(backend).is_virtual for backend in self.backends)
+        return all(kind_of_run(run.manifest.backend).is_virtual for run in self.runs)
 
 
 class Value(NamedTuple):
@@ -69,7 +75,7 @@ class Value(NamedTuple):
 
 def log_means(values: Sequence[Value]) -> FloatArray:
     """Values whose mean is the log of the ratio of the sums."""
-    return log_mean_values([one.amount for one in values], [one.units for one in values])
+    return log_mean_values([value.amount for value in values], [value.units for value in values])
 
 
 def percentile_ms(run: SealedRun, of: str, q: float) -> Value | None:
@@ -120,15 +126,16 @@ def pairs_of(sides: Sequence[Side], baselines: Sequence[Side] = ()) -> list[tupl
 
 
 def _baseline_of(side: Side, sides: Sequence[Side], baselines: Sequence[Side]) -> Side:
-    if any(one.name == side.name for one in baselines):
+    if any(base.name == side.name for base in baselines):
         return side
     named = side.runs[0].manifest.baseline
     if baselines:
-        fitting = baselines if len(baselines) == 1 else [one for one in baselines if one.condition == side.condition]
+        same_name = [base for base in baselines if base.condition == side.condition]
+        fitting = baselines if len(baselines) == 1 else same_name
     elif named in ("", side.condition):
         return side
     else:
-        fitting = [one for one in sides if (one.place, one.condition) == (side.place, named)]
+        fitting = [other for other in sides if (other.place, other.condition) == (side.place, named)]
     if not fitting:
         raise SpecError(
             f"its baseline {named!r} is not among what is compared",
@@ -160,11 +167,8 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
     )
     if missing:
         caption += f" Channel A was not there in {', '.join(dict.fromkeys(missing))}: B alone answers."
-    return table_of("Conditions against their baselines", caption, rows, _origin(pairs))
-
-
-def _origin(pairs: Sequence[tuple[Side, Side]]) -> str:
-    return origin_of(run for side, base in pairs for run in (*base.runs, *side.runs))
+    origin = origin_of(run for side, base in pairs for run in (*base.runs, *side.runs))
+    return table_of("Conditions against their baselines", caption, rows, origin)
 
 
 def _judge(rows: Sequence[dict[str, Cell]]) -> None:
@@ -177,7 +181,7 @@ def _judge(rows: Sequence[dict[str, Cell]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PeerSide:
-    """Results of another benchmark that are compared together: its figures only, no run of ours.
+    """Results of another benchmark that are compared together: its figures only, no sealed run.
 
     tool: what made them. runs: of each result file, the measures that its records hold. origin: what was simulated or
     emulated, where the files say so.
@@ -187,6 +191,14 @@ class PeerSide:
     tool: str
     runs: tuple[Mapping[str, Value], ...]
     origin: str = ""
+
+    @property
+    def backends(self) -> str:
+        return self.tool
+
+    @property
+    def source(self) -> str:
+        return self.tool
 
 
 def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: bool) -> Table:
@@ -220,24 +232,12 @@ def _peer_row(side: Side, peer: PeerSide, measure: str, *, is_baseline: bool) ->
     theirs = [run[measure] for run in peer.runs if measure in run and run[measure].amount > 0]
     if not ours or not theirs:
         return None
-    places = [
-        (side.name, ours, "+".join(side.backends), "+".join(dict.fromkeys(source_of(n).value for n in side.backends))),
-        (peer.name, theirs, peer.tool, peer.tool),
-    ]
-    (name, values, backends, source), (base, base_values, base_backends, base_source) = (
-        places if is_baseline else places[::-1]
-    )
-    logs = [log_means(group) for group in (values, base_values)]
-    return {
-        "condition": name,
-        "baseline": base,
-        "measure": measure,
-        "paired": False,
-        "runs": f"{len(values)}:{len(base_values)}",
-        "backends": f"{backends}:{base_backends}",
-        "source": f"{source} : {base_source}",
-        **_ratio_cells(logs, _welch(*logs)),
-    }
+    sides: list[Side | PeerSide] = [side, peer]
+    logs = [log_means(ours), log_means(theirs)]
+    if not is_baseline:
+        sides.reverse()
+        logs.reverse()
+    return _ratio_row(measure, sides, logs, _welch(*logs), {"paired": False})
 
 
 def _measures(side: Side, base: Side) -> Mapping[str, Callable[[SealedRun], Value | None]]:
@@ -263,30 +263,36 @@ def _row(side: Side, base: Side, measure: str, of: Callable[[SealedRun], Value |
         return None
     logs = [log_means(group) for group in known]
     figures = [[run_figures(run) for run in group] for group in runs]
+    pairing = {"paired": is_paired, **_same_devices(figures, is_paired=is_paired)}
     estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if is_paired else _welch(*logs)
-    return {
-        "condition": side.name,
-        "baseline": base.name,
-        "measure": measure,
-        "paired": is_paired,
-        **_same_devices(figures, is_paired=is_paired),
-        "runs": f"{len(known[0])}:{len(known[1])}",
-        "backends": f"{'+'.join(side.backends)}:{'+'.join(base.backends)}",
-        "source": " : ".join(dict.fromkeys(source_of(name).value for one in (side, base) for name in one.backends)),
-        **_ratio_cells(logs, estimate),
-    }
+    return _ratio_row(measure, (side, base), logs, estimate, pairing)
 
 
-def _ratio_cells(logs: Sequence[FloatArray], estimate: Estimate | None) -> dict[str, Cell]:
-    """Means and their ratio; p-values are adjusted and the verdict given when all rows are there."""
+def _ratio_row(
+    measure: str,
+    sides: Sequence[Side | PeerSide],
+    logs: Sequence[FloatArray],
+    estimate: Estimate | None,
+    pairing: Mapping[str, Cell],
+) -> dict[str, Cell]:
+    """Means and their ratio; p-values are adjusted and the verdict given when all rows are there.
+
+    logs: of each side, values whose mean is the log of its figure. pairing: cells that say what was paired.
+    """
     interval = None if estimate is None else estimate.interval()
     means = [float(np.exp(group.mean())) for group in logs]
     return {
+        "condition": sides[0].name,
+        "baseline": sides[1].name,
+        "measure": measure,
+        **pairing,
+        "runs": f"{len(logs[0])}:{len(logs[1])}",
+        "backends": f"{sides[0].backends}:{sides[1].backends}",
+        "source": " : ".join(dict.fromkeys(side.source for side in sides)),
         "mean": means[0],
         "baseline_mean": means[1],
         "ratio": means[0] / means[1] if interval is None else interval.estimate,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
+        **cells(interval, same("low", "high")),
         "p": None if estimate is None else estimate.p,
         "p_holm": None,
         "family": None,
@@ -301,10 +307,9 @@ def _paired_runs(side: Side, base: Side) -> list[tuple[SealedRun, SealedRun]]:
     def block(run: SealedRun) -> object:
         return (run.replicate, run_figures(run).device) if is_one_experiment else run.manifest.drawn_hash
 
-    if any(most > 1 for one in (side, base) for most in Counter(map(block, one.runs)).values()):
+    if any(most > 1 for runs in (side.runs, base.runs) for most in Counter(map(block, runs)).values()):
         return []
-    others = {block(run): run for run in base.runs}
-    return [(run, others[block(run)]) for run in side.runs if block(run) in others]
+    return paired(side.runs, base.runs, block)
 
 
 def _same_devices(sides: Sequence[Sequence[RunFigures]], *, is_paired: bool) -> dict[str, Cell]:

@@ -86,27 +86,18 @@ class Answer:
         return self.figures.interval
 
     @property
-    def is_a_missing(self) -> bool:
-        return self.comparison.a is None
-
-    @property
     def verdict(self) -> AnswerVerdict:
         if self.p_adjusted is None:
             return AnswerVerdict.TOO_FEW
         return verdict_of(self.ratio, self.p_adjusted)
 
     @property
-    def num_runs(self) -> int:
-        """Valid runs that it stands on, those of the baseline included."""
-        return 2 * len(self.comparison.replicates)
-
-    @property
     def basis(self) -> str:
-        """What it stands on, and what it lacks: "8 valid runs, measured, channel B alone (...)"."""
-        missing = (
-            ", channel B alone (no step log, unknown reuse, or no costs of this server)" if self.is_a_missing else ""
-        )
-        return f"{self.num_runs} valid runs, {self.source.value}{missing}"
+        """The runs behind it and what is missing: "8 valid runs, measured, channel B alone (...)"."""
+        basis = f"{2 * len(self.comparison.replicates)} valid runs, {self.source.value}"
+        if self.comparison.a is not None:
+            return basis
+        return f"{basis}, channel B alone (no step log, unknown reuse, or no costs of this server)"
 
     @property
     def family(self) -> str:

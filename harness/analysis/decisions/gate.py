@@ -18,7 +18,7 @@ from harness.analysis.cost.devices import estimate_of
 from harness.analysis.decisions.across import COSTS, Value, log_means, percentile_ms
 from harness.analysis.decisions.decide import one_sided_p
 from harness.analysis.figures import place_of, run_figures
-from harness.analysis.planning.power import blocks_for_superiority
+from harness.analysis.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.analysis.serving import latencies
 from harness.analysis.stats import (
     MIN_BEYOND,
@@ -36,8 +36,8 @@ from harness.records.layout import COST_MODEL
 from harness.records.manifest import Manifest, table_at
 
 NO_SPREAD = 1e-9
-MANY = 1000
-"""More blocks than an experiment can have; ``harness power`` stops there too."""
+# More blocks than an experiment can have.
+MANY = MOST_BLOCKS
 
 
 class GateVerdict(str, Enum):
@@ -48,8 +48,7 @@ class GateVerdict(str, Enum):
     CANNOT_TELL = "cannot tell"
 
 
-@dataclass(frozen=True, slots=True)
-class GateFigure:
+class GateFigure(NamedTuple):
     """A figure that is judged. A higher value is worse.
 
     limit: the largest accepted ratio to the baseline, unless the user gives another. is_sum: its ratio is of sums over
@@ -214,11 +213,8 @@ class GateResult:
         return next((verdict for verdict in open_or_worse if verdict in verdicts or not verdicts), GateVerdict.PASS)
 
 
-class _Pair(NamedTuple):
-    """A new run and the baseline's run of the same plan."""
-
-    new: GateRun
-    base: GateRun
+# A new run and the baseline's run of the same plan.
+_Pair = tuple[GateRun, GateRun]
 
 
 def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -> GateResult:
@@ -257,7 +253,7 @@ def _pairs(new: Sequence[GateRun], base: Sequence[GateRun]) -> list[_Pair]:
     """Runs of equal plans; the runs of a plan that was repeated are paired in order."""
     others = {plan: iter(runs) for plan, runs in grouped(base, lambda run: run.manifest.plan_hash).items()}
     pairs = ((run, next(others.get(run.manifest.plan_hash, iter(())), None)) for run in new)
-    return [_Pair(run, other) for run, other in pairs if other is not None]
+    return [(run, other) for run, other in pairs if other is not None]
 
 
 def _is_known(pair: _Pair, name: str) -> bool:
@@ -266,7 +262,7 @@ def _is_known(pair: _Pair, name: str) -> bool:
 
 def _test(condition: str, figure: GateFigure, pairs: Sequence[_Pair], policy: GatePolicy, family: int) -> GateTest:
     """The figure with both p-values: a pass, or "cannot tell" until p is adjusted over all figures."""
-    values = [(pair.new.values.get(figure.name), pair.base.values.get(figure.name)) for pair in pairs]
+    values = [(new.values.get(figure.name), base.values.get(figure.name)) for new, base in pairs]
     known = [(new, base) for new, base in values if new and base and new.amount > 0 and base.amount > 0]
     limit = policy.limits[figure.name]
     empty = GateTest(condition, figure.name, limit, len(known), GateVerdict.CANNOT_TELL, "")
@@ -274,7 +270,8 @@ def _test(condition: str, figure: GateFigure, pairs: Sequence[_Pair], policy: Ga
         return replace(empty, why="no new run has the plan of a baseline's run")
     if len(known) < len(pairs):
         return replace(empty, why=f"not observed in {len(pairs) - len(known)} of {len(pairs)} pairs")
-    means = [sum(one.amount for one in side) / sum(one.units for one in side) for side in zip(*known, strict=True)]
+    sides = list(zip(*known, strict=True))
+    means = [sum(value.amount for value in side) / sum(value.units for value in side) for side in sides]
     empty = replace(empty, new=means[0], baseline=means[1])
     num_requests = min(sum(run.num_requests for run in side) for side in zip(*pairs, strict=True))
     if num_requests < figure.requests_needed:
@@ -282,7 +279,7 @@ def _test(condition: str, figure: GateFigure, pairs: Sequence[_Pair], policy: Ga
         why = f"{num_requests} requests a side, {figure.requests_needed} are needed"
         return replace(empty, why=why, more_blocks=needed - len(pairs))
     logs = _log_ratios(figure, known)
-    estimate = estimate_of(logs.tolist(), [pair.new for pair in pairs])
+    estimate = estimate_of(logs.tolist(), [run for run, _ in pairs])
     if estimate is None:
         why = f"{len(pairs)} pairs, {MIN_REPLICATES} are needed for an interval"
         return replace(empty, why=why, more_blocks=max(1, MIN_REPLICATES - len(pairs)))
@@ -294,7 +291,7 @@ def _log_ratios(figure: GateFigure, known: Sequence[tuple[Value, Value]]) -> Flo
     new, base = ([pair[side] for pair in known] for side in (0, 1))
     if figure.is_sum:
         return log_means(new) - log_means(base)
-    return np.log([one.amount for one in new]) - np.log([one.amount for one in base])
+    return np.log([value.amount for value in new]) - np.log([value.amount for value in base])
 
 
 def _with_interval(test: GateTest, estimate: Estimate, policy: GatePolicy, family: int) -> GateTest:
@@ -378,15 +375,13 @@ def _unseen(pairs: Mapping[str, Sequence[_Pair]], policy: GatePolicy) -> list[st
 
 def _differences(pairs: Mapping[str, Sequence[_Pair]]) -> list[str]:
     """Settings, stack and machine in which the paired runs differ: what a ratio may come from."""
-    differing: dict[str, None] = {}
+    notes: list[str] = []
     for pair in (pair for of_condition in pairs.values() for pair in of_condition):
         new, base = (_facts(run.manifest) for run in pair)
         for name in sorted(new.keys() | base.keys()):
-            if new.get(name) != base.get(name):
-                differing[
-                    f"{name}: {base.get(name, 'not known')} in the baseline, {new.get(name, 'not known')} now"
-                ] = None
-    return list(differing)
+            before, now = (facts.get(name, "not known") for facts in (base, new))
+            notes += [f"{name}: {before} in the baseline, {now} now"] if before != now else []
+    return list(dict.fromkeys(notes))
 
 
 def _facts(manifest: Manifest) -> dict[str, str]:

@@ -97,16 +97,17 @@ def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]
     for name in figures:
         if name not in FIGURES:
             raise SpecError(f"{name!r} is no figure", where="history", hint=f"Use {', '.join(FIGURES)}")
-    found = [
-        history
-        for key, places in grouped(placed, lambda one: one.key).items()
+    made = [
+        _history(key, sorted(places, key=lambda place: place.date), name)
+        for key, places in grouped(placed, lambda place: place.key).items()
         for name in figures
-        if len(places) > 1 and (history := _history(key, sorted(places, key=lambda one: one.date), name)) is not None
+        if len(places) > 1
     ]
-    if not found:
+    known = [history for history in made if history is not None]
+    if not known:
         hint = "Name two or more folders with runs of the same experiment and condition, or baselines"
         raise SpecError("no condition has this figure in more than one place", where="history", hint=hint)
-    return found
+    return known
 
 
 def _history(key: tuple[str, str], places: Sequence[Placed], figure: str) -> History | None:

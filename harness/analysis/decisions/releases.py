@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from harness.analysis.decisions.gate import FIGURES, GateTest, gate_policy, gate_run, judge
+from harness.analysis.figures import cells, same
 from harness.errors import SpecError
 from harness.records import SealedRun, layout, origin_of
 from harness.table import Cell, Table, table_of
@@ -90,19 +91,19 @@ def _at(rows: Sequence[tuple[object, ...]], place: int) -> str:
     return str(rows[place]) if place < len(rows) else "ended"
 
 
+# Columns of the table of figures, and where in a test of the gate each is.
+FIGURE_COLUMNS = {
+    **same("condition", "figure"),
+    "pairs": "num_pairs",
+    "old": "baseline",
+    **same("new", "ratio", "low", "high"),
+}
+
+
 def _figure(test: GateTest) -> dict[str, Cell]:
     has_interval = test.low is not None and test.high is not None
-    return {
-        "condition": test.condition,
-        "figure": test.figure,
-        "pairs": test.num_pairs,
-        "old": test.baseline,
-        "new": test.new,
-        "ratio": test.ratio,
-        "low": test.low,
-        "high": test.high,
-        "differs": not (test.low or 0.0) <= 1 <= (test.high or 0.0) if has_interval else None,
-    }
+    differs = not (test.low or 0.0) <= 1 <= (test.high or 0.0) if has_interval else None
+    return {**cells(test, FIGURE_COLUMNS), "differs": differs}
 
 
 def _names(pairs: Iterable[tuple[SealedRun, SealedRun]], releases: tuple[str, str]) -> list[dict[str, Cell]]:

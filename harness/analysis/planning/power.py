@@ -71,8 +71,8 @@ def equivalence_power(num_blocks: int, sd: float, log_margin: float, alpha: floa
 
     def passes(ratio: FloatArray) -> FloatArray:
         room = log_margin - t * se * ratio
-        found = ndtr((room - effect) / se) - ndtr((-room - effect) / se)
-        return np.where(room > 0, found, 0.0)
+        inside = ndtr((room - effect) / se) - ndtr((-room - effect) / se)
+        return np.where(room > 0, inside, 0.0)
 
     # Where the room ends the integrand has a corner; quadrature stops there.
     return _over_spread(passes, num_blocks - 1, log_margin / (t * se))
@@ -150,11 +150,11 @@ def repetitions(costs: Sequence[float], sds: Sequence[float]) -> list[int]:
     one adds no spread is repeated at will, here MOST_BLOCKS times.
     r_i = ceil sqrt((c_{i+1} / c_i) (S_i^2 / S_{i+1}^2)). Source: Kalibera and Jones (2013).
     """
-    found: list[int] = []
+    repeats: list[int] = []
     for level in range(len(costs) - 1):
         if sds[level + 1] == 0:
-            found.append(MOST_BLOCKS if sds[level] and costs[level + 1] else 1)
+            repeats.append(MOST_BLOCKS if sds[level] and costs[level + 1] else 1)
             continue
         best = math.sqrt(costs[level + 1] / costs[level]) * sds[level] / sds[level + 1]
-        found.append(min(MOST_BLOCKS, max(1, math.ceil(best))))
-    return found
+        repeats.append(min(MOST_BLOCKS, max(1, math.ceil(best))))
+    return repeats
