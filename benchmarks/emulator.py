@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock
-from harness.emulator.reporter import read_trace
+from harness.emulator.step_log import read_trace
 
 READY_WITHIN_NS = 60_000 * NS_PER_MS
 PROMPT_TOKENS = 64

@@ -93,8 +93,7 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
     from harness.processes import parallel_map
     from harness.runner.experiment import what_to_do
-    from harness.runner.monitor import predicted_work
-    from harness.runner.progress import ProgressEvent, RunSealed
+    from harness.runner.progress import ProgressEvent, RunSealed, predicted_work
 
     # All are looked at before the first is performed; runs that are sealed are analysed, but take no more time.
     both = {

@@ -148,7 +148,7 @@ def perform(
 
 def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:
     """The experiment with the blocks that its stopping rule allows; SpecError where that cannot decide."""
-    from harness.runner.monitor import declared_rule
+    from harness.runner.progress import declared_rule
 
     if replicates is not None:
         what, hint = "the stopping rule says how many blocks there may be", "Set it: --set stop.budget=N"
@@ -211,7 +211,7 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
     options: of ``run_experiment``.
     """
     from harness.runner.experiment import check_hosts, what_to_do
-    from harness.runner.monitor import predicted_replay_s
+    from harness.runner.progress import predicted_replay_s
 
     console = terminal()
     planned, todo, _ = what_to_do(spec, runs, **options)

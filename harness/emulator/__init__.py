@@ -3,8 +3,3 @@
 A step lasts exactly as long as the cost model says, whatever the host does. The engine alone decides the schedule.
 Start the emulator with ``python -m harness.emulator``.
 """
-
-from __future__ import annotations
-
-from harness.emulator.config import EmulatorConfig, Fault
-from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -20,7 +20,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from harness.clock import utc_now
 from harness.emulator import logs
+from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import Choices, EngineRequest, keyed_answer
+from harness.emulator.driver import RealTimeDriver
 from harness.emulator.model import ContextHash, StopConditions, plan_answer
 from harness.emulator.protocol import (
     AnyRequest,
@@ -36,9 +38,6 @@ from harness.emulator.protocol import (
 )
 from harness.emulator.recorded import recorded
 from harness.emulator.responses import Answer, ClientStream, compact, open_stream
-
-if TYPE_CHECKING:
-    from harness.emulator.server import EmulatorServer
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,11 +58,11 @@ def json_answer(body: dict[str, Any], *, status: int = 200, headers: dict[str, s
 class Api:
     """The routes of one server."""
 
-    def __init__(self, server: EmulatorServer) -> None:
-        self._server = server
-        self._config = server.config
+    def __init__(self, driver: RealTimeDriver, config: EmulatorConfig) -> None:
+        self._driver, self._config = driver, config
+        self._log, self._metrics = driver.reporter.log, driver.reporter.metrics
         self._num_open = 0
-        self._faults = random.Random(server.config.seed)
+        self._faults = random.Random(config.seed)
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -78,7 +77,7 @@ class Api:
         add("POST", "/ping", self._health)
         add("GET", "/version", self._version)
         add("GET", "/load", self._load)
-        add("GET", "/metrics", self._metrics)
+        add("GET", "/metrics", self._metrics_page)
         return app
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -100,12 +99,12 @@ class Api:
         try:
             if body.stream:
                 return await self._answer_stream(http, stream)
-            self._server.submit(stream)
+            self._driver.submit(stream)
             await stream.finished
             return json_answer(stream.answer.whole(stream.texts(), stream.tokens))
         finally:
             self._num_open -= 1
-            self._server.forget(stream)
+            self._driver.forget(stream)
 
     def _stream_for(
         self, http: web.Request, body: AnyRequest, prompts: list[list[int]], limits: list[int]
@@ -127,7 +126,7 @@ class Api:
                 request.external_id, request.choices = external_id, choices
                 planned.append((request, text_limit))
         answer = Answer(
-            self._server.metrics.dialect,
+            self._metrics.dialect,
             response_id,
             int(utc_now().timestamp()),
             body.model or self._config.model,
@@ -158,12 +157,12 @@ class Api:
             self._config.fault.early_stop,
         )
         planned = plan_answer(context, max_tokens, conditions)
-        keys, answer = keyed_answer(self._server.engine, tokens, context, planned.num_tokens, planned.tokens)
+        keys, answer = keyed_answer(self._driver.reporter.engine, tokens, context, planned.num_tokens, planned.tokens)
         if body.cache_salt is not None:
             # Any fixed 62-bit number per salt keeps its hashes apart from all others.
             keys = keys ^ np.int64(random.Random(body.cache_salt).getrandbits(62))
         request = EngineRequest(
-            handle=self._server.core.new_handle(),
+            handle=self._driver.core.new_handle(),
             engine_id="",
             external_id="",
             prompt=tokens,
@@ -179,7 +178,7 @@ class Api:
 
     async def _answer_stream(self, http: web.Request, stream: ClientStream) -> web.StreamResponse:
         response, stream.transport, stream.is_chunked = await open_stream(http)
-        self._server.submit(stream)
+        self._driver.submit(stream)
         await stream.finished
         stream.send(stream.answer.last_chunk(stream.num_tokens))
         await response.write_eof()
@@ -200,14 +199,14 @@ class Api:
         return web.Response()
 
     async def _version(self, _http: web.Request) -> web.Response:
-        return json_answer({"version": self._server.metrics.dialect.vllm})
+        return json_answer({"version": self._metrics.dialect.vllm})
 
     async def _load(self, _http: web.Request) -> web.Response:
         return json_answer({"server_load": self._num_open})
 
-    async def _metrics(self, _http: web.Request) -> web.Response:
+    async def _metrics_page(self, _http: web.Request) -> web.Response:
         # Rendering takes milliseconds: on this thread it would hold up a step.
-        body = await asyncio.get_running_loop().run_in_executor(None, self._server.metrics.render)
+        body = await asyncio.get_running_loop().run_in_executor(None, self._metrics.render)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     # -- around every request -----------------------------------------------------------------------------------
@@ -217,15 +216,15 @@ class Api:
         try:
             return await handler(request)
         except ApiError as error:
-            return json_answer(error.body(self._server.metrics.dialect), status=error.status)
+            return json_answer(error.body(self._metrics.dialect), status=error.status)
         except web.HTTPException as error:
             # vLLM leaves unknown paths and methods to Starlette, whose bodies look like this.
             headers = {name: value for name, value in error.headers.items() if name == "Allow"}
             return json_answer({"detail": error.reason}, status=error.status, headers=headers)
         except Exception as error:
-            self._server.log.line(logs.REQUEST_FAULT, f"Exception caught. {type(error).__name__}: {error}")
+            self._log.line(logs.REQUEST_FAULT, f"Exception caught. {type(error).__name__}: {error}")
             fault = refusal("exception", value=error)
-            return json_answer(fault.body(self._server.metrics.dialect), status=fault.status)
+            return json_answer(fault.body(self._metrics.dialect), status=fault.status)
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["server"] = "uvicorn"
@@ -234,6 +233,6 @@ class Api:
         address = f"{peer[0]}:{peer[1]}" if peer else "-"
         phrase = HTTPStatus(response.status).phrase
         version = f"{http.version.major}.{http.version.minor}"
-        self._server.log.plain(
+        self._log.plain(
             f'INFO:     {address} - "{http.method} {http.path_qs} HTTP/{version}" {response.status} {phrase}'
         )

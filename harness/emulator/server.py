@@ -20,19 +20,17 @@ from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.emulator import logs
 from harness.emulator.api import Api
 from harness.emulator.config import EmulatorConfig
-from harness.emulator.core import EmulatorCore, EngineRequest, keyed_answer
-from harness.emulator.driver import RealTimeDriver
+from harness.emulator.core import EmulatorCore, keyed_answer
+from harness.emulator.driver import RealTimeDriver, StepReporter
 from harness.emulator.logs import ServerLog
 from harness.emulator.metrics import ServerMetrics
-from harness.emulator.model import ContextHash, TokenArray, decode
-from harness.emulator.reporter import StepFiles, StepReporter, TraceFile
-from harness.emulator.responses import Answer, ClientStream
+from harness.emulator.model import ContextHash
+from harness.emulator.recorded import recorded
+from harness.emulator.step_log import StepFiles, TraceFile
 from harness.engine import EngineConfig, load_cost_model
 from harness.engine.paged import scheduler_of
 from harness.errors import ServerError, SpecError
 from harness.spec import ServerSpec
-from harness.stack.rbln.rules.dialect import dialect_of
-from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, RULE_SETS
 
 PREFILL_CHUNK_TOKENS = 128  # RBLN-CA
 STATS_INTERVAL_S = 10  # VLLM_LOG_STATS_INTERVAL
@@ -79,41 +77,7 @@ class EmulatorServer:
         self.log = ServerLog(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")
         self.metrics = ServerMetrics(config.model, engine, scheduler.num_blocks + 1, config.server.cost_model)
         self.reporter = StepReporter(config, self.clock, self.log, self.metrics, self.files)
-        self._driver: RealTimeDriver | None = None
-        self._stop_signals = 0
         self._stop = asyncio.Event()
-
-    @property
-    def driver(self) -> RealTimeDriver:
-        assert self._driver is not None, "the server is not running"
-        return self._driver
-
-    def submit(self, stream: ClientStream) -> None:
-        """Hand all engine requests of one HTTP request to the engine; refused while shutting down."""
-        if self.config.log_requests and not self._stop_signals:
-            for request in {request.external_id: request for request in stream.answer.requests}.values():
-                params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
-                received = f"Received request {request.external_id}: params: {params}, lora_request: None."
-                self.log.line(logs.RECEIVED, received)
-        for request in stream.answer.requests:
-            if self._stop_signals:
-                self.log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
-                request.finish_reason = "abort"
-                stream.push(request, None)
-                continue
-            if self.config.log_requests:
-                self.log.line(logs.ADDED, f"Added request {request.engine_id}.")
-            self.reporter.register(request, stream)
-            self.driver.submit(request)
-
-    def forget(self, stream: ClientStream) -> None:
-        """The HTTP request is over: engine requests that still run are aborted, because their client went away."""
-        for request in stream.answer.requests:
-            if self.reporter.streams.pop(request.handle, None) is not None:
-                self.driver.abort(request.handle)
-                if self.config.log_requests:
-                    self.log.line(logs.ABORTING, f"Aborted request(s) {request.engine_id}.")
-                    self.log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
 
     async def run(self) -> None:
         """Serve until a signal ends it."""
@@ -121,10 +85,10 @@ class EmulatorServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._driver = RealTimeDriver(self.core, self.clock, self.reporter, self.config)
+        driver = RealTimeDriver(self.core, self.clock, self.reporter, self.config)
         self._log_start()
         runner = web.AppRunner(
-            Api(self).application(),
+            Api(driver, self.config).application(),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=1.0,
@@ -138,7 +102,7 @@ class EmulatorServer:
             if await self._becomes_ready():
                 await self._listen(runner)
                 await self._stop.wait()
-            await self._shut_down()
+            await self._shut_down(driver)
         finally:
             stats.cancel()
             await runner.cleanup()
@@ -146,7 +110,7 @@ class EmulatorServer:
             self.log.line(logs.SHUTTING_DOWN, "Shutting down FastAPI HTTP server.")
             for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete."):
                 self.log.plain(f"INFO:     {text}")
-            self.driver.close()
+            driver.close()
             self.close()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -192,14 +156,14 @@ class EmulatorServer:
         self.log.plain("INFO:     Application startup complete.")
 
     def _signalled(self) -> None:
-        self._stop_signals += 1
-        self._stop.set()
-        if self._stop_signals > 1:
+        if self._stop.is_set():
             self.close(timeout_s=0.2)
             os._exit(SECOND_SIGNAL_EXIT_CODE)
+        self._stop.set()
 
-    async def _shut_down(self) -> None:
+    async def _shut_down(self, driver: RealTimeDriver) -> None:
         """Drain for as long as the shutdown timeout allows (wall seconds), then abort what is left."""
+        driver.is_shutting_down = True
         timeout_s = self.config.shutdown_timeout_s
         self.log.line(logs.SHUTDOWN_INITIATED, f"Shutdown initiated (timeout={timeout_s})")
         num_requests = self.core.num_unfinished
@@ -211,8 +175,7 @@ class EmulatorServer:
                 await wall.wait_until_ns(wall.now_ns() + DRAIN_POLL_NS)
         if num_requests := self.core.num_unfinished:
             self.log.line(logs.SHUTDOWN_ABORTING, f"Aborting {num_requests} requests")
-            for handle in self.reporter.abort_all():
-                self.driver.abort(handle)
+            driver.abort_all()
         self.log.line(logs.SHUTDOWN_COMPLETE, "Shutdown complete")
 
     async def _log_stats(self) -> None:
@@ -258,7 +221,7 @@ class EmulatorServer:
 
 
 def warm_up(server: ServerSpec) -> None:
-    """Load or compile what a step needs: a prefill, an abort, two decode steps and their answers.
+    """Load or compile what a step needs: a prefill, an abort and two decode steps.
 
     A first call may compile for seconds, which in a measurement would be one endless step.
     """
@@ -275,14 +238,5 @@ def warm_up(server: ServerSpec) -> None:
         scheduler.schedule()
         scheduler.finish_step()
     scheduler.take_kv_events()
-    _speak(prompt)
-
-
-def _speak(prompt: TokenArray) -> None:
-    context = ContextHash.of(prompt, 0)
-    token = context.after(context.next_token()).next_token()
-    request = EngineRequest(0, "", "", prompt, 1, np.zeros(0, dtype=np.int64), context, 1)
-    for is_chat in (False, True):
-        answer = Answer(dialect_of(RULE_SETS[NEWEST_STABLE]), "", 0, "", is_chat, [request], include_usage=True)
-        answer.chunk(0, decode([token]), [token], 1)
-        answer.last_chunk(1)
+    # Read from disk once.
+    recorded("answers")

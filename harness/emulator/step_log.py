@@ -1,13 +1,18 @@
-"""The steps of an emulated or simulated vLLM server, as its step log has them: a header, then a line a step.
+"""What is written of each step: the step log of a vLLM server, and the emulator's own trace.
 
-Read by ``harness.stack.vllm.step_log``, as the log of a real server is.
+``harness.stack.vllm.step_log`` reads the step log as that of a real server. The trace is one JSON line per step, in
+model ns, to judge what was reconstructed from the log.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from harness.emulator.core import StepEnd
+from harness.emulator.logs import BackgroundWriter
 from harness.engine import EngineConfig
 from harness.stack.vllm.step_log import COLUMNS, FORMAT
 
@@ -73,3 +78,70 @@ def step_log_row(config: EngineConfig, end: StepEnd, at_ns: int, logger_ns: int 
         "logger_ns": logger_ns,
     }
     return [values[column] for column in COLUMNS]
+
+
+def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:
+    """The record of a step in the trace.
+
+    arrivals: [response id, arrival instant] of the requests first seen by this step, in order. evictions: [slot,
+    caller]. woken_ns, emitted_ns: when the host noticed the end and when it had sent the tokens.
+    """
+    start, step = end.start, end.start.step
+    events = (*start.kv_events_before, *step.kv_events)
+    return {
+        "index": start.number,
+        "start_ns": start.start_ns,
+        "duration_ns": step.duration_ns,
+        "kind": step.kind,
+        "n": step.num_seqs,
+        "b": step.bucket,
+        "requests": [request.external_id for request in start.requests],
+        "arrivals": [[request.external_id, request.arrival_ns] for request in start.arrivals],
+        "cached_tokens": step.cached_tokens,
+        "computed_tokens": step.computed_tokens,
+        "hash_hit_tokens": step.hash_hit_tokens,
+        "context_tokens": step.context_tokens,
+        "evictions": [[event.slots[0], event.caller] for event in events if event.kind == "EVICTION"],
+        "dummy_slot": step.dummy_slot,
+        "preempted": [request.external_id for request in start.preempted],
+        "finished": [request.external_id for request in end.finished],
+        "waiting": start.num_waiting,
+        "woken_ns": woken_ns,
+        "emitted_ns": emitted_ns,
+    }
+
+
+class TraceFile:
+    """Appends records to a file from another thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._writer = BackgroundWriter(self._fd, name="trace-writer")
+
+    def append(self, record: dict[str, Any] | list[Any]) -> None:
+        """Queue one record."""
+        self._writer.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write everything out."""
+        self._writer.close(timeout_s)
+        os.close(self._fd)
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a trace file; a last line cut off by a kill is left out."""
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+class StepFiles(NamedTuple):
+    """Where steps are recorded. trace: the emulator's own record. step_log: of a server with paged KV memory."""
+
+    trace: TraceFile | None
+    step_log: TraceFile | None
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write everything out."""
+        for file in self:
+            if file is not None:
+                file.close(timeout_s)

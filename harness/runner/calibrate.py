@@ -194,15 +194,7 @@ def _decode_groups(spec: CalibrationSpec, points: Mapping[str, tuple[int, int]])
         if spec.server.is_paged:
             # The first request decodes while parts of the last prompt are computed.
             generate += n * context // (spec.server.max_num_batched_tokens or PAGED_STEP_TOKENS)
-        groups.append(
-            {
-                "name": name,
-                "num_sessions": n,
-                "prompt_tokens": _fixed(context),
-                "generate_tokens": _fixed(generate),
-                "start_s": start_s,
-            }
-        )
+        groups.append(_group(name, n, context, generate, start_s=start_s))
         step_ns = model.decode_step_ns(spec.bucket_of(n), n, n * (context + generate))
         start_s += _paused_s(n * model.prefill_ns(context) + generate * step_ns)
     return groups, start_s
@@ -219,11 +211,9 @@ def _beside_decodes(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any
         apart_s = round(MARGIN * (model.prefill_ns(length) + 2 * step_ns) / NS_PER_S, 3)
         sweep_s = LEAD_S + repeats * apart_s
         num_steps = round(RESERVE * sweep_s * NS_PER_S / step_ns)
-        decoding = {"num_sessions": 1, "prompt_tokens": _fixed(PREFILL_TOKENS[0]), "generate_tokens": _fixed(num_steps)}
-        prompts = {"num_sessions": repeats, "prompt_tokens": _fixed(length), "generate_tokens": _fixed(2)}
         groups += [
-            {"name": f"d{length}", **decoding, "start_s": start_s},
-            {"name": f"q{length}", **prompts, "start_s": start_s + LEAD_S, "start_offset_s": apart_s},
+            _group(f"d{length}", 1, PREFILL_TOKENS[0], num_steps, start_s=start_s),
+            _group(f"q{length}", repeats, length, 2, start_s=start_s + LEAD_S, start_offset_s=apart_s),
         ]
         start_s += _paused_s(round(RESERVE * sweep_s * NS_PER_S))
     return groups
@@ -235,18 +225,14 @@ def _prefill_groups(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any
     groups: list[dict[str, Any]] = []
     for length in spec.prefill_tokens:
         apart_s = _paused_s(model.prefill_ns(length) + model.decode_step_ns(1, 1, length))
-        groups.append(
-            {
-                "name": f"q{length}",
-                "num_sessions": spec.prefill_repeats,
-                "prompt_tokens": _fixed(length),
-                "generate_tokens": _fixed(2),
-                "start_s": start_s,
-                "start_offset_s": apart_s,
-            }
-        )
+        groups.append(_group(f"q{length}", spec.prefill_repeats, length, 2, start_s=start_s, start_offset_s=apart_s))
         start_s += spec.prefill_repeats * apart_s
     return groups
+
+
+def _group(name: str, num_sessions: int, prompt_tokens: int, generate_tokens: int, **starts_s: float) -> dict[str, Any]:
+    lengths = {"prompt_tokens": _fixed(prompt_tokens), "generate_tokens": _fixed(generate_tokens)}
+    return {"name": name, "num_sessions": num_sessions, **lengths, **starts_s}
 
 
 def _paused_s(predicted_ns: int) -> float:

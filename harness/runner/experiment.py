@@ -26,8 +26,16 @@ from harness.redact import redacted_text
 from harness.runner.backends import backend_named
 from harness.runner.fleet.driver import perform_side_by_side
 from harness.runner.fleet.hosts import perform_over_hosts
-from harness.runner.monitor import RunProgress, StoppingMonitor, declared_rule
-from harness.runner.progress import Began, Made, ProgressSink, StopFlag, silent
+from harness.runner.progress import (
+    Began,
+    Made,
+    ProgressSink,
+    RunProgress,
+    StopFlag,
+    StoppingMonitor,
+    declared_rule,
+    silent,
+)
 from harness.runner.run import RunContext
 from harness.spec import ExperimentSpec
 

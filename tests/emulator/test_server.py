@@ -170,7 +170,7 @@ def test_a_server_that_hangs_still_answers_health(start_emulator: Start) -> None
     assert server.client.get("/health").status_code == 200
     assert server.stop() == 0
     thread.join()
-    assert len(server.trace) == 2
+    assert [step["kind"] for step in server.trace if step["kind"] != "STALL"] == ["PREFILL", "DECODE"]
 
 
 def test_a_crash_on_request_is_logged_and_leaves_a_whole_trace(start_emulator: Start) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from benchmarks.emulator import wait_for_address
-from harness.emulator.reporter import read_trace
+from harness.emulator.step_log import read_trace
 
 STOP_WITHIN_S = 20
 SCALE = 20.0

@@ -21,7 +21,7 @@ from vllm.v1.metrics.stats import IterationStats, PrefixCacheStats, SchedulerIte
 
 from harness.emulator import server as emulator
 from harness.emulator.config import EmulatorConfig
-from harness.emulator.reporter import StepReporter
+from harness.emulator.driver import StepReporter
 from harness.spec import ServerSpec
 
 parser = argparse.ArgumentParser(allow_abbrev=False)

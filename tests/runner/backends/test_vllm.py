@@ -19,7 +19,7 @@ from harness.prereg.predict import predict_run
 from harness.records import RunStore, SealedRun, layout
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
-from harness.runner.monitor import Forecast
+from harness.runner.progress import Forecast
 from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan
 from harness.spec import ExperimentSpec, ServerSpec

@@ -17,8 +17,7 @@ from harness.report import write_report
 from harness.report.terminal import status_lines
 from harness.runner import ExperimentOutcome, StopFlag, run_experiment
 from harness.runner.backends.emulator import EmulatorBackend
-from harness.runner.monitor import Forecast, predicted_work
-from harness.runner.progress import BlockLooked, ProgressEvent, RunSealed
+from harness.runner.progress import BlockLooked, Forecast, ProgressEvent, RunSealed, predicted_work
 from harness.runner.run import LaunchOptions
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
