@@ -4,5 +4,5 @@ Reads records and computes no figure that analysis has not defined. Nothing here
 """
 
 from harness.report.page import write_report
-from harness.report.perfetto import perfetto_trace, write_perfetto
+from harness.report.perfetto import write_perfetto
 from harness.report.terminal import conditions_table, on_terminal, serving_tables, summary_tables

@@ -59,7 +59,7 @@ def _samples(view: ReportView, of: Callable[[Latencies], FloatArray]) -> dict[st
 
 def _serving_panel(axes: Axes, view: ReportView, samples: dict[str, FloatArray], name: str) -> None:
     for condition, values in samples.items():
-        ecdf_line(axes, values, color=condition_color(view.summary.place_of[condition]), label=condition)
+        _ecdf_line(axes, values, color=condition_color(view.summary.place_of[condition]), label=condition)
     axes.set_xscale("log")
     # Tokens that came in one receive lie no time apart: four decades hold all others, and their labels.
     low, high = axes.get_xlim()
@@ -67,10 +67,9 @@ def _serving_panel(axes: Axes, view: ReportView, samples: dict[str, FloatArray],
     axes.set_xlim(low, high)
     # A decade alone has one label, or none.
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
-    axes.xaxis.set_major_formatter(plain_log_ticks)
+    axes.xaxis.set_major_formatter(_plain_log_ticks)
     axes.minorticks_off()
-    axes.set_xlabel(f"{name} [{'model ' if view.is_scaled else ''}ms]")
-    axes.set_ylim(0, 1.02)
+    axes.set(xlabel=f"{name} [{'model ' if view.is_scaled else ''}ms]", ylim=(0, 1.02))
     axes.set_yticks([0, 0.5, 0.9, 0.99], ["0", "0.5", "0.9", "0.99"])
     axes.grid(visible=True, axis="both")
 
@@ -96,8 +95,7 @@ def sweep_plot(sheet: Sheet, view: ReportView) -> str:
     right.set_ylabel("time to first token [ms]")
     right.legend()
     for axes in (left, middle, right):
-        axes.set_xlabel(factor)
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel=factor, ylim=(0, None))
         axes.grid(visible=True, axis="y")
     return sheet.render(figure, name="sweep", label=f"Rates and time to first token by {factor}.")
 
@@ -162,18 +160,17 @@ def _joined(parts: Sequence[FloatArray]) -> FloatArray:
 def _lag_ecdf(
     axes: Axes, samples: dict[str, FloatArray], color_of: dict[str, str], floor_ms: FloatArray, limit_ms: float | None
 ) -> None:
-    axes.set_title("Re-arrival lag: sent \u2212 (completion + planned wait)")
     everything = _joined([*samples.values(), floor_ms])
     for name, lags in samples.items():
-        ecdf_line(axes, lags, color=color_of[name], label=name)
+        _ecdf_line(axes, lags, color=color_of[name], label=name)
     if floor_ms.size:
-        ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
+        _ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
     if everything.size:
         # A log axis shows the tail; early sends (negative) would vanish on it, so they are counted in the table.
         lowest = max(1e-3, float(np.min(everything[everything > 0], initial=1.0)))
         axes.set_xscale("log")
         axes.set_xlim(lowest * 0.8, max(float(everything.max()), limit_ms or 0.0, lowest * 10) * 1.4)
-        axes.xaxis.set_major_formatter(plain_log_ticks)
+        axes.xaxis.set_major_formatter(_plain_log_ticks)
         axes.minorticks_off()
     if limit_ms is not None:
         _limit_line(axes, limit_ms, "limit on p99")
@@ -181,16 +178,16 @@ def _lag_ecdf(
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "0.25", "0.5", "0.75", "0.99"])
     axes.grid(visible=True, axis="x")
-    axes.set_xlabel("lag [wall ms]")
-    axes.set_ylabel("share of re-arrivals")
+    title = "Re-arrival lag: sent \u2212 (completion + planned wait)"
+    axes.set(title=title, xlabel="lag [wall ms]", ylabel="share of re-arrivals")
 
 
-def plain_log_ticks(value: float, _position: float) -> str:
+def _plain_log_ticks(value: float, _position: float) -> str:
     """A tick of a log axis without powers."""
     return f"{value:g}"
 
 
-def ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linestyle: Any = "-") -> None:
+def _ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linestyle: Any = "-") -> None:
     """One ECDF, thinned to what a page can show."""
     ordered = np.sort(values)
     share = np.arange(1, ordered.size + 1) / ordered.size
@@ -214,7 +211,6 @@ def _spread_points(axes: Axes, runs: Sequence[RunFigures], color_of: dict[str, s
     # A limit far beyond every run would squeeze the runs into one spot; then it is named, not drawn.
     is_limit_near = limit_ms is not None and largest_ms > 0.1 * limit_ms
     limit_note = "" if limit_ms is None or is_limit_near else f" (limit {limit_ms:g} ms)"
-    axes.set_title(f"Start spread of each run{limit_note}")
     names = list(dict.fromkeys(run.condition for run in runs))
     for row, name in enumerate(names):
         mine = [run for run in runs if run.condition == name]
@@ -223,8 +219,8 @@ def _spread_points(axes: Axes, runs: Sequence[RunFigures], color_of: dict[str, s
             axes.plot([run.lateness.start_spread_ms or 0.0], [row], marker, color=color_of[name], alpha=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlim(0, max(largest_ms * 1.15, 0.01, (limit_ms or 0.0) * 1.08 if is_limit_near else 0.0))
+    end_ms = max(largest_ms * 1.15, 0.01, (limit_ms or 0.0) * 1.08 if is_limit_near else 0.0)
+    axes.set(title=f"Start spread of each run{limit_note}", xlim=(0, end_ms), ylim=(len(names) - 0.5, -0.5))
     if is_limit_near and limit_ms is not None:
         _limit_line(axes, limit_ms, "limit")
     axes.grid(visible=True, axis="x")

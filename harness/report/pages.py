@@ -56,11 +56,9 @@ def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
     different.set_title(f"true ratio {1 + goal.margin:.3f}: shown to differ")
     for axes in (equal, different):
         axes.axhline(goal.power, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
-        axes.set_ylim(0, 1.02)
-        axes.set_xlim(0, blocks[-1])
+        axes.set(xlabel="blocks", xlim=(0, blocks[-1]), ylim=(0, 1.02))
         axes.grid(visible=True)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("blocks")
     equal.set_ylabel("power")
     equal.legend(loc="lower right", labelcolor=INK)
     names = ", ".join(f"{need.components.condition}: {need.proposed or 'more than can be had'}" for need in needs)

@@ -30,15 +30,10 @@ TraceEvent = dict[str, Any]
 Request = tuple[int, int]
 
 
-def perfetto_trace(*runs: SealedRun) -> bytes:
-    """The runs as UTF-8 JSON in the Chrome trace format; empty of events when no request was ever due."""
-    return "".join(_pieces(runs)).encode()
-
-
 def write_perfetto(runs: Sequence[SealedRun], path: Path) -> Path:
-    """Write that trace to ``path``, piece by piece: a million steps never stand in memory as text.
+    """Write the runs as JSON in the Chrome trace format, piece by piece: a million steps never stand in memory as text.
 
-    With a name that ends in ".gz" it is compressed.
+    With a name that ends in ".gz" it is compressed. It has no events when no request was ever due.
     """
     check_output(path)
     with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:

@@ -132,8 +132,7 @@ def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
             axes.plot([0, value], [at] * 2, color=color, linewidth=1.0)
             marker, face = ("o", color) if channel.is_a else ("D", SURFACE)
             axes.plot([value], [at], marker, color=color, markerfacecolor=face, markersize=7)
-    axes.set_xlim(left=0)
-    axes.set_xlabel(f"cost [{view.seconds_unit}]")
+    axes.set(xlabel=f"cost [{view.seconds_unit}]", xlim=(0, None))
     return [condition.name for condition in view.conditions], "Cost of each condition; nothing is compared."
 
 
@@ -290,37 +289,35 @@ def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mappi
 
 def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, color: str) -> None:
     stop = status.stop
-    margin = [percent(-stop.log_margin), percent(stop.log_margin)]
+    margin = [_percent(-stop.log_margin), _percent(stop.log_margin)]
     axes.axhspan(*margin, color=GRID, alpha=0.6, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.9)
     blocks = list(range(1, comparison.num_blocks + 1))
-    changes = [percent(value) for value in comparison.values]
+    changes = [_percent(value) for value in comparison.values]
     axes.plot(blocks, changes, "o", color=color, alpha=0.45, markersize=3.4)
     finite = [look for look in comparison.looks if math.isfinite(look.half_width)]
-    ends = [percent(end) for look in finite[-6:] for end in (look.low, look.high)]
+    ends = [_percent(end) for look in finite[-6:] for end in (look.low, look.high)]
     values = [*margin, *changes, *ends]
     room = 0.12 * (max(values) - min(values))
     low, high = min(values) - room, max(values) + room
     known = [look for look in comparison.looks if math.isfinite(look.mean)]
-    seen, means = [look.num_blocks for look in known], [percent(look.mean) for look in known]
-    lows = [max(low, percent(look.low)) for look in known]
-    highs = [min(high, percent(look.high)) for look in known]
+    seen, means = [look.num_blocks for look in known], [_percent(look.mean) for look in known]
+    lows = [max(low, _percent(look.low)) for look in known]
+    highs = [min(high, _percent(look.high)) for look in known]
     axes.fill_between(seen, lows, highs, color=color, alpha=0.16, linewidth=0)
     axes.vlines(seen, lows, highs, color=color, linewidth=1.1)
     axes.plot(seen, means, color=color, linewidth=1.4)
     if comparison.verdict.is_final and finite:
         last = finite[-1]
         face = color if comparison.verdict is not StopVerdict.INCONCLUSIVE else SURFACE
-        axes.plot([last.num_blocks], [percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
+        axes.plot([last.num_blocks], [_percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
-    axes.set_xlim(0.5, stop.budget + 0.5)
-    axes.set_ylim(low, high)
-    axes.set_title(f"{comparison.condition}: {comparison.verdict.value}")
-    axes.set_xlabel(f"blocks (budget {stop.budget})")
+    title, xlabel = f"{comparison.condition}: {comparison.verdict.value}", f"blocks (budget {stop.budget})"
+    axes.set(title=title, xlabel=xlabel, xlim=(0.5, stop.budget + 0.5), ylim=(low, high))
     axes.grid(visible=True, axis="y")
 
 
-def percent(log_ratio: float) -> float:
+def _percent(log_ratio: float) -> float:
     """A log ratio as a change in percent."""
     return 100 * math.expm1(log_ratio) if log_ratio < 700 else math.inf
 
@@ -349,7 +346,7 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
     _speeds_panel(panels[0], found)
     for axes, condition in zip(panels[1:], compared, strict=True):
         _effect_panel(axes, condition, condition_color(summary.place_of[condition.name]))
-    speeds = ", ".join(f"{each.device} {percent(fmean(each.values)):+.2f} %" for each in found.devices)
+    speeds = ", ".join(f"{each.device} {_percent(fmean(each.values)):+.2f} %" for each in found.devices)
     return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {speeds}.")
 
 
@@ -360,11 +357,10 @@ def _speeds_panel(axes: Axes, speeds: Speeds) -> None:
         step = BLOCK_SPREAD / max(1, len(device.values) - 1)
         left = place - (BLOCK_SPREAD / 2 if len(device.values) > 1 else 0)
         xs = [left + step * number for number in range(len(device.values))]
-        axes.plot(xs, [percent(value) for value in device.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
-        mean = percent(fmean(device.values))
+        axes.plot(xs, [_percent(value) for value in device.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
+        mean = _percent(fmean(device.values))
         axes.plot([place - 0.34, place + 0.34], [mean, mean], color=INK, linewidth=2.0)
-    axes.set_title("time of each device (up: slower)")
-    axes.set_ylabel("B over A, from the mean [%]")
+    axes.set(title="time of each device (up: slower)", ylabel="B over A, from the mean [%]")
 
 
 def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
@@ -382,8 +378,7 @@ def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
     ):
         if effect is not None:
             _device_means(axes, effect, offset, marker=marker, colors=(color, face))
-    axes.set_title(f"{condition.name} / {condition.baseline}")
-    axes.set_ylabel("cost ratio")
+    axes.set(title=f"{condition.name} / {condition.baseline}", ylabel="cost ratio")
 
 
 def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: str, colors: tuple[str, str]) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harness.analysis import ConditionFigures, ExperimentSummary, summarise
 from harness.records import SealedRun
-from harness.report import conditions_table, on_terminal, perfetto_trace, write_perfetto
+from harness.report import conditions_table, on_terminal, write_perfetto
 from harness.report.answers import answers
 from harness.report.timeline import TimelineView, nice_stride, requests_in_stalls, step_segments
 from harness.runner import run_experiment
@@ -99,7 +99,7 @@ def test_at_eighty_columns_a_set_of_buckets_stays_whole(tmp_path: Path) -> None:
 
 def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:
     run = seal_run(tmp_path)
-    trace = json.loads(perfetto_trace(run))
+    trace = json.loads(write_perfetto([run], tmp_path / "trace.json").read_text())
     events = trace["traceEvents"]
     requests = [event for event in events if event["ph"] == "X" and event["name"].startswith("request")]
     assert len(requests) == run.table("requests").num_rows
@@ -130,14 +130,15 @@ def test_every_step_is_a_slice_that_names_its_requests_and_shares_it_among_them(
 
 def test_a_session_that_does_not_wait_has_no_slice_of_a_wait(tmp_path: Path) -> None:
     """A viewer would draw a slice of no length inside the request that begins with it."""
-    events = json.loads(perfetto_trace(seal_run(tmp_path, Shape(waits=False))))["traceEvents"]
+    run = seal_run(tmp_path, Shape(waits=False))
+    events = json.loads(write_perfetto([run], tmp_path / "trace.json").read_text())["traceEvents"]
     assert "request 1" in {event["name"] for event in events}
     assert "tool wait" not in {event["name"] for event in events}
 
 
 def test_a_trace_without_steps_still_holds_the_requests(tmp_path: Path) -> None:
     run = seal_run(tmp_path, Shape(has_steps=False, has_chunks=False))
-    events = json.loads(perfetto_trace(run))["traceEvents"]
+    events = json.loads(write_perfetto([run], tmp_path / "trace.json").read_text())["traceEvents"]
     assert not [event for event in events if event["ph"] == "C"]
     assert sum(event["name"].startswith("request ") for event in events) == run.table("requests").num_rows
 

@@ -13,8 +13,7 @@ from harness.analysis.validity.plan_answers import check_aborts
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.records import SealedRun
-from harness.report import write_report
-from harness.report.perfetto import perfetto_trace
+from harness.report import write_perfetto, write_report
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
@@ -63,7 +62,7 @@ def test_a_simulated_run_is_valid_and_its_channels_are_the_simulators(tmp_path: 
     assert figures.a is not None
     assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
     assert run.table("requests").column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
-    assert b"request 0, left by the client" in perfetto_trace(run)
+    assert b"request 0, left by the client" in write_perfetto([run], tmp_path / "trace.json").read_bytes()
     page = write_report([run], tmp_path / "report.html").read_text()
     assert "2 left as planned" in page
 
