@@ -13,7 +13,6 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from harness.client.exchange import Exchange
 from harness.client.kernel_stamps import enable_kernel_stamps
@@ -49,11 +48,6 @@ class Connection:
         self.exchange: Exchange | None = None
         self.unsent: memoryview | None = None
         self.is_connected = False
-
-    def start_connect(self, address: tuple[Any, ...]) -> str:
-        """Begin to connect; the error's text when that fails at once."""
-        code = self.sock.connect_ex(address)
-        return "" if code in {0, errno.EINPROGRESS} else os.strerror(code)
 
     def finish_connect(self) -> str:
         """Called when writable: the error's text, or empty when connected."""
@@ -109,8 +103,9 @@ class ConnectionPool:
         except OSError as error:
             self.problem = f"no more sockets ({error.strerror}) at {len(self.by_fd)} connections"
             return None
-        self.problem = connection.start_connect(self._address)
-        if self.problem:
+        code = connection.sock.connect_ex(self._address)
+        if code not in {0, errno.EINPROGRESS}:
+            self.problem = os.strerror(code)
             connection.sock.close()
             return None
         self.by_fd[connection.fd] = connection
@@ -137,12 +132,12 @@ class ConnectionPool:
                         on_writable(connection)
 
     def _is_connecting(self) -> bool:
-        while self._connecting and not self._is_waiting(self._connecting[0][1]):
+        while self._connecting:
+            connection = self._connecting[0][1]
+            if not connection.is_connected and self.by_fd.get(connection.fd) is connection:
+                return True
             self._connecting.popleft()
-        return bool(self._connecting)
-
-    def _is_waiting(self, connection: Connection) -> bool:
-        return not connection.is_connected and self.by_fd.get(connection.fd) is connection
+        return False
 
     def expect_end(self, connection: Connection, exchange: Exchange, limit_ns: int) -> None:
         """Time a sent exchange out at its limit; all exchanges of a pool have the same time."""

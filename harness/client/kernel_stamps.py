@@ -78,9 +78,7 @@ class OffsetLog:
         # away.
         use_before = received_ns - at[before] < at[after] - received_ns
         monotonic = realtime_ns - np.where(use_before, offset[before], offset[after])
-        intervals = np.maximum(1, (at[after] - at[before]) // SAMPLE_INTERVAL_NS)
-        is_step = np.abs(offset[after] - offset[before]) > STEP_NS_PER_INTERVAL * intervals
-        is_trusted = (realtime_ns >= 0) & ~is_step & (monotonic <= received_ns + 5_000)
+        is_trusted = (realtime_ns >= 0) & ~self._follows_step()[after] & (monotonic <= received_ns + 5_000)
         return np.minimum(monotonic, received_ns), is_trusted
 
     def some(self, count: int) -> list[list[int]]:
@@ -91,10 +89,12 @@ class OffsetLog:
 
     def steps(self) -> list[int]:
         """Instants (CLOCK_MONOTONIC) before which the realtime clock was stepped."""
-        at, offset = self.at_ns, self.offset_ns
-        steps: list[int] = []
-        for place in range(1, len(at)):
-            intervals = max(1, (at[place] - at[place - 1]) // SAMPLE_INTERVAL_NS)
-            if abs(offset[place] - offset[place - 1]) > STEP_NS_PER_INTERVAL * intervals:
-                steps.append(at[place])
-        return steps
+        return [at_ns for at_ns, is_step in zip(self.at_ns, self._follows_step(), strict=True) if is_step]
+
+    def _follows_step(self) -> NDArray[np.bool_]:
+        """For each sample, whether the realtime clock was stepped between the sample before and it."""
+        import numpy as np
+
+        at, offset = (np.frombuffer(values, dtype=np.int64) for values in (self.at_ns, self.offset_ns))
+        intervals = np.maximum(1, np.diff(at, prepend=at[:1]) // SAMPLE_INTERVAL_NS)
+        return np.abs(np.diff(offset, prepend=offset[:1])) > STEP_NS_PER_INTERVAL * intervals

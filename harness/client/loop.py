@@ -306,7 +306,7 @@ class EpollReplay:
         session = rows.session[row]
         if session in self._unjudged:
             self._judge(session)
-        elif not rows.request[row] and (parent := state.parent_of(session)) is not None:
+        elif not rows.request[row] and (parent := state.plan.sessions[session].continues) is not None:
             self._judge(parent)
         if not state.may_send(row):
             return None
@@ -378,7 +378,7 @@ class EpollReplay:
             return
         self._unjudged[self._rows.session[row]] = exchange
         due = state.complete(row, done_ns)
-        if not state.is_last_of_session(row) and due[0].due_ns == self._rows.trigger_ns[row + 1]:
+        if not state.is_last[row] and due[0].due_ns == self._rows.trigger_ns[row + 1]:
             # No wait: send the next request now.
             self._dispatch(row + 1)
             return

@@ -132,7 +132,8 @@ class PortableReplay:
             self._start(state.fail(row, monotonic_ns(), status, problem, answer))
             return
         due_next = state.complete(row, self._rows.done_ns[row])
-        due_next_on_failure = state.settle(row, answer)
+        due_next_on_failure = state.judge(row, answer)
+        state.book(row, answer)
         self._start([item for item in due_next if state.may_send(item.row)] + due_next_on_failure)
 
     async def _exchange_or_leave(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:

@@ -1,8 +1,7 @@
 """The prompts of a replay as JSON text: a session's stream grows by pieces, each serialised once.
 
 Token-id prompts carry the server's ids forward exactly; text prompts and chat messages carry its text, for servers that
-tokenise it again.
-No socket, no clock.
+tokenise it again. There is no socket and no clock here.
 """
 
 from __future__ import annotations
@@ -97,11 +96,12 @@ class TokenIdPrompts:
 
 
 class TextPrompts:
-    """As ``TokenIdPrompts``, in words; the plan's rules say how a stream is cut and continued."""
+    """As ``TokenIdPrompts``, in words or chat messages; ``TokenStreams`` says how a stream is cut and continued."""
 
     def __init__(self, plan: Plan) -> None:
-        self.streams = TokenStreams(plan)
-        self.generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
+        streams = TokenStreams(plan)
+        self._prompt = streams.chat_messages if plan.prompt_form == "chat" else streams.text_prompt
+        self._generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
 
     def prefetch(self, session: int, request: int) -> None:
         """Text prompts are built when they are needed; nothing to draw ahead."""
@@ -111,32 +111,21 @@ class TextPrompts:
         return True
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
-        self.note_gaps(session, request)
-        return [json.dumps(self.streams.text_prompt(session, request, self.generated)).encode()]
-
-    def note_gaps(self, session: int, request: int) -> None:
-        """Answers that no later prompt contains are not carried: keep the others at the place of their request."""
-        texts = self.generated[session]
+        # Answers that no later prompt contains are not carried: keep the others at the place of their request.
+        texts = self._generated[session]
         texts.extend([""] * (request - len(texts)))
+        return [json.dumps(self._prompt(session, request, self._generated)).encode()]
 
     def carry(self, session: int, answer: Answer) -> None:
-        self.generated[session].append("".join(answer.texts))
+        self._generated[session].append("".join(answer.texts))
 
     def drop(self, session: int) -> None:
-        self.generated[session] = []
-
-
-class ChatPrompts(TextPrompts):
-    """As ``TextPrompts``, but the stream is a conversation of user and assistant messages."""
-
-    def next_prompt(self, session: int, request: int) -> list[bytes]:
-        self.note_gaps(session, request)
-        return [json.dumps(self.streams.chat_messages(session, request, self.generated)).encode()]
+        self._generated[session] = []
 
 
 def prompts_of(plan: Plan) -> TokenIdPrompts | TextPrompts:
     """The prompts of a plan in the form it asks for."""
-    return {"token-ids": TokenIdPrompts, "text": TextPrompts, "chat": ChatPrompts}[plan.prompt_form](plan)
+    return TokenIdPrompts(plan) if plan.prompt_form == "token-ids" else TextPrompts(plan)
 
 
 def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:

@@ -99,9 +99,9 @@ class ReplayState:
         self._first_row = [0, *accumulate(len(session.requests) for session in plan.sessions)]
         self._has_failed = [False] * len(plan.sessions)
         self._followers = Followers(plan)
-        self._is_last = [False] * self.rows.count
+        self.is_last = [False] * self.rows.count
         for past_the_end in self._first_row[1:]:
-            self._is_last[past_the_end - 1] = True
+            self.is_last[past_the_end - 1] = True
         self.is_continued = continued_requests(plan)
         for row in range(self.rows.count):
             session, request = self.rows.session[row], self.rows.request[row]
@@ -124,13 +124,6 @@ class ReplayState:
     @property
     def is_finished(self) -> bool:
         return self.num_finished == self._num_mine
-
-    def is_last_of_session(self, row: int) -> bool:
-        return self._is_last[row]
-
-    def parent_of(self, session: int) -> int | None:
-        """The session whose stream this session continues."""
-        return self.plan.sessions[session].continues
 
     def rows_table(self) -> pa.Table:
         """The REQUESTS table of the sessions that are replayed here, in plan order."""
@@ -166,7 +159,7 @@ class ReplayState:
         rows = self.rows
         rows.done_ns[row] = done_ns
         trigger_ns = self.clock.from_monotonic_ns(done_ns)
-        if self._is_last[row]:
+        if self.is_last[row]:
             return self._start_followers(rows.session[row], trigger_ns)
         due_ns = trigger_ns + self._wait_after_ns[row]
         row += 1
@@ -195,11 +188,8 @@ class ReplayState:
         if status != "ok":
             done_ns = self.rows.done_ns[row]
             self._fail_rest(row, done_ns)
-            return [] if self._is_last[row] else self._start_followers(session, self.clock.from_monotonic_ns(done_ns))
-        if self.is_continued[row]:
-            self._prompts.carry(session, answer)
-        elif self._is_last[row]:
-            self._prompts.drop(session)
+            return [] if self.is_last[row] else self._start_followers(session, self.clock.from_monotonic_ns(done_ns))
+        self._carry(row, answer)
         return []
 
     def book(self, row: int, answer: Answer) -> None:
@@ -207,11 +197,13 @@ class ReplayState:
         is_whole = bool(answer.token_ids) and self.rows.status[row] == "ok"
         self._copy_counts(row, answer, token_digest(answer.token_ids) if is_whole else "")
 
-    def settle(self, row: int, answer: Answer) -> list[Due]:
-        """``judge`` and ``book`` in one call."""
-        due = self.judge(row, answer)
-        self.book(row, answer)
-        return due
+    def _carry(self, row: int, answer: Answer) -> None:
+        """Keep what the server generated where a later prompt contains it."""
+        session = self.rows.session[row]
+        if self.is_continued[row]:
+            self._prompts.carry(session, answer)
+        elif self.is_last[row]:
+            self._prompts.drop(session)
 
     def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
         """The request failed at ``done_ns`` (CLOCK_MONOTONIC): its session ends, sessions after it become due."""
@@ -237,10 +229,7 @@ class ReplayState:
         self.chunks.extend(row, answer.chunks)
         self._finish_row(row, ABORTED, "")
         answer.keep_first(self.abort_after_tokens[row])
-        if self.is_continued[row]:
-            self._prompts.carry(rows.session[row], answer)
-        elif self._is_last[row]:
-            self._prompts.drop(rows.session[row])
+        self._carry(row, answer)
         return due
 
     def skip_session(self, row: int, error: str, now_ns: int) -> list[Due]:
@@ -265,7 +254,7 @@ class ReplayState:
         """Why this row can never be sent, or an empty string."""
         if self.rows.request[row]:
             return ""
-        parent = self.parent_of(self.rows.session[row])
+        parent = self.plan.sessions[self.rows.session[row]].continues
         if parent is not None and self._has_failed[parent]:
             return f"session {parent}, which it continues, failed"
         return ""
@@ -337,7 +326,7 @@ class ReplayState:
 
     def prefetch_next(self, row: int) -> None:
         """Prefetch the request that follows in the row's session, if there is one."""
-        if not self._is_last[row]:
+        if not self.is_last[row]:
             self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
 
     def body_parts(self, row: int) -> list[bytes]:

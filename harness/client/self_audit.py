@@ -6,7 +6,7 @@ The figures describe the harness and its host, never the server under test, and 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,16 +95,6 @@ def _sorted_ms(lags_ns: FloatArray) -> list[float]:
     return [round(float(lag_ns) / NS_PER_MS, 4) for lag_ns in np.sort(lags_ns)]
 
 
-class _Sight(NamedTuple):
-    """One request as client and server saw it, CLOCK_MONOTONIC ns."""
-
-    sent_ns: int
-    due_ns: int
-    arrived_ns: int
-    answered_ns: int
-    wait_ns: int
-
-
 def compare_with_server(result: ReplayResult, seen: dict[str, dict[str, Any]]) -> dict[str, FloatArray]:
     """Lags and stamp errors of a replay (clock scale 1) against the server's own stamps; arrays in ns.
 
@@ -113,29 +103,30 @@ def compare_with_server(result: ReplayResult, seen: dict[str, dict[str, Any]]) -
     wait): everything that the client and both network stacks add. start_spread_ns: latest - earliest first send;
     start_spread_at_server_ns: the same of arrivals. chunk_user_error_ns, chunk_kernel_error_ns: stamp - server's send.
     """
-    sights: dict[tuple[int, int], _Sight] = {}
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
     for row in result.requests.to_pylist():
         stamp = seen.get(row["request_id"])
         if row["status"] == "ok" and stamp is not None and stamp["chunk_ns"]:
             arrived_ns = stamp["kernel_ns"] or stamp["received_ns"]
-            sights[row["session"], row["request"]] = _Sight(
-                row["sent_ns"], row["due_ns"], arrived_ns, stamp["chunk_ns"][-1], row["planned_wait_ns"]
-            )
-    first = [sight for (_, request), sight in sights.items() if request == 0]
+            rows[row["session"], row["request"]] = {
+                **row,
+                "arrived_ns": arrived_ns,
+                "answered_ns": stamp["chunk_ns"][-1],
+                "lag_ns": row["sent_ns"] - row["due_ns"],
+            }
+    first = [row for (_, request), row in rows.items() if request == 0]
     again = [
-        sight.arrived_ns - before.answered_ns - before.wait_ns
-        for (session, request), sight in sights.items()
-        if (before := sights.get((session, request - 1))) is not None
+        row["arrived_ns"] - before["answered_ns"] - before["planned_wait_ns"]
+        for (session, request), row in rows.items()
+        if (before := rows.get((session, request - 1))) is not None
     ]
     user, kernel = _chunk_errors(result, seen)
     return {
-        "dispatch_lag_ns": _floats([sight.sent_ns - sight.due_ns for sight in sights.values()]),
-        "rearrival_dispatch_lag_ns": _floats(
-            [sight.sent_ns - sight.due_ns for (_, request), sight in sights.items() if request]
-        ),
+        "dispatch_lag_ns": _floats([row["lag_ns"] for row in rows.values()]),
+        "rearrival_dispatch_lag_ns": _floats([row["lag_ns"] for (_, request), row in rows.items() if request]),
         "rearrival_lag_at_server_ns": _floats(again),
-        "start_spread_ns": _spread([sight.sent_ns for sight in first]),
-        "start_spread_at_server_ns": _spread([sight.arrived_ns for sight in first]),
+        "start_spread_ns": _spread([row["sent_ns"] for row in first]),
+        "start_spread_at_server_ns": _spread([row["arrived_ns"] for row in first]),
         "chunk_user_error_ns": user,
         "chunk_kernel_error_ns": kernel,
     }

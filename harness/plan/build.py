@@ -173,7 +173,7 @@ class _Built:
 
 
 def _drawn(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Built:
-    """Own draws: per session one generator for lengths and one for waits, so that either can change alone."""
+    """Each session has a generator for lengths and another for waits, so that either can change alone."""
     drawn = draw_requests(workload, base_seed, [replicate])
     cap_ns = wait_cap_ns(workload)
     kept, new, generated, waits_ns = (column[0].tolist() for column in drawn)

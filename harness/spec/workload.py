@@ -223,18 +223,9 @@ class WorkloadSpec(Spec):
         """Every group with the workload of its sessions; one group "all" when there are none."""
         if not self.group:
             return ((SessionGroup(name="all", num_sessions=self.num_sessions), self),)
-        distributions = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
+        keys = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
         return tuple(
-            (
-                group,
-                self.model_copy(
-                    update={
-                        distribution: own
-                        for distribution in distributions
-                        if (own := getattr(group, distribution)) is not None
-                    }
-                ),
-            )
+            (group, self.model_copy(update={key: value for key, value in group if key in keys and value is not None}))
             for group in self.group
         )
 

@@ -86,9 +86,9 @@ def sessions_of(
         start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" else 0
         if how.concurrency is not None and place >= how.concurrency:
             root_after, start_ns = ends[place - how.concurrency], 0
-        segments = _Segments(recording, named_tokens, len(sessions), root_after, start_ns)
-        sessions.extend(segments.sessions())
-        ends.append(segments.ends())
+        cut, last = _cut(recording, len(sessions), named_tokens, root_after, start_ns)
+        sessions.extend(cut)
+        ends.append(last)
     left.counts = +left.counts
     return tuple(sessions), named_tokens if any(session.blocks for session in sessions) else 0, left
 
@@ -182,80 +182,63 @@ def _shrunk(request: RecordedRequest, shrink: int) -> RecordedRequest:
     return request._replace(**lengths, abort_after_tokens=left)
 
 
-class _Segments:
-    """One recording cut into sessions: at every request that waits for several, or that several wait for."""
+def _cut(
+    recording: Recording, first_index: int, named_tokens: int, root_after: tuple[int, ...], start_ns: int
+) -> tuple[list[SessionPlan], tuple[int, ...]]:
+    """(sessions of a recording, numbered from ``first_index``; indices of those that nothing waits for).
 
-    def __init__(
-        self,
-        recording: Recording,
-        named_tokens: int,
-        first_index: int,
-        root_after: tuple[int, ...],
-        start_ns: int,
-    ) -> None:
-        self._requests, self._named_tokens = recording.requests, named_tokens
-        self._root_after, self._start_ns = root_after, start_ns
-        followers: list[set[int]] = [set() for _ in self._requests]
-        for place, request in enumerate(self._requests):
-            for before in {*request.after, *(() if request.base is None else (request.base,))}:
-                followers[before].add(place)
-        self._followers = followers
-        self._segment_of: list[int] = []
-        self._segments: list[list[int]] = []
-        for place, request in enumerate(self._requests):
-            begins_with_names = request.blocks and not request.keep_tokens
-            is_next = (
-                len(request.after) == 1
-                and followers[request.after[0]] == {place}
-                and request.base in (None, request.after[0])
+    A session begins at every request that waits for several, or for a request that several wait for. root_after,
+    start_ns: what the requests that wait for nothing wait for, and when they start.
+    """
+    requests = recording.requests
+    followers: list[set[int]] = [set() for _ in requests]
+    for place, request in enumerate(requests):
+        for before in {*request.after, *(() if request.base is None else (request.base,))}:
+            followers[before].add(place)
+    segments: list[list[int]] = []
+    index_of: list[int] = []  # of each request's session
+    for place, request in enumerate(requests):
+        begins_with_names = request.blocks and not request.keep_tokens
+        is_next = (
+            len(request.after) == 1
+            and followers[request.after[0]] == {place}
+            and request.base in (None, request.after[0])
+        )
+        if is_next and not begins_with_names:
+            index_of.append(index_of[request.after[0]])
+            segments[index_of[place] - first_index].append(place)
+        else:
+            index_of.append(first_index + len(segments))
+            segments.append([place])
+    sessions: list[SessionPlan] = []
+    for index, places in enumerate(segments, first_index):
+        first = requests[places[0]]
+        before = sorted({index_of[place] for place in first.after}) or root_after
+        has_names = first.keep_tokens == 0 and named_tokens
+        following = [*(requests[place] for place in places[1:]), None]
+        sessions.append(
+            SessionPlan(
+                index=index,
+                start_offset_ns=first.wait_ns + (0 if first.after else start_ns),
+                after=before[0] if before else None,
+                continues=None if first.base is None else index_of[first.base],
+                requests=tuple(map(_planned, (requests[place] for place in places), following)),
+                also_after=tuple(before[1:]),
+                start_kind=first.wait_kind if first.after else "none",
+                blocks=first.blocks[: first.prompt_tokens // named_tokens] if has_names else (),
             )
-            if is_next and not begins_with_names:
-                number = self._segment_of[request.after[0]]
-                self._segments[number].append(place)
-            else:
-                number = len(self._segments)
-                self._segments.append([place])
-            self._segment_of.append(number)
-        self._first_index = first_index
-
-    def sessions(self) -> list[SessionPlan]:
-        return [self._session(number, places) for number, places in enumerate(self._segments)]
-
-    def ends(self) -> tuple[int, ...]:
-        """Indices of the sessions that nothing waits for."""
-        return tuple(
-            self._first_index + number
-            for number, places in enumerate(self._segments)
-            if not self._followers[places[-1]]
         )
+    ends = (index for index, places in enumerate(segments, first_index) if not followers[places[-1]])
+    return sessions, tuple(ends)
 
-    def _session(self, number: int, places: list[int]) -> SessionPlan:
-        first = self._requests[places[0]]
-        before = sorted({self._first_index + self._segment_of[place] for place in first.after}) or self._root_after
-        wait_ns = first.wait_ns + (0 if first.after else self._start_ns)
-        has_names = first.keep_tokens == 0 and self._named_tokens
-        return SessionPlan(
-            index=self._first_index + number,
-            start_offset_ns=wait_ns,
-            after=before[0] if before else None,
-            continues=None if first.base is None else self._first_index + self._segment_of[first.base],
-            requests=tuple(
-                self._request(place, follower) for place, follower in zip(places, [*places[1:], -1], strict=True)
-            ),
-            also_after=tuple(before[1:]),
-            start_kind=first.wait_kind if first.after else "none",
-            blocks=first.blocks[: first.prompt_tokens // self._named_tokens] if has_names else (),
-        )
 
-    def _request(self, place: int, follower: int) -> RequestPlan:
-        request = self._requests[place]
-        following = self._requests[follower] if follower >= 0 else None
-        return RequestPlan(
-            keep_tokens=request.keep_tokens,
-            new_tokens=request.prompt_tokens - request.keep_tokens,
-            generate_tokens=request.generate_tokens,
-            wait_after_ns=0 if following is None else following.wait_ns,
-            wait_kind="none" if following is None else following.wait_kind,
-            abort_after_ns=request.abort_after_ns,
-            abort_after_tokens=request.abort_after_tokens,
-        )
+def _planned(request: RecordedRequest, following: RecordedRequest | None) -> RequestPlan:
+    return RequestPlan(
+        keep_tokens=request.keep_tokens,
+        new_tokens=request.prompt_tokens - request.keep_tokens,
+        generate_tokens=request.generate_tokens,
+        wait_after_ns=0 if following is None else following.wait_ns,
+        wait_kind="none" if following is None else following.wait_kind,
+        abort_after_ns=request.abort_after_ns,
+        abort_after_tokens=request.abort_after_tokens,
+    )

@@ -172,17 +172,17 @@ def _trees(calls: dict[str, _Call], notes: ReadNotes) -> Iterator[list[_Call]]:
     trees: dict[int, list[str]] = {}
     tree_of: dict[str, int] = {}
     for name in order:
-        owners = {tree_of[before] for before in calls[name].wait_for}
-        own = min(owners) if owners else len(tree_of)
-        for other in owners - {own}:
+        joined = {tree_of[before] for before in calls[name].wait_for}
+        tree = min(joined) if joined else len(tree_of)
+        for other in joined - {tree}:
             for moved in trees.pop(other):
-                tree_of[moved] = own
-                trees[own].append(moved)
-        trees.setdefault(own, []).append(name)
-        tree_of[name] = own
+                tree_of[moved] = tree
+                trees[tree].append(moved)
+        trees.setdefault(tree, []).append(name)
+        tree_of[name] = tree
     places = {name: place for place, name in enumerate(order)}
-    for tree in trees.values():
-        yield [calls[name] for name in sorted(tree, key=places.__getitem__)]
+    for names in trees.values():
+        yield [calls[name] for name in sorted(names, key=places.__getitem__)]
 
 
 def _sorted(calls: dict[str, _Call]) -> list[str]:

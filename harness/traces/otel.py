@@ -99,9 +99,8 @@ def _chat(span: Record, notes: ReadNotes) -> _Chat | None:
 
 
 def _usage(attributes: Record, *names: str) -> int | None:
-    return next(
-        (found for name in names if (found := tokens_of(attributes.get(f"gen_ai.usage.{name}"))) is not None), None
-    )
+    counts = (tokens_of(attributes.get(f"gen_ai.usage.{name}")) for name in names)
+    return next((count for count in counts if count is not None), None)
 
 
 def _messages(value: object) -> list[Message]:
