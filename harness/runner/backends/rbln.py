@@ -33,13 +33,11 @@ from harness.stack.rbln.launch.devices import find_command, require_idle
 from harness.stack.rbln.launch.releases.check import usable_with
 from harness.stack.rbln.launch.remote import check_remote_server, remote_plan
 from harness.stack.rbln.launch.serving import (
-    BackendParts,
-    RunSetup,
     ServedArtifact,
+    ServeSetup,
     check_installed,
     find_rbln_stack,
     serve_plan,
-    visible_devices,
 )
 from harness.stack.rbln.launch.twin.environment import newest_stable
 
@@ -136,17 +134,16 @@ class RblnBackend(ServerBackend):
         return serve_plan(
             server,
             ServedArtifact(artifact, config, artifact.name),
-            stack=stack,
-            setup=RunSetup(require_port(LOOPBACK, options.port), options.run_folder, options.log_format),
-            backend=BackendParts(
+            stack,
+            ServeSetup(
                 self.kind.name,
-                variables=visible_devices(stack.versions.get("vllm-rbln", ""), devices),
+                require_port(LOOPBACK, options.port),
+                options.run_folder,
+                options.log_format,
+                npus=devices,
                 device_command=find_command(),
                 devices=report,
-                requested={
-                    "compiled": None if record is None else {key: record[key] for key in ("spec", "versions")},
-                    "npus": list(devices),
-                },
+                requested={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
             ),
         )
 

@@ -36,12 +36,10 @@ from harness.stack.rbln.launch.compile import TWIN_MODEL, CompileSpec, cached_ar
 from harness.stack.rbln.launch.devices import read_devices, require_idle
 from harness.stack.rbln.launch.releases.check import usable_with
 from harness.stack.rbln.launch.serving import (
-    BackendParts,
-    RunSetup,
     ServedArtifact,
+    ServeSetup,
     check_installed,
     serve_plan,
-    visible_devices,
 )
 from harness.stack.rbln.launch.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
@@ -137,16 +135,19 @@ class TwinBackend(ServerBackend):
         return serve_plan(
             server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
             ServedArtifact(artifact, config, TWIN_MODEL),
-            stack=Stack(twin.vllm, dict(twin.stamp.get("versions", {})), twin.site_packages),
-            setup=RunSetup(chosen_port, options.run_folder, options.log_format),
-            backend=BackendParts(
+            Stack(twin.vllm, dict(twin.stamp.get("versions", {})), twin.site_packages),
+            ServeSetup(
                 self.kind.name,
+                chosen_port,
+                options.run_folder,
+                options.log_format,
+                npus=npus,
                 paths=(INSIDE,),
-                variables=twin_variables(twin, files["config"]) | visible_devices(twin.version, npus),
+                variables=twin_variables(twin, files["config"]),
                 files=files,
                 device_command=command,
                 devices=require_idle(npus, read_devices(command)),
-                requested={"settings": settings, "npus": list(npus)},
+                requested={"settings": settings},
                 overlays=twin.folder / "overlays",
             ),
         )

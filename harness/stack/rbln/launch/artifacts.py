@@ -48,9 +48,6 @@ class ArtifactConfig:
         """Physical KV regions of the longest request."""
         return -(-self.max_seq_len // max(1, self.partition_tokens or self.max_seq_len))
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
-
 
 LARGEST_BATCH = 1 << 20
 
@@ -181,7 +178,7 @@ def requested_stack(
         "server": server.model_dump(mode="json"),
         "num_gpu_blocks_override": blocks_override(config, server),
         "versions": dict(versions),
-        "artifact": {**identity, "config": config.to_json()},
+        "artifact": {**identity, "config": asdict(config)},
         "devices": None if devices is None else devices.raw,
     }
 

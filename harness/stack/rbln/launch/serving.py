@@ -8,7 +8,6 @@ Source: vllm 0.22.0, vllm-rbln 0.11.1.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from harness.stack.rbln.launch.artifacts import (
 from harness.stack.rbln.launch.devices import DeviceReport
 from harness.stack.rbln.launch.inside.remote_host import PACKAGES
 from harness.stack.rbln.launch.patches.shipped import make_overlay, patch_status, require_pristine
+from harness.stack.rbln.rules.kv_rules import release_of
 
 OBSERVER = Plugin("rbln_observer", "RBLN_OBSERVER_FILE")
 """Writes a record per engine step from inside the server; no file of the server is edited."""
@@ -55,7 +55,7 @@ class ServedArtifact:
 
 def visible_devices(vllm_rbln: str, devices: Iterable[int]) -> dict[str, str]:
     """The variable that names a server's NPUs: RBLN_DEVICES; RBLN_VISIBLE_DEVICES from vllm-rbln 0.12 on."""
-    name = "RBLN_VISIBLE_DEVICES" if _release(vllm_rbln) >= (0, 12) else "RBLN_DEVICES"
+    name = "RBLN_VISIBLE_DEVICES" if release_of(vllm_rbln) >= (0, 12) else "RBLN_DEVICES"
     return {name: ",".join(map(str, devices))}
 
 
@@ -64,11 +64,7 @@ def step_report_variables(vllm_rbln: str, folder: Path) -> dict[str, str]:
 
     The log has them too, but rounded, and only after a clean shutdown.
     """
-    return {"VLLM_RBLN_METRICS_DIR": str(folder)} if _release(vllm_rbln) >= (0, 12, 1) else {}
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+    return {"VLLM_RBLN_METRICS_DIR": str(folder)} if release_of(vllm_rbln) >= (0, 12, 1) else {}
 
 
 def server_env(
@@ -156,24 +152,20 @@ def overlay_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSetup:
-    """The part of a launch that belongs to one run. run_folder: where its files go."""
+class ServeSetup:
+    """What a backend and a run add to a launch. backend: its name. run_folder: where the run's files go.
 
+    npus: the devices that the server may use. paths: more folders of PYTHONPATH. variables: of the environment; the
+    experiment's ``env`` overrides them. files: written by the backend, by role. device_command: reports the devices;
+    devices: their state now. requested: more settings for the manifest. overlays: where patched shadow copies are kept
+    between runs.
+    """
+
+    backend: str
     port: int
     run_folder: Path
     log_format: LogFormat
-
-
-@dataclass(frozen=True, slots=True)
-class BackendParts:
-    """What a backend adds to a launch. name: of the backend.
-
-    paths: more folders of PYTHONPATH. variables: of the environment; the experiment's ``env`` overrides them. files:
-    written by the backend, by role. device_command: reports the devices; devices: their state now. requested: more
-    settings for the manifest. overlays: where patched shadow copies are kept between runs.
-    """
-
-    name: str
+    npus: Sequence[int]
     paths: Sequence[Path] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -183,16 +175,14 @@ class BackendParts:
     overlays: Path = field(default_factory=overlay_folder)
 
 
-def serve_plan(
-    server: ServerSpec, artifact: ServedArtifact, *, stack: Stack, setup: RunSetup, backend: BackendParts
-) -> LaunchPlan:
+def serve_plan(server: ServerSpec, artifact: ServedArtifact, stack: Stack, setup: ServeSetup) -> LaunchPlan:
     """The command that serves ``artifact`` with the real stack, with the patch and observer that ``server`` names.
 
     Raises SpecError when the installed package is not as declared.
     """
     run_folder = setup.run_folder
-    patch_record, overlay = _patched(server, stack, backend.overlays)
-    written = dict(backend.files)
+    patch_record, overlay = _patched(server, stack, setup.overlays)
+    written = dict(setup.files)
     if server.observer:
         written["observer"] = (run_folder / layout.OBSERVER).absolute()
     logs = {"VLLM_LOGGING_LEVEL": "DEBUG"}
@@ -200,17 +190,18 @@ def serve_plan(
         written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
         logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
-    search = [*([] if overlay is None else [overlay]), *([OBSERVER_FOLDER] if server.observer else []), *backend.paths]
-    reports = step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute())
+    search = [*([] if overlay is None else [overlay]), *([OBSERVER_FOLDER] if server.observer else []), *setup.paths]
+    version = stack.versions.get("vllm-rbln", "")
+    reports = step_report_variables(version, run_folder.absolute())
     env = server_env(
         server,
-        {**reports, **backend.variables, **logs},
+        {**reports, **setup.variables, **visible_devices(version, setup.npus), **logs},
         [str(folder) for folder in search],
         written.get("observer"),
         os.environ,
     )
     return LaunchPlan(
-        backend=backend.name,
+        backend=setup.backend,
         argv=(str(stack.vllm), *serve_arguments(server, artifact, setup.port)),
         host=LOOPBACK,
         port=setup.port,
@@ -222,12 +213,12 @@ def serve_plan(
             artifact.config,
             versions=stack.versions,
             identity=artifact_identity(artifact.folder),
-            devices=backend.devices,
+            devices=setup.devices,
         )
-        | dict(backend.requested),
+        | {**setup.requested, "npus": list(setup.npus)},
         observation=declared(server, patch_record),
         effective=settings_applied(server, artifact.config, stack.versions, patch_record),
-        device_command=tuple(backend.device_command),
+        device_command=tuple(setup.device_command),
         scratch_variable=scratch_variable(env),
     )
 

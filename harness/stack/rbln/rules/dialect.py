@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, RULE_SETS, RuleSet
+from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, RULE_SETS, RuleSet, release_of
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,5 @@ DIALECTS = {
 def dialect_of(rules: RuleSet) -> Dialect:
     """The dialect of the newest release that follows ``rules``; of the newest stable release when none does."""
     release = (rules.releases or RULE_SETS[NEWEST_STABLE].releases)[-1]
-    known_so_far = [dialect for known, dialect in DIALECTS.items() if _number(known) <= _number(release)]
+    known_so_far = [dialect for known, dialect in DIALECTS.items() if release_of(known) <= release_of(release)]
     return known_so_far[-1]
-
-
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(map(int, release.split(".")))

@@ -137,10 +137,14 @@ def rule_set(name: str, version: str = "") -> RuleSet:
 
 def rules_for_version(version: str) -> RuleSet | None:
     """The rules of a vllm-rbln version ("0.12.1a8", "0.11.2.post1"); None for an unknown release."""
-    release = re.match(r"\d+\.\d+\.\d+", version)
-    if release is None:
-        return None
-    return next((rules for rules in _TABLE if release[0] in rules.releases), None)
+    release = ".".join(map(str, release_of(version)[:3]))
+    return next((rules for rules in _TABLE if release in rules.releases), None)
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The release number in a version: (0, 12, 1) in "0.12.1a8"; () where there is none."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
 
 
 def rules_in_force(name: str, version: str = "") -> RuleSet:

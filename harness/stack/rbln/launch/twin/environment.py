@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError, SpecError
+from harness.stack.rbln.rules.kv_rules import release_of
 
 FOLDER = Path(__file__).resolve().parent
 COMMON_LOCK = FOLDER / "requirements-twin.lock"
@@ -67,13 +68,9 @@ def is_stable(version: str) -> bool:
 
 def release_order(version: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
     """A sort key: by release number, previews of a release before it."""
-    release = re.match(r"\d+(\.\d+)*", version)
-    head = release[0] if release else ""
-    return (
-        tuple(map(int, head.split("."))) if head else (),
-        is_stable(version),
-        tuple(map(int, re.findall(r"\d+", version[len(head) :]))),
-    )
+    release = release_of(version)
+    numbers = tuple(map(int, re.findall(r"\d+", version)))
+    return release, is_stable(version), numbers[len(release) :]
 
 
 INSIDE = Path(__file__).resolve().parent / "inside"

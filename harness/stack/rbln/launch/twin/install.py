@@ -33,10 +33,10 @@ from harness.stack.rbln.launch.twin.environment import (
     installed_twins,
     known_stacks,
     read_stamp,
-    release_order,
     stack_named,
     twin_variables,
 )
+from harness.stack.rbln.rules.kv_rules import release_of
 from harness.uv import uv_install
 
 TORCH = "2.13.0"
@@ -157,7 +157,7 @@ def _install_packages(where: Path, stack: TwinStack, on_progress: OnProgress) ->
 
 def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
     """Metadata of the stand-in runtime: the stack compares its version with that of vllm-rbln."""
-    release = ".".join(map(str, release_order(stack.version)[0]))
+    release = ".".join(map(str, release_of(stack.version)))
     folder = twin.site_packages / f"{STAND_IN}-{release}.dist-info"
     folder.mkdir(exist_ok=True)
     text = f"Metadata-Version: 2.1\nName: rebel-compiler\nVersion: {release}\nSummary: Stand-in: no compiler inside\n"
