@@ -1,4 +1,4 @@
-"""The figures of one run, computed from its sealed records: one frozen value per run, summed elsewhere.
+"""The figures of a run, computed from its sealed records, and their sums over several runs.
 
 Every figure comes from the records alone; what cannot be computed is None, never zero.
 """
@@ -30,8 +30,6 @@ from harness.analysis.reuse import (
     Rearrival,
     cached_tokens,
     ceilings,
-    computed_prefill_tokens,
-    is_reuse_known,
     prompt_tokens,
     rearrivals,
     reuse_rule,
@@ -112,15 +110,15 @@ class ReuseFigures:
 
     @property
     def num_reused(self) -> int | None:
-        return sum_or_none(one.is_reused for one in self.rearrivals)
+        return sum_or_none(again.is_reused for again in self.rearrivals)
 
     @property
     def num_partial(self) -> int | None:
-        return sum_or_none(one.is_partial for one in self.rearrivals)
+        return sum_or_none(again.is_partial for again in self.rearrivals)
 
     @property
     def reused_tokens(self) -> int | None:
-        return sum_or_none(one.cached_tokens for one in self.rearrivals)
+        return sum_or_none(again.cached_tokens for again in self.rearrivals)
 
     @property
     def num_full(self) -> int | None:
@@ -144,7 +142,7 @@ class ReuseFigures:
 
     @property
     def reusable_tokens(self) -> int:
-        return sum(one.reusable_tokens for one in self.rearrivals)
+        return sum(again.reusable_tokens for again in self.rearrivals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +224,7 @@ class RunFigures(Figures):
     """Figures of one run.
 
     prompt_tokens, cached_tokens: sums over all responses; cached is None where reuse is unknown.
-    device: of its fleet, "" outside one. unit: replicates that ran at once by plan share one, else the replicate.
+    device: of its fleet, "" outside a fleet. unit: replicates that ran at once by plan share one, else the replicate.
     neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
     """
 
@@ -287,7 +285,7 @@ def total_of(runs: Sequence[RunFigures]) -> Figures:
 
 def totals(pairs: Sequence[tuple[RunFigures, RunFigures]]) -> tuple[Figures, Figures]:
     """The sums over the runs of either side."""
-    return total_of([own for own, _ in pairs]), total_of([base for _, base in pairs])
+    return total_of([run for run, _ in pairs]), total_of([base for _, base in pairs])
 
 
 @once_per_run
@@ -308,7 +306,8 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     is_observed = steps.num_rows > 0 or not has_decoded
     plan, rule, log = run.plan_if_readable, reuse_rule(run), step_log_of(run)
     known = with_logged_prefills(requests, kv_events)
-    is_priced = is_observed and is_reuse_known(known)
+    prompt, cached = prompt_tokens(known), cached_tokens(known)
+    is_reuse_known = cached is not None
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -316,23 +315,23 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         is_valid=run.is_valid,
         treatment=run.manifest.treatment,
         baseline=run.manifest.baseline,
-        a=modelled(steps, known, cost_model, kv_events, log) if is_priced else None,
+        a=modelled(steps, known, cost_model, kv_events, log) if is_observed and is_reuse_known else None,
         b_ns=channel_b(requests),
         padding=padding(steps),
         has_steps=is_observed,
         steps_by_n_b=steps_by_n_b(steps),
-        prompt_tokens=prompt_tokens(known),
-        computed_prefill_tokens=computed_prefill_tokens(known),
+        prompt_tokens=prompt,
+        computed_prefill_tokens=when_known(operator.sub, prompt, cached),
         cached_tokens=cached_tokens(requests),
         reuse=ReuseFigures(tuple(rearrivals(known, plan, rule))),
         evictions=_evictions(kv_events),
-        waiting_session_ns=waiting_session_ns(kv_events, known, cost_model) if is_reuse_known(known) else None,
+        waiting_session_ns=waiting_session_ns(kv_events, known, cost_model) if is_reuse_known else None,
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
         num_aborted=statuses[schema.ABORTED],
         generated_tokens=sum(tokens or 0 for tokens in generated),
-        ceilings=None if plan is None or not is_reuse_known(requests) else ceilings(requests, kv_events, plan, rule),
+        ceilings=None if plan is None or cached_tokens(requests) is None else ceilings(requests, kv_events, plan, rule),
         invalid_reasons=run.invalid_reasons,
         **place_of(run),
     )

@@ -172,14 +172,14 @@ def injections(runs: Sequence[SealedRun], rule: InterferenceRule) -> dict[str, l
     return {name: [injection_of(run, rule) for run in group] for name, group in by_condition(runs).items()}
 
 
-def decide_interference(rule: InterferenceRule, found: Mapping[str, Sequence[Injection]]) -> list[Decision]:
+def decide_interference(rule: InterferenceRule, conditions: Mapping[str, Sequence[Injection]]) -> list[Decision]:
     """Existence, simultaneity and growth. Crossings in the control leave existence PARTIALLY CONFIRMED: withheld."""
-    injected = {name: group for name, group in found.items() if name != rule.control and group and group[0].spikes}
+    injected = {name: group for name, group in conditions.items() if name != rule.control and group and group[0].spikes}
     runs = [injection for group in injected.values() for injection in group]
-    if not runs or rule.control not in found:
+    if not runs or rule.control not in conditions:
         reason = "needs runs with an injection and a control"
         return [Decision(rule.name, "existence", Outcome.WITHHELD, reason)]
-    return [_existence(rule, runs, found[rule.control]), _simultaneity(rule, runs), _growth(rule, injected)]
+    return [_existence(rule, runs, conditions[rule.control]), _simultaneity(rule, runs), _growth(rule, injected)]
 
 
 def _existence(rule: InterferenceRule, runs: Sequence[Injection], control: Sequence[Injection]) -> Decision:
@@ -192,7 +192,7 @@ def _existence(rule: InterferenceRule, runs: Sequence[Injection], control: Seque
         "threshold": rule.threshold,
         "smallest_ratio": min(ratios),
         "num_control_crossings": len(crossed),
-        "last_control_crossing_s": max((one.end_s for one in crossed), default=None),
+        "last_control_crossing_s": max((crossing.end_s for crossing in crossed), default=None),
     }
     reason = f"{above} of {len(ratios)} background sessions spike above {rule.threshold:g} times their baseline"
     if above < len(ratios):
@@ -235,7 +235,7 @@ def measured_waiting_session_ns(run: SealedRun) -> int | None:
     """
     events, requests = run.table("kv_events"), run.table("requests").to_pylist()
     instants = chunk_instants(with_tokens(run.table("chunks")))
-    token_ns = {key: (int(own[0]), int(own[-1])) for key, own in instants.items()}
+    token_ns = {key: (int(at_ns[0]), int(at_ns[-1])) for key, at_ns in instants.items()}
     by_id = {row["response_id"]: row for row in requests if row["response_id"]}
     if not token_ns or events.num_rows == 0 or not run.client.stream:
         return None

@@ -10,14 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import attrgetter, sub
+from operator import attrgetter
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from harness.analysis.cost.reconstruct import StepCost, join_request_id
-from harness.analysis.stats import sum_or_none, when_known
+from harness.analysis.stats import sum_or_none
 from harness.plan import Plan
 from harness.records import SealedRun
 from harness.records.schema import rows_where, values_of
@@ -72,11 +71,6 @@ class Rearrival(NamedTuple):
         return None if self.cached_tokens is None else 0 < self.cached_tokens < self.reusable_tokens
 
 
-def is_reuse_known(requests: pa.Table) -> bool:
-    """Whether every answered request states what it reused."""
-    return all(cached is not None for _session, _request, _prompt, cached in _answered(requests))
-
-
 def with_known_zeros(requests: pa.Table, num_cached_by_counter: float | None) -> pa.Table:
     """The requests, with 0 for ``cached_tokens`` that the answers left out although it is known that none was reused.
 
@@ -112,7 +106,7 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = I
     rows = _answered(requests)
     prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
     generated_of = _generated(requests)
-    found: list[Rearrival] = []
+    returning: list[Rearrival] = []
     for session, request, prompt, cached in rows:
         previous = parents.get((session, request), (session, request - 1))
         if previous in prompt_of:
@@ -122,8 +116,8 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = I
                 reusable_tokens(min(known, kept.get((session, request), known)), prompt, rule.block_tokens)
                 for known in (rule.kept_tokens(before, answer), before + answer)
             )
-            found.append(Rearrival(session, request, before, answer, prompt, reusable, with_answer, cached))
-    return found
+            returning.append(Rearrival(session, request, before, answer, prompt, reusable, with_answer, cached))
+    return returning
 
 
 def _generated(requests: pa.Table) -> dict[Place, int]:
@@ -131,13 +125,8 @@ def _generated(requests: pa.Table) -> dict[Place, int]:
     return {(session, request): tokens or 0 for session, request, tokens in columns}
 
 
-def computed_prefill_tokens(requests: pa.Table) -> int | None:
-    """Prompt tokens that the server computed: sum of prompt - cached over answered requests; None where unknown."""
-    return sum_or_none(when_known(sub, prompt, cached) for _session, _request, prompt, cached in _answered(requests))
-
-
 def cached_tokens(requests: pa.Table) -> int | None:
-    """Sum of the cached tokens that the answers report; None where an answer reports none."""
+    """Sum of the cached tokens that the answers report; None where an answer does not report them."""
     return sum_or_none(cached for _session, _request, _prompt, cached in _answered(requests))
 
 
@@ -212,11 +201,6 @@ class Ceilings:
         return Ceilings(**{name: getattr(self, name) + getattr(other, name) for name in names}, lost=lost)
 
 
-def total_ceilings(of: Iterable[Ceilings]) -> Ceilings:
-    """The sums over several runs."""
-    return reduce(Ceilings.__add__, of, Ceilings())
-
-
 class _Request(NamedTuple):
     """The columns of a request that count here."""
 
@@ -231,11 +215,14 @@ class _Request(NamedTuple):
 
 def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule = INNER_BLOCKS) -> Ceilings:
     """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike."""
-    return total_ceilings(_ceilings(requests, kv_events, plan, rule))
+    return sum(_ceilings(requests, kv_events, plan, rule), Ceilings())
 
 
 def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule) -> Iterator[Ceilings]:
-    """Those of each answered request, in the order of sending."""
+    """Those of each answered request, in the order of sending.
+
+    endless >= by_turn >= shared (kept of the turn before) >= blocks. Their differences are losses, each of one cause.
+    """
     parents, kept = continuations(plan)
     rows = {(row.session, row.request): row for row in map(_Request._make, values_of(requests, *_Request._fields))}
     answered = sorted((row for row in rows.values() if row.prompt_tokens is not None), key=attrgetter("sent_ns"))
@@ -255,30 +242,16 @@ def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRu
         blocks = 0 if parent is None else reusable_tokens(shared, prompt, rule.block_tokens)
         endless = max(by_turn, min(known.tokens(*place), most))
         cause = "" if parent is None else evictions.cause(parent.response_id, row.response_id)
-        lost = _losses(_Limits(endless, by_turn, shared, blocks), reused, cause)
+        parts = {OTHERS: endless - by_turn, GENERATED: by_turn - shared, PART_OF_BLOCK: shared - blocks}
+        # Reuse from elsewhere than the turn before.
+        gained = min(reused, endless) - min(reused, blocks)
+        for name, tokens in parts.items():
+            covered = min(tokens, gained)
+            parts[name] = tokens - covered
+            gained -= covered
+        parts[cause] = blocks - min(reused, blocks)
+        lost = {name: tokens for name, tokens in parts.items() if tokens}
         yield Ceilings(prompt, endless, by_turn, blocks, reused, max(0, reused - endless), lost)
-
-
-class _Limits(NamedTuple):
-    """Reusable tokens of a request, each at most the one before; shared: kept of the turn before."""
-
-    endless: int
-    by_turn: int
-    shared: int
-    blocks: int
-
-
-def _losses(limits: _Limits, reused: int, cause: str) -> dict[str, int]:
-    """The tokens of one request that an endless cache would have hit and the server did not, by cause."""
-    endless, by_turn, shared, blocks = limits
-    parts = {OTHERS: endless - by_turn, GENERATED: by_turn - shared, PART_OF_BLOCK: shared - blocks}
-    gained = min(reused, endless) - min(reused, blocks)  # what came from elsewhere than the turn before
-    for name, tokens in parts.items():
-        took = min(tokens, gained)
-        parts[name] = tokens - took
-        gained -= took
-    parts[cause] = blocks - min(reused, blocks)
-    return {name: tokens for name, tokens in parts.items() if tokens}
 
 
 class _SharedBeginnings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.analysis.decisions.decide import Outcome
 from harness.analysis.decisions.verdicts import decide_experiment
-from harness.analysis.figures import ReuseFigures
+from harness.analysis.figures import total_of
 from harness.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
 from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs
@@ -160,7 +160,6 @@ def dummy_rule(source: Source) -> Rows:
         dummy = predicted_ratio(experiment, condition, baseline, "paper+dummy")
         if plain is None or dummy is None:
             continue
-        runs = experiment.figures(condition)
         errors = (None, None) if condition == baseline else (plain.error, dummy.error)
         rows.append(
             {
@@ -171,7 +170,7 @@ def dummy_rule(source: Source) -> Rows:
                 "dummy_ratio": dummy.ratio,
                 "dummy_error": errors[1],
                 "simulated_reuse": f"{plain.num_reused} -> {dummy.num_reused} / {plain.num_rearrivals}",
-                "measured_reuse": ReuseFigures(tuple(one for run in runs for one in run.reuse.rearrivals)).share_text,
+                "measured_reuse": total_of(experiment.figures(condition)).reuse.share_text,
             }
         )
     return rows

@@ -98,13 +98,11 @@ class Draws:
 
     def grouped(self, plans_in_a_sum: int) -> Draws:
         """The same plans in sums of another size; plans that fill no sum are left out."""
-        whole = self.num_plans // plans_in_a_sum * plans_in_a_sum
-        return Draws(self.padded[:, :whole], self.slots[:, :whole], self.decode_ns[:, :whole], plans_in_a_sum)
+        return self._first_sums(self.num_plans // plans_in_a_sum, plans_in_a_sum)
 
     def first(self, num_sums: int) -> Draws:
         """The first sums alone."""
-        last = num_sums * self.plans_in_a_sum
-        return Draws(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], self.plans_in_a_sum)
+        return self._first_sums(num_sums, self.plans_in_a_sum)
 
     def sums_p(self) -> FloatArray:
         """Padding ratio of every sum, shape (2, sums): numerators and denominators are summed first."""
@@ -136,7 +134,7 @@ class Draws:
         return float(with_waits / without)
 
     def has_sign_of(self, printed: float | None) -> bool:
-        """Whether the pooled delta p has the sign of a printed one; None stands for one below 0."""
+        """Whether the pooled delta p has the sign of a printed one; None stands for a value below 0."""
         return bool(np.sign(self.delta_p) == np.sign(-1 if printed is None else printed))
 
     def share_with_sign_of(self, printed: float | None) -> float:
@@ -153,6 +151,10 @@ class Draws:
         )
         low, high = np.quantile(without - with_waits, (0.025, 0.975))
         return float(low), float(high)
+
+    def _first_sums(self, num_sums: int, plans_in_a_sum: int) -> Draws:
+        last = num_sums * plans_in_a_sum
+        return Draws(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], plans_in_a_sum)
 
     def _sums(self, values: IntArray) -> FloatArray:
         return values.reshape(2, -1, self.plans_in_a_sum).sum(axis=2).astype(np.float64)
@@ -281,8 +283,8 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
         num_drawn += sessions
         tell(num_drawn / sum(users))
 
-    found = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_drawn))
-    draws = {each: found[users.index(each)] for each in TABLE_I}
+    by_place = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_drawn))
+    draws = {each: by_place[users.index(each)] for each in TABLE_I}
     return rendered("signs.md.j2", **_facts(num_sums, draws))
 
 
@@ -290,11 +292,11 @@ def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw,
     """Everything that the page draws of one N."""
     num_plans = num_sums * PLANS_IN_A_SUM
     num_others = max(2, num_sums // ALTERNATIVE_PART) * PLANS_IN_A_SUM
-    found = {(SHIPPED.name, GRID): draw(users, num_plans)}
-    found |= {(SHIPPED.name, grid): draw(users, num_plans, buckets=grid) for n, grid in TABLE_II if n == users}
-    found |= {(variant.name, GRID): draw(users, num_others, variant) for variant in ALTERNATIVES}
+    drawn = {(SHIPPED.name, GRID): draw(users, num_plans)}
+    drawn |= {(SHIPPED.name, grid): draw(users, num_plans, buckets=grid) for n, grid in TABLE_II if n == users}
+    drawn |= {(variant.name, GRID): draw(users, num_others, variant) for variant in ALTERNATIVES}
     tell(users)
-    return found
+    return drawn
 
 
 def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, Draws]]) -> dict[str, object]:

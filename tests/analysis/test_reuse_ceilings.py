@@ -17,7 +17,6 @@ from harness.analysis.reuse import (
     PART_OF_BLOCK,
     Ceilings,
     ceilings,
-    total_ceilings,
 )
 from harness.plan import Plan
 from harness.plan.model import RequestPlan, SessionPlan
@@ -114,5 +113,5 @@ def test_what_is_lost_sums_to_the_endless_ceiling_less_the_reuse_in_every_simula
     for one in found.values():
         assert one is not None
         assert_sums(one)
-        assert total_ceilings([one, one]).lost == {cause: 2 * tokens for cause, tokens in one.lost.items()}
+        assert (one + one).lost == {cause: 2 * tokens for cause, tokens in one.lost.items()}
     assert "not in the log" not in {cause for one in found.values() if one for cause in one.lost}

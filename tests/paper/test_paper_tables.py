@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.catalogue.survival import dummy_requests
+from harness.analysis.catalogue.reuse import dummy_requests
 from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.paper import Source, paper_tables

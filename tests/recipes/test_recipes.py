@@ -65,7 +65,7 @@ class TriedBackend(Backend):
 BACKEND = TriedBackend()
 """
 ANALYSIS = """
-from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue import Analysis
 from harness.table import table_of
 
 
@@ -74,7 +74,7 @@ def counted_table(experiment):
     return table_of("counted", "Runs of each condition", rows)
 
 
-ANALYSES = (Analysis("counted", "how many runs there are", of_tables(counted_table)),)
+ANALYSES = (Analysis("counted", "how many runs there are", (counted_table,)),)
 """
 
 

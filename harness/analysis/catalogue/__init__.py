@@ -1,4 +1,4 @@
-"""The analyses that an experiment can name, and their results. A module here registers what it has in ``ANALYSES``.
+"""The analyses that an experiment can name, and their results. A module here registers its analyses in ``ANALYSES``.
 
 An analysis turns valid sealed runs into a few small tables. It decides nothing.
 Definitions: docs/method.md, "Experiments".
@@ -7,12 +7,11 @@ Definitions: docs/method.md, "Experiments".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, wraps
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import NamedTuple
 
 from harness.analysis import stats
 from harness.analysis.cost.speeds import device_tables, speeds
@@ -113,24 +112,23 @@ def interval_record(interval: Interval) -> dict[str, Cell]:
 DEFAULT = "general"
 
 
-class AnalysisOutput(NamedTuple):
-    """What an analysis computes. notes: what limits its figures."""
-
-    tables: tuple[Table, ...]
-    intervals: Mapping[str, Interval] = {}
-    notes: tuple[str, ...] = ()
+TableOf = Callable[[ExperimentRuns], Table]
+Rows = Iterator[Mapping[str, Cell]]
 
 
-class Analysis(NamedTuple):
-    """One analysis. meaning: what it shows, in one line."""
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """One analysis. meaning: what it shows, in one line. tables: in their order.
+
+    notes: what limits its figures. computed_notes: notes that the runs themselves give. intervals: by name.
+    """
 
     name: str
     meaning: str
-    compute: Callable[[ExperimentRuns], AnalysisOutput]
-
-
-TableOf = Callable[[ExperimentRuns], Table]
-Rows = Iterator[Mapping[str, Cell]]
+    tables: tuple[TableOf, ...]
+    notes: tuple[str, ...] = ()
+    computed_notes: Callable[[ExperimentRuns], Iterable[str]] = lambda _experiment: ()
+    intervals: Callable[[ExperimentRuns], Mapping[str, Interval]] = lambda _experiment: {}
 
 
 def table(name: str, caption: str) -> Callable[[Callable[[ExperimentRuns], Rows]], TableOf]:
@@ -144,19 +142,6 @@ def table(name: str, caption: str) -> Callable[[Callable[[ExperimentRuns], Rows]
         return build
 
     return decorate
-
-
-def of_tables(
-    *tables: TableOf,
-    notes: tuple[str, ...] = (),
-    intervals: Callable[[ExperimentRuns], Mapping[str, Interval]] = lambda _experiment: {},
-) -> Callable[[ExperimentRuns], AnalysisOutput]:
-    """Computes the given tables in order, and intervals where they are asked for."""
-
-    def compute(experiment: ExperimentRuns) -> AnalysisOutput:
-        return AnalysisOutput(tuple(table(experiment) for table in tables), intervals(experiment), notes)
-
-    return compute
 
 
 @cache
@@ -184,16 +169,22 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
         raise SpecError("no valid run to analyse", where="runs", hint="See `harness runs` for why they are invalid")
     analysis = analysis_named(name or runs[0].spec.analysis, runs[0].experiment)
     experiment = ExperimentRuns(runs, predictions)
-    tables, intervals, notes = analysis.compute(experiment)
+    tables = [build(experiment) for build in analysis.tables] + _by_device(experiment)
+    notes = [*analysis.notes, *analysis.computed_notes(experiment)]
     fewest = min(len({run.replicate for run in group}) for group in experiment.runs.values())
     if fewest < stats.MIN_REPLICATES:
-        notes = (*notes, f"{fewest} valid replicates of a condition: too few for an interval of a ratio or a mean")
+        notes.append(f"{fewest} valid replicates of a condition: too few for an interval of a ratio or a mean")
     if num_invalid := sum(not run.is_valid for run in runs):
-        notes = (*notes, f"{num_invalid} invalid runs are left out")
-    kept = tuple(table for table in (*tables, *_by_device(experiment)) if table.rows)
-    origin = origin_of(runs)
-    is_simulated = kind_of_run(runs[0].manifest.backend).is_virtual
-    return AnalysisResult(runs[0].experiment, analysis.name, kept, notes, intervals, origin, is_simulated)
+        notes.append(f"{num_invalid} invalid runs are left out")
+    return AnalysisResult(
+        experiment=runs[0].experiment,
+        analysis=analysis.name,
+        tables=tuple(table for table in tables if table.rows),
+        notes=tuple(notes),
+        intervals=analysis.intervals(experiment),
+        origin=origin_of(runs),
+        is_simulated=kind_of_run(runs[0].manifest.backend).is_virtual,
+    )
 
 
 def _by_device(experiment: ExperimentRuns) -> list[Table]:

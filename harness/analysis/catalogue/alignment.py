@@ -1,4 +1,4 @@
-"""Alignment, bucket intervention and dispersion: padding, occupancy and steps of paired conditions.
+"""Tables of padding, occupancy and decode steps of paired conditions: alignment, bucket intervention, dispersion.
 
 Ratios are of sums over the replicates that both conditions have. Shares of one n are given only where h(n) is equal.
 Definitions: docs/method.md, "Padding", "Decomposition of a bucket change"; Tables I and II.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.catalogue import Analysis, Rows, of_tables, table
-from harness.analysis.catalogue.costs import cost_table, decomposition_table, ratio_intervals
-from harness.analysis.catalogue.reuse import prefill_kinds_table
+from harness.analysis.catalogue import Rows, table
 from harness.analysis.cost.padding import bucket_rule, direction, removed_slots, shapley_split
 from harness.analysis.decisions.decide import Block
 from harness.analysis.decisions.verdicts import ExperimentRuns, waits_pairs
@@ -139,41 +137,3 @@ def contribution_table(experiment: ExperimentRuns) -> Rows:
                 "drop_of_p": shares[n],
                 "share_of_drop": ratio(shares[n], sum(shares.values())),
             }
-
-
-ANALYSES = (
-    Analysis(
-        "alignment",
-        "padding and occupancy with and without tool waits (Table I)",
-        of_tables(
-            alignment_table,
-            block_table,
-            histogram_table,
-            cost_table,
-            notes=("decode_time_ratio is channel A's decode part: it depends on the cost model",),
-        ),
-    ),
-    Analysis(
-        "bucket-intervention",
-        "padding under another bucket set, and which request counts it changes (Tables II and S7)",
-        of_tables(
-            grid_table,
-            contribution_table,
-            histogram_table,
-            cost_table,
-            notes=("contributions are shown only where h(n) is the same on both grids",),
-        ),
-    ),
-    Analysis(
-        "dispersion",
-        "the same total wait, spread otherwise over the requests",
-        of_tables(
-            prefill_kinds_table,
-            decomposition_table,
-            cost_table,
-            histogram_table,
-            notes=("the total wait is the same in both conditions, to the ns",),
-            intervals=ratio_intervals,
-        ),
-    ),
-)

@@ -2,28 +2,30 @@
 
 Ratios are of sums over the replicates that both conditions have. A replicate's row shows the composition of a sum and
 is no uncertainty interval.
-Definitions: docs/method.md, "Decisions"; Tables IX and S8.
+Definitions: docs/method.md, "Decisions"; Tables IX, S8 and S9.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from harness.analysis.catalogue import Analysis, Rows, of_tables, table
-from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
+from harness.analysis import stats
+from harness.analysis.catalogue import Rows, table
 from harness.analysis.cost.compare import work_of
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.cost.reconstruct import agreement_tolerance
 from harness.analysis.decisions.answer import source_of, source_of_prediction
 from harness.analysis.decisions.predictions import drawn_ratio, predicted_ratio
-from harness.analysis.decisions.verdicts import ExperimentRuns, costs_of
+from harness.analysis.decisions.verdicts import Contrast, ExperimentRuns, adjacent_ratios, costs_of
 from harness.analysis.figures import RunFigures, cells, figure_at, same, totals
 from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.clock import NS_PER_S
 from harness.table import Cell
 
+INTERVAL_SEED = 20260912
 TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
 
 
@@ -140,9 +142,9 @@ def prediction_table(experiment: ExperimentRuns) -> Rows:
             "observed_ratio_B": compared.ratio_b,
             **cells(compared.main.interval, {"observed_low": "low", "observed_high": "high"}),
             "error": compared.main.ratio - ratio_predicted,
-            "predicted_reuse": sum(one.num_reused for one in predicted[0]),
+            "predicted_reuse": sum(run.num_reused for run in predicted[0]),
             "observed_reuse": totals(pairs)[0].reuse.num_reused,
-            "has_filled_in_buckets": any(one.filled_in_buckets for one in predicted[0]),
+            "has_filled_in_buckets": any(run.filled_in_buckets for run in predicted[0]),
         }
 
 
@@ -169,7 +171,7 @@ def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
     return intervals
 
 
-# Where a run's figures have each quantity, and how many of its units are one of the column's.
+# Where a run's figures have each quantity, and how many of its units make a unit of the column.
 EFFECTS = {
     "reused": ("reuse.num_reused", 1),
     "reused_tokens": ("reuse.reused_tokens", 1),
@@ -188,7 +190,7 @@ def effects_table(experiment: ExperimentRuns) -> Rows:
     ratios = ratio_intervals(experiment)
     for condition, baseline in experiment.compared():
         pairs = experiment.pairs(condition, baseline)
-        # Without a plan in common, the difference would be one of inputs.
+        # Without a plan in common, the difference would be a difference of inputs.
         plans = [{run.manifest.drawn_hash for run in experiment.runs.get(name, ())} for name in (condition, baseline)]
         if not pairs or not plans[0] & plans[1]:
             continue
@@ -206,40 +208,67 @@ def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
     return cells(interval, {name: "estimate", f"{name}_low": "low", f"{name}_high": "high"})
 
 
-ANALYSES = (
-    Analysis(
-        "general",
-        "cost on both channels, ceilings of reuse, formula C against measurement",
-        of_tables(
-            cost_table,
-            decomposition_table,
-            ceilings_table,
-            formula_table,
-            exceptions_table,
-            intervals=ratio_intervals,
-        ),
-    ),
-    Analysis(
-        "configuration",
-        "predicted and measured cost ratios of configurations, and how far the channels agree",
-        of_tables(
-            prediction_table,
-            decomposition_table,
-            cost_table,
-            prefill_kinds_table,
-            sensitivity_table,
-            intervals=ratio_intervals,
-        ),
-    ),
-    Analysis(
-        "effects",
-        "what each condition changes against its baseline, pair by pair",
-        of_tables(
-            effects_table,
-            prefill_kinds_table,
-            cost_table,
-            notes=("an interval that holds 0 (a cost ratio: 1) shows no effect",),
-            intervals=ratio_intervals,
-        ),
-    ),
-)
+@table("saturation by replicate", "Cost ratios to the baseline of the same N and replicate")
+def saturation_table(experiment: ExperimentRuns) -> Rows:
+    """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
+    for condition, baseline in experiment.compared():
+        top = experiment.runs[condition][0].server.decode_buckets[-1] if experiment.runs.get(condition) else 0
+        for own, base in experiment.pairs(condition, baseline):
+            steps = sum(count for (_n, b), count in own.steps_by_n_b.items() if b == top)
+            yield {
+                "condition": condition,
+                "replicate": own.replicate,
+                "ratio_A": ratio(own.a_ns, base.a_ns),
+                "ratio_B": own.b_ns / base.b_ns,
+                "reused": own.reuse.share_text,
+                "share_of_top_bucket": ratio(steps, own.num_steps),
+            }
+
+
+class _Adjacent(NamedTuple):
+    """Cost ratios of a slot count to the next smaller one, by stratum; intervals of their median."""
+
+    name: str
+    by_stratum: Mapping[str, Sequence[float]]
+    pooled: Interval
+    stratified: Interval
+
+
+def _adjacent(experiment: ExperimentRuns) -> Iterator[_Adjacent]:
+    """Adjacent slot counts: the values of the factor ``slots`` that conditions other than baselines have."""
+    contrast = Contrast("slots", ("N",))
+    changed = (experiment.factors[condition].get("slots") for condition, _baseline in experiment.compared())
+    levels = sorted({value for value in changed if isinstance(value, int)})
+    for smaller, larger in pairwise(levels):
+        ratios = adjacent_ratios(experiment, contrast, smaller, larger)
+        by_stratum = {stratum: values for stratum, values in ratios.items() if values}
+        if by_stratum:
+            pooled = {"": [value for values in by_stratum.values() for value in values]}
+            intervals = (
+                stats.stratified_bootstrap_interval(
+                    strata, stats.Bootstrap(INTERVAL_SEED), unit="N x replicate comparisons"
+                )
+                for strata in (pooled, by_stratum)
+            )
+            yield _Adjacent(f"slots{smaller} -> slots{larger}", by_stratum, *intervals)
+
+
+@table("adjacent levels", "Cost ratio between adjacent slot counts")
+def adjacent_table(experiment: ExperimentRuns) -> Rows:
+    """Median ratio between adjacent slot counts, pooled and by N, with its bootstrap interval."""
+    for adjacent in _adjacent(experiment):
+        yield {
+            "pair": adjacent.name,
+            "comparisons": sum(map(len, adjacent.by_stratum.values())),
+            **cells(adjacent.pooled, {"median": "estimate"} | same("low", "high", "width")),
+            **{f"median_{stratum}": stats.median(values) for stratum, values in adjacent.by_stratum.items()},
+        }
+
+
+def adjacent_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
+    """Bootstrap intervals of the median ratio between adjacent slot counts, pooled and stratified by N."""
+    intervals: dict[str, Interval] = {}
+    for adjacent in _adjacent(experiment):
+        intervals[f"median {adjacent.name}"] = adjacent.pooled
+        intervals[f"median {adjacent.name}, by N"] = adjacent.stratified
+    return intervals

@@ -1,29 +1,30 @@
-"""Prefill interference: what injected prompts do to running sessions, and how long those wait.
+"""Tables of interference: injected prefills, waiting of other sessions, busy neighbours, devices in a duet.
 
-Waiting W is measured by the observer inside a server, or by the stamps of log and streams, beside what the model gives.
-It is session time and is never added to device time.
-Definitions: docs/method.md, "Waiting"; Table IV.
+Waiting W is measured by the observer inside a server, or by the stamps of log and streams, beside the cost model's. It
+is session time and is never added to device time. Neighbours and duets are on channel B: channel A prices steps by a
+model that knows of no neighbour.
+Definitions: docs/method.md, "Waiting"; docs/device-factor.md; Table IV.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from operator import itemgetter, sub
 
 import numpy as np
 
 from harness.analysis import stats
-from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, table
-from harness.analysis.catalogue.costs import cost_table
-from harness.analysis.catalogue.reuse import prefill_kinds_table
+from harness.analysis.catalogue import Rows, table
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.decisions.verdicts import ExperimentRuns
-from harness.analysis.figures import run_figures, total_of
-from harness.analysis.interference import Injection, injections, measured_waiting_session_ns
+from harness.analysis.figures import RunFigures, run_figures, total_of
+from harness.analysis.interference import Injection, injection_of, measured_waiting_session_ns
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.stats import Interval, ratio, seconds, when_known
-from harness.records import SealedRun, layout, paired
+from harness.records import SealedRun, layout, once_per_run, paired
 from harness.spec.rules import InterferenceRule
-from harness.table import Cell, Table, table_of
+from harness.table import Cell
 
 INTERFERENCE = InterferenceRule(name="interference", kind="interference")
 SAVINGS = (
@@ -34,43 +35,37 @@ SAVINGS = (
 )
 
 
-def _prefill_injection(experiment: ExperimentRuns) -> AnalysisOutput:
-    by_condition = injections([run for group in experiment.runs.values() for run in group], INTERFERENCE)
-    return AnalysisOutput(
-        (_by_length(by_condition), _by_run(by_condition)),
-        notes=(
-            "elapsed is the server's prefill metric: scheduling and host time included",
-            "intervals are between received chunks, which need not be tokens",
-        ),
-    )
+@once_per_run
+def _injection(run: SealedRun) -> Injection:
+    return injection_of(run, INTERFERENCE)
 
 
-def _by_length(by_condition: dict[str, list[Injection]]) -> Table:
-    rows: list[dict[str, Cell]] = []
-    injected = [group for group in by_condition.values() if group[0].spikes]
-    for group in sorted(injected, key=lambda group: group[0].prompt_tokens):
-        elapsed = [one.prefill_ms for one in group if one.prefill_ms is not None]
-        spike_ms = stats.median(one.spike_ms for one in group)
+@table("injection", "Medians over runs; a run's spike is the median over its background sessions (Table IV)")
+def injection_table(experiment: ExperimentRuns) -> Rows:
+    """One row per length of the injected prompt, ascending."""
+    conditions = [[_injection(run) for run in runs] for runs in experiment.runs.values()]
+    injected = [injections for injections in conditions if injections[0].spikes]
+    for injections in sorted(injected, key=lambda injections: injections[0].prompt_tokens):
+        elapsed = [injection.prefill_ms for injection in injections if injection.prefill_ms is not None]
+        spike_ms = stats.median(injection.spike_ms for injection in injections)
         elapsed_ms = stats.median(elapsed) if elapsed else None
-        rows.append(
-            {
-                "injected_tokens": group[0].prompt_tokens,
-                "elapsed_ms": elapsed_ms,
-                "baseline_ms": stats.median(one.baseline_ms for one in group),
-                "spike_ms": spike_ms,
-                "spike_over_elapsed": ratio(spike_ms, elapsed_ms),
-                "simultaneous": sum(one.is_simultaneous for one in group),
-                "waiting_session_s": stats.median(one.waiting_session_s for one in group),
-                "runs": len(group),
-            }
-        )
-    caption = "Medians over runs; a run's spike is the median over its background sessions (Table IV)"
-    return table_of("injection", caption, rows)
+        yield {
+            "injected_tokens": injections[0].prompt_tokens,
+            "elapsed_ms": elapsed_ms,
+            "baseline_ms": stats.median(injection.baseline_ms for injection in injections),
+            "spike_ms": spike_ms,
+            "spike_over_elapsed": ratio(spike_ms, elapsed_ms),
+            "simultaneous": sum(injection.is_simultaneous for injection in injections),
+            "waiting_session_s": stats.median(injection.waiting_session_s for injection in injections),
+            "runs": len(injections),
+        }
 
 
-def _by_run(by_condition: dict[str, list[Injection]]) -> Table:
-    rows: list[dict[str, Cell]] = [
-        {
+@table("injection by run", "Ratios are spike / baseline interval; crossings lie outside the injection")
+def injection_run_table(experiment: ExperimentRuns) -> Rows:
+    """One row per run, those of the control too."""
+    for injection in map(_injection, experiment.valid_runs):
+        yield {
             "condition": injection.condition,
             "replicate": injection.replicate,
             "cached_tokens": injection.cached_tokens,
@@ -81,39 +76,33 @@ def _by_run(by_condition: dict[str, list[Injection]]) -> Table:
             "other_crossings": len(injection.crossings),
             "last_crossing_s": max((crossing.end_s for crossing in injection.crossings), default=None),
         }
-        for group in by_condition.values()
-        for injection in group
-    ]
-    return table_of(
-        "injection by run", "Ratios are spike / baseline interval; crossings lie outside the injection", rows
-    )
 
 
-def _joined(experiment: ExperimentRuns) -> AnalysisOutput:
-    rows: list[dict[str, Cell]] = []
-    intervals: dict[str, Interval] = {}
+def _all_savings(experiment: ExperimentRuns) -> Iterator[tuple[RunFigures, dict[str, Cell]]]:
+    """Each run of a condition with another baseline, and what it saved."""
     for condition, baseline in experiment.compared():
-        pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
-        savings = [(own, _savings(own, base)) for own, base in pairs]
-        rows += [{"condition": condition, "replicate": own.replicate, **saved} for own, saved in savings]
+        for run, base_run in paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, [])):
+            yield run_figures(run), _savings(run, base_run)
+
+
+@table("joined", "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved")
+def joined_table(experiment: ExperimentRuns) -> Rows:
+    """One row per run of a condition that has a baseline."""
+    for run, saved in _all_savings(experiment):
+        yield {"condition": run.condition, "replicate": run.replicate, **saved}
+
+
+def saving_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
+    """t interval of the mean of each saving of each condition; none below three replicates."""
+    intervals: dict[str, Interval] = {}
+    by_condition = stats.grouped(_all_savings(experiment), lambda saving: saving[0].condition)
+    for condition, savings in by_condition.items():
         for name in SAVINGS:
-            known = [(own, value) for own, saved in savings if isinstance(value := saved[name], int | float)]
-            values, runs = [float(value) for _, value in known], [run_figures(own) for own, _ in known]
-            if (interval := mean_interval(values, runs, unit="replicates")) is not None:
+            known = [(run, float(value)) for run, saved in savings if isinstance(value := saved[name], int | float)]
+            interval = mean_interval([value for _, value in known], [run for run, _ in known], unit="replicates")
+            if interval is not None:
                 intervals[f"{condition}: mean {name}"] = interval
-    caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
-    tables = (
-        table_of("joined", caption, rows),
-        waiting_table(experiment),
-        prefill_kinds_table(experiment),
-        cost_table(experiment),
-    )
-    notes = (
-        "waiting is modelled (T of each prefill times the requests held back) and measured (by the observer inside the "
-        "server, else from log stamps and streams)",
-        "waiting is session time: it is never added to device time",
-    )
-    return AnalysisOutput(tables, intervals, notes)
+    return intervals
 
 
 def _savings(run: SealedRun, base_run: SealedRun) -> dict[str, Cell]:
@@ -131,6 +120,7 @@ def _savings(run: SealedRun, base_run: SealedRun) -> dict[str, Cell]:
     }
 
 
+@once_per_run
 def measured_waiting(run: SealedRun) -> tuple[int, str] | None:
     """(measured W of a run in session-ns of its clock, by what); None without an observer, and streams or stamps.
 
@@ -166,7 +156,48 @@ def waiting_table(experiment: ExperimentRuns) -> Rows:
         }
 
 
-ANALYSES = (
-    Analysis("prefill-injection", "what an injected prompt does to running sessions (Table IV)", _prefill_injection),
-    Analysis("joined", "what restored reuse saves of prefill and of other sessions' waiting", _joined),
+@table(
+    "neighbours",
+    "Channel B beside so many busy neighbours against the same plan alone; all: with a 95 % t interval over rounds",
 )
+def neighbours_table(experiment: ExperimentRuns) -> Rows:
+    """One row per condition and device, and one over all: how much longer with so many busy neighbours than alone."""
+    for condition, baseline in experiment.compared():
+        compared = experiment.compare(condition, baseline)
+        if compared is None or compared.b.devices is None:
+            continue
+        busy = float(np.mean([run.neighbours for run in experiment.figures(condition)]))
+        named: dict[str, Cell] = {"condition": condition, "neighbours": busy}
+        for device in compared.b.devices.devices:
+            longer = 100 * math.expm1(device.mean)
+            yield {**named, "device": device.device, "blocks": device.num_blocks, "longer_%": longer}
+        if compared.b.devices.estimate is not None:
+            interval = compared.b.devices.estimate.interval(lambda value: 100 * math.expm1(value))
+            ends = {"longer_%": interval.estimate, "low_%": interval.low, "high_%": interval.high}
+            yield {**named, "device": "all", "blocks": len(compared.replicates), **ends}
+
+
+@table(
+    "duets",
+    "100 ln of channel B over the baseline's on each device, and its mean over devices that exchanged conditions "
+    "at once; sd: over rounds. The mean scatters less than its parts where they shared a host's noise",
+)
+def duet_table(experiment: ExperimentRuns) -> Rows:
+    """One row per round: the effect on each device, and their mean, in which the host's noise of a period cancels."""
+    for condition, baseline in experiment.compared():
+        rounds: dict[int, dict[str, float]] = {}
+        for own, base in experiment.pairs(condition, baseline):
+            rounds.setdefault(own.unit, {})[own.device] = 100 * math.log(own.b_ns / base.b_ns)
+        columns: dict[str, list[float]] = {}
+        for number, by_device in sorted(rounds.items()):
+            changes = {**by_device, "mean": float(np.mean(list(by_device.values())))}
+            for name, value in changes.items():
+                columns.setdefault(name, []).append(value)
+            yield {"condition": condition, "round": number, **_percent(changes)}
+        if len(rounds) > 1:
+            sds = {name: float(np.std(values, ddof=1)) for name, values in columns.items()}
+            yield {"condition": condition, "round": "sd", **_percent(sds)}
+
+
+def _percent(values: Mapping[str, float]) -> dict[str, Cell]:
+    return {f"{name}_%": value for name, value in values.items()}

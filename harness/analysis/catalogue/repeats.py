@@ -1,25 +1,29 @@
-"""Repeats of the same input, and adjacent levels of one factor: how far the channels move.
+"""Tables of repeats: how far the channels move between runs of the same input, and step times between artifacts.
 
-Pairs of repeats share runs and are no independent samples.
-Definitions: docs/method.md, "Decisions"; Tables S1 and S9.
+Pairs of repeats share runs and are no independent samples. Step times are intervals of the step log where nothing else
+ran; prefill times are answer times of one-token requests that ran alone. Nothing is fitted.
+Definitions: docs/method.md, "Decisions"; Tables S1 to S3.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.analysis import stats
-from harness.analysis.catalogue import Analysis, AnalysisOutput, Rows, of_tables, table
-from harness.analysis.catalogue.costs import TAU0_GRID, cost_table
+from harness.analysis.calibration.scatter import run_steady_step_ns
+from harness.analysis.catalogue import Rows, table
+from harness.analysis.catalogue.costs import TAU0_GRID
 from harness.analysis.decisions import decide
-from harness.analysis.decisions.verdicts import Contrast, ExperimentRuns, adjacent_ratios, channels_s
-from harness.analysis.stats import Interval, ratio
+from harness.analysis.decisions.verdicts import ExperimentRuns, artifact_times_ms, channels_s
+from harness.analysis.figures import cells
+from harness.clock import NS_PER_MS
+from harness.records.schema import values_of
 from harness.table import Cell, Table, table_of
 
-INTERVAL_SEED = 20260912
 SUM_SIZE = 3
+TIMES = {"reported": "model p50 of the server's own report", "steps": "whole step periods (model, sampler and host)"}
 
 
 class _Repeats(NamedTuple):
@@ -84,7 +88,7 @@ def repeat_sensitivity_table(experiment: ExperimentRuns) -> Rows:
 
 @table("survival by repeat", "Runs by number of re-arrivals that reused; the same input every time")
 def survival_variation_table(experiment: ExperimentRuns) -> Rows:
-    """How many re-arrivals found their KV in each repeat of the same input."""
+    """How many re-arrivals reused their KV in each repeat of the same input."""
     for condition in experiment.runs:
         counts = Counter(run.reuse.num_reused for run in experiment.figures(condition))
         # Those with an unknown number come last.
@@ -92,75 +96,79 @@ def survival_variation_table(experiment: ExperimentRuns) -> Rows:
             yield {"condition": condition, "reused": reused, "runs": counts[reused]}
 
 
-@table("saturation by replicate", "Cost ratios to the baseline of the same N and replicate")
-def saturation_table(experiment: ExperimentRuns) -> Rows:
-    """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
-    for condition, baseline in experiment.compared():
-        top = experiment.runs[condition][0].server.decode_buckets[-1] if experiment.runs.get(condition) else 0
-        for own, base in experiment.pairs(condition, baseline):
-            steps = sum(count for (_n, b), count in own.steps_by_n_b.items() if b == top)
-            yield {
-                "condition": condition,
-                "replicate": own.replicate,
-                "ratio_A": ratio(own.a_ns, base.a_ns),
-                "ratio_B": own.b_ns / base.b_ns,
-                "reused": own.reuse.share_text,
-                "share_of_top_bucket": ratio(steps, own.num_steps),
-            }
-
-
-def adjacent_table(experiment: ExperimentRuns) -> tuple[Table, dict[str, Interval]]:
-    """Ratios between adjacent slot counts, pooled and stratified by N, with bootstrap intervals of the median.
-
-    Slot counts: the values of the factor ``slots`` that conditions other than baselines have.
-    """
-    contrast = Contrast("slots", ("N",))
-    changed = (experiment.factors[condition].get("slots") for condition, _baseline in experiment.compared())
-    levels = sorted({value for value in changed if isinstance(value, int)})
+def session_table(experiment: ExperimentRuns) -> Table:
+    """Table S2: per bucket and artifact, the time of every session, their median, and the pooled null pairs."""
     rows: list[dict[str, Cell]] = []
-    intervals: dict[str, Interval] = {}
-    for smaller, larger in pairwise(levels):
-        every = adjacent_ratios(experiment, contrast, smaller, larger)
-        by_stratum = {stratum: ratios for stratum, ratios in every.items() if ratios}
-        pooled = [value for ratios in by_stratum.values() for value in ratios]
-        if not pooled:
-            continue
-        name, bootstrap = f"slots{smaller} -> slots{larger}", stats.Bootstrap(INTERVAL_SEED)
-        plain, stratified = (
-            stats.stratified_bootstrap_interval(strata, bootstrap, unit="N x replicate comparisons")
-            for strata in ({"": pooled}, by_stratum)
-        )
-        intervals |= {f"median {name}": plain, f"median {name}, by N": stratified}
-        rows.append(
+    by_bucket, source = artifact_times_ms(experiment)
+    # The server's report has two digits.
+    digits = 2 if source == "reported" else 3
+    for bucket, artifacts in by_bucket.items():
+        null_ms = stats.pooled_pair_differences(artifacts.values())
+        null = stats.spread(null_ms) if null_ms else None
+        rows.extend(
             {
-                "pair": name,
-                "comparisons": len(pooled),
-                "median": plain.estimate,
-                "low": plain.low,
-                "high": plain.high,
-                "width": plain.width,
-                **{f"median_{stratum}": stats.median(values) for stratum, values in by_stratum.items()},
+                "bucket": bucket,
+                "artifact": artifact,
+                "source": source,
+                "ms_per_session": " / ".join(f"{value:.{digits}f}" for value in values),
+                "median_ms": stats.median(values) if values else None,
+                "null_pairs": len(null_ms),
+                **cells(null, {"null_median_ms": "median", "null_q95_ms": "q95", "null_max_ms": "maximum"}),
             }
+            for artifact, values in sorted(artifacts.items())
         )
-    return table_of("adjacent levels", "Cost ratio between adjacent slot counts", rows), intervals
+    caption = f"Median time with the bucket exactly full, per session (restart): {TIMES[source]}"
+    return table_of("sessions", caption, rows)
 
 
-def _saturation(experiment: ExperimentRuns) -> AnalysisOutput:
-    adjacent, intervals = adjacent_table(experiment)
-    tables = (adjacent, saturation_table(experiment), cost_table(experiment))
-    return AnalysisOutput(tables, intervals, ("an operational classification, no equivalence test",))
+@table("decode steps", "Intervals between step stamps where n and b stay and no prefill lies between")
+def step_table(experiment: ExperimentRuns) -> Rows:
+    """Undisturbed decode steps by (n, b): how many, their median and spread, and what the cost model says."""
+    steps_ms: dict[tuple[int, int], list[float]] = {}
+    for run in experiment.valid_runs:
+        for pair, durations in run_steady_step_ns(run).items():
+            steps_ms.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
+    model = experiment.valid_runs[0].cost_model
+    for (n, b), durations_ms in sorted(steps_ms.items()):
+        yield {
+            "n": n,
+            "b": b,
+            "steps": len(durations_ms),
+            "median_ms": stats.median(durations_ms),
+            "q05_ms": stats.quantile(durations_ms, 0.05),
+            "q95_ms": stats.quantile(durations_ms, 0.95),
+            "model_ms": model.decode_step_ns(b, n) / NS_PER_MS,
+        }
 
 
-ANALYSES = (
-    Analysis(
-        "no-treatment",
-        "how far both channels move between runs of the same input (Table S1)",
-        of_tables(
-            repeats_table,
-            repeat_sensitivity_table,
-            survival_variation_table,
-            notes=("pairs share runs: they are not counted as independent samples",),
-        ),
-    ),
-    Analysis("saturation", "from which number of slots on more of them change nothing (Table S9)", _saturation),
-)
+@table("prefills", "One-token requests, one at a time: from send to done, the client's path included")
+def prefill_table(experiment: ExperimentRuns) -> Rows:
+    """Answer times of one-token requests that ran alone against T(q), ascending q."""
+    columns = ("completion_tokens", "prompt_tokens", "cached_tokens", "sent_ns", "done_ns")
+    model = experiment.valid_runs[0].cost_model
+    times = (
+        (prompt - cached, (done_ns - sent_ns) / NS_PER_MS)
+        for run in experiment.valid_runs
+        for generated, prompt, cached, sent_ns, done_ns in values_of(run.table("requests"), *columns)
+        if generated == 1 and done_ns is not None and cached is not None
+    )
+    for tokens, elapsed_ms in sorted(times):
+        yield {
+            "computed_tokens": tokens,
+            "elapsed_ms": elapsed_ms,
+            "model_ms": model.prefill_ns(tokens) / NS_PER_MS,
+            "is_extrapolated": model.is_prefill_extrapolated(tokens),
+        }
+
+
+def largest_model_error_ms(table: Table, measured: str) -> float | None:
+    """Largest |measured - model| of a table of this module, ms; None for an empty one."""
+    return max((abs(float(row[measured] or 0) - float(row["model_ms"] or 0)) for row in table.records()), default=None)
+
+
+def model_distances(experiment: ExperimentRuns) -> Iterator[str]:
+    """How far the step and prefill times lie from the cost model, in words."""
+    kinds = (("decode", step_table, "median_ms"), ("prefill", prefill_table, "elapsed_ms"))
+    for kind, build, measured in kinds:
+        if (error_ms := largest_model_error_ms(build(experiment), measured)) is not None:
+            yield f"largest distance to the cost model, {kind}: {error_ms:.3f} ms"

@@ -18,7 +18,7 @@ import pyarrow as pa
 from harness.analysis.cost.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
 from harness.analysis.figures import lateness
 from harness.analysis.logs.engine_steps import check_step_log
-from harness.analysis.reuse import cached_tokens, is_reuse_known
+from harness.analysis.reuse import cached_tokens
 from harness.analysis.validity.plan_answers import (
     aborted_rows,
     check_aborts,
@@ -28,14 +28,21 @@ from harness.analysis.validity.plan_answers import (
     response_id_prefix,
     with_logged_prefills,
 )
-from harness.analysis.validity.stalls import check_freezes, check_server_stalls, check_step_log_stalls, invalid, warning
+from harness.analysis.validity.stalls import (
+    check_freezes,
+    check_server_stalls,
+    check_step_log_stalls,
+    invalid,
+    limits_of,
+    warning,
+)
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
 from harness.records import Finding, Manifest, SealedRun
 from harness.records.manifest import SETTING_DECLARED, table_at
 from harness.records.schema import ABORTED, rows_where, values_of
-from harness.spec import LimitsSpec, ServerSpec
+from harness.spec import ServerSpec
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derive import Derived
@@ -133,7 +140,7 @@ def _check_declared_lines(manifest: Manifest, requests: pa.Table, derived: Deriv
 
 def _check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
     if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
-        is_needed = LimitsSpec.model_validate(manifest.requested.get("limits", {})).needs_metrics
+        is_needed = limits_of(manifest).needs_metrics
         yield (invalid if is_needed else warning)(
             "metrics-missing",
             f"none of {derived.num_scrapes} scrapes has a readable body with samples",
@@ -193,10 +200,10 @@ def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Findi
 
 def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     increment = counter_increment(derived.tables["metrics"], CACHED_COUNTER)
-    if not is_reuse_known(requests):
+    reported = cached_tokens(requests)
+    if reported is None:
         yield _unknown_reuse(requests, increment)
         return
-    reported = cached_tokens(requests) or 0
     witnesses: dict[str, int] = {"responses": reported}
     # What the counter and the log may hold beside that: the unreported reuse of answers that the client left.
     prefix = response_id_prefix(requests)
@@ -253,7 +260,7 @@ def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_
 
 def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     """Every answer has an id of its own: nothing else separates the lines of the reuse log."""
-    named = Counter(one for (one,) in values_of(requests, "response_id") if one)
+    named = Counter(name for (name,) in values_of(requests, "response_id") if name)
     if repeated := [name for name, count in named.items() if count > 1]:
         yield (invalid if derived.num_kv_lines else warning)(
             "id-repeated",
@@ -287,7 +294,7 @@ def counter_increment(metrics: pa.Table, name: str) -> float | None:
 
 
 def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
-    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
+    limits = limits_of(manifest)
     yield from check_aborts(requests, plan, manifest.clock.scale, limits.rearrival_lag_p99_ms)
     late = lateness(requests, manifest.clock.scale)
     remedy = "Run on an idler machine or with more client.processes, or raise limits.{} and say so"
@@ -312,13 +319,13 @@ def _check_residual(
     manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
 ) -> Iterator[Finding]:
     """A and B apart within one run, by the experiment's own limit; without one the summary only tells."""
-    limit = LimitsSpec.model_validate(manifest.requested.get("limits", {})).residual_share
+    limit = limits_of(manifest).residual_share
     b_ns = channel_b(requests)
     if limit is None or cost_model is None or not b_ns or not derived.tables["steps"].num_rows:
         return
     kv_events = derived.tables["kv_events"]
     known = with_logged_prefills(requests, kv_events)
-    if not is_reuse_known(known):
+    if cached_tokens(known) is None:
         return
     a = modelled(derived.tables["steps"], known, cost_model, kv_events, derived.step_log)
     if a is None:
@@ -365,7 +372,7 @@ def _check_same_work(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Find
     work = {run.condition: _decode_work(run.table("requests")) for run in runs}
     # When an answer is left depends on how fast it comes: where one run left it, the others' is no comparison.
     left = {(row["session"], row["request"]) for run in runs for row in aborted_rows(run.table("requests"))}
-    work = {name: {key: tokens for key, tokens in own.items() if key not in left} for name, own in work.items()}
+    work = {name: {key: tokens for key, tokens in lengths.items() if key not in left} for name, lengths in work.items()}
     if len({tuple(sorted(lengths.items())) for lengths in work.values()}) > 1:
         named = ", ".join(f"{condition} {sum(lengths.values())}" for condition, lengths in sorted(work.items()))
         yield invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({named})")

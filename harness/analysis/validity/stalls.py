@@ -28,12 +28,17 @@ IntArray = NDArray[np.int64]
 NOTICED_MS = 200.0
 
 
+def limits_of(manifest: Manifest) -> LimitsSpec:
+    """The limits of a run's experiment."""
+    return LimitsSpec.model_validate(manifest.requested.get("limits", {}))
+
+
 def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     """What the machine did to the client: stalls that touched a request, receives that waited for it, a lost meter.
 
     Runs without a client on this machine (simulated ones, and those recorded before it was noted) say nothing of it.
     """
-    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
+    limits = limits_of(manifest)
     audit = manifest.client_audit
     stall_ms, lag_ms = audit.get("touching_stall_max_ms"), audit.get("stamp_lag_max_ms")
     pause_ms = audit.get("client_pause_max_ms")
@@ -116,7 +121,7 @@ def check_step_log_stalls(
 
 def _longest(manifest: Manifest, stalls: Iterable[tuple[float, int]]) -> Iterator[Finding]:
     """A finding about the longest stall. stalls: ns beyond what the work explains, and the beginning of each."""
-    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
+    limits = limits_of(manifest)
     ms = manifest.clock.scale * NS_PER_MS
     longest_ns, at_ns = max(stalls, default=(0, 0))
     if longest_ns <= NOTICED_MS * ms:

@@ -67,11 +67,10 @@ def test_predictions_of_simulated_runs_come_true(experiment: ExperimentRuns) -> 
 
 
 def test_adjacent_slot_counts_are_the_values_of_a_factor(experiment: ExperimentRuns) -> None:
-    table, intervals = repeats.adjacent_table(experiment)
-    (row,) = table.records()
+    (row,) = costs.adjacent_table(experiment).records()
     assert (row["pair"], row["comparisons"]) == ("slots10 -> slots12", 6)
     assert {"median_N2", "median_N3"} <= row.keys()
-    assert set(intervals) == {"median slots10 -> slots12", "median slots10 -> slots12, by N"}
+    assert set(costs.adjacent_intervals(experiment)) == {"median slots10 -> slots12", "median slots10 -> slots12, by N"}
 
 
 def test_ratios_have_intervals_from_three_replicates_on(experiment: ExperimentRuns, tmp_path: Path) -> None:

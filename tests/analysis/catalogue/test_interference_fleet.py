@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import summarise
-from harness.analysis.catalogue.fleet import duet_table, neighbours_table
+from harness.analysis.catalogue.interference import duet_table, neighbours_table
 from harness.analysis.decisions.verdicts import ExperimentRuns, decide_experiment
 from harness.records import SealedRun
 from harness.runner import run_experiment

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.catalogue import step_costs
+from harness.analysis.catalogue import repeats
 from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
@@ -51,7 +51,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> ExperimentRuns:
 
 
 def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(experiment: ExperimentRuns) -> None:
-    rows = step_costs.session_table(experiment).records()
+    rows = repeats.session_table(experiment).records()
     assert [(row["bucket"], row["artifact"]) for row in rows] == [
         (b, name) for b in (1, 2) for name in ("again", "first")
     ]
@@ -60,19 +60,19 @@ def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(experime
 
 
 def test_a_deterministic_device_has_the_same_time_in_every_session(experiment: ExperimentRuns) -> None:
-    for row in step_costs.session_table(experiment).records():
+    for row in repeats.session_table(experiment).records():
         first, second = str(row["ms_per_session"]).split(" / ")
         assert first == second
         assert row["null_max_ms"] == pytest.approx(0, abs=1e-3)
 
 
 def test_undisturbed_steps_take_what_the_cost_model_says(experiment: ExperimentRuns) -> None:
-    table = step_costs.step_table(experiment)
+    table = repeats.step_table(experiment)
     assert {(1, 1), (2, 2)} <= {(row["n"], row["b"]) for row in table.records()}
-    assert (step_costs.largest_model_error_ms(table, "median_ms") or 0) < 0.001
+    assert (repeats.largest_model_error_ms(table, "median_ms") or 0) < 0.001
 
 
 def test_one_token_requests_that_run_alone_are_prefills(experiment: ExperimentRuns) -> None:
-    table = step_costs.prefill_table(experiment)
+    table = repeats.prefill_table(experiment)
     assert table.column("computed_tokens") == [256] * 6
-    assert step_costs.largest_model_error_ms(table, "elapsed_ms") == pytest.approx(0, abs=1e-6)
+    assert repeats.largest_model_error_ms(table, "elapsed_ms") == pytest.approx(0, abs=1e-6)
