@@ -264,15 +264,15 @@ def fit_runs(
     server = valid[0].server
     if server.is_paged and source != "log":
         raise SpecError("a vLLM is calibrated from its step log", where="--stamps", hint="Leave --stamps out")
-    every_point = step_points(valid, source, BLOCK_STEPS)
+    every_point = step_points(valid, source)
     points = tuple(point for point in every_point if not point.is_eager)
     if not points:
         raise SpecError("no decode step ran as a graph", where="calibration", hint="Read server.log")
     reported = reported_f_ms(valid)
     if reported and with_context is not True:
-        decode = fit_decode_with_report(points, reported, seed=seed, block_steps=BLOCK_STEPS)
+        decode = fit_decode_with_report(points, reported, seed=seed)
     else:
-        decode = fit_decode(points, with_context=with_context, seed=seed, block_steps=BLOCK_STEPS)
+        decode = fit_decode(points, with_context=with_context, seed=seed)
     eager = None
     if server.is_paged:
         costs = _decode_model(decode)
@@ -337,7 +337,7 @@ def _eager(points: Sequence[StepPoint], costs: CostModel, seed: int) -> EagerFit
     def with_graph_ms(point: StepPoint) -> float:
         return costs.decode_step_ns(point.bucket, point.num_seqs, round(point.context_tokens or 0)) / NS_PER_MS
 
-    fit = fit_eager(points, with_graph_ms, seed=seed, block_steps=BLOCK_STEPS)
+    fit = fit_eager(points, with_graph_ms, seed=seed)
     return fit if fit.step_ms >= 0 else None
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import join_request_id, step_contexts
@@ -50,7 +49,6 @@ class Stretch:
     num_seqs. None: unknown.
     """
 
-    run: str
     num_seqs: int
     bucket: int
     instants_ns: IntArray
@@ -68,7 +66,6 @@ class StepPoint:
     is_eager: the steps ran without a graph although graphs are on.
     """
 
-    run: str
     num_seqs: int
     bucket: int
     context_tokens: float | None
@@ -87,11 +84,6 @@ class StepPoint:
         return float(np.median(self.block_periods_ms))
 
     @property
-    def is_full(self) -> bool:
-        """Whether no position of the bucket is padding."""
-        return self.num_seqs == self.bucket
-
-    @property
     def stratum(self) -> tuple[int, int | None]:
         """(n, mean sequence length to the nearest 128 tokens): what is left out together when an error is held out."""
         mean = None if self.context_tokens is None else round(self.context_tokens / self.num_seqs / 128)
@@ -102,37 +94,34 @@ class StepPoint:
 class PrefillPoint:
     """One prefill: tokens computed, tokens reused before them, and how long it kept the engine."""
 
-    run: str
     computed_tokens: int
     cached_tokens: int
     elapsed_ms: float
 
 
-def step_points(
-    runs: Iterable[SealedRun], source: PointSource = "log", block_steps: int = BLOCK_STEPS
-) -> tuple[StepPoint, ...]:
-    """Every stretch of at least ``block_steps`` steps in valid runs. Times in model ms.
+def step_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[StepPoint, ...]:
+    """Every stretch of at least BLOCK_STEPS steps in valid runs. Times in model ms.
 
     Raises SpecError when there is none.
     """
     of_run, valid = log_stretches if source == "log" else chunk_stretches, [run for run in runs if run.is_valid]
     stretches = (stretch for run in valid for stretch in of_run(run))
-    points = tuple(point for stretch in stretches if (point := _point(stretch, block_steps)) is not None)
+    points = tuple(point for stretch in stretches if (point := _point(stretch)) is not None)
     if not points:
         unseen = {note for run in valid if (log := step_log_of(run)) is not None for note in log.unseen}
         raise SpecError(
-            f"no {block_steps} decode steps in a row with the same requests (source {source!r})",
+            f"no {BLOCK_STEPS} decode steps in a row with the same requests (source {source!r})",
             where="calibration",
             hint="; ".join(sorted(unseen)) or "Run constant-n workloads: `harness server calibrate`",
         )
     return points
 
 
-def _point(stretch: Stretch, block_steps: int) -> StepPoint | None:
-    """Blocks of ``block_steps`` steps from the first instant on; the rest at the end is not used."""
-    num_blocks = int(stretch.steps[-1] // block_steps)
+def _point(stretch: Stretch) -> StepPoint | None:
+    """Blocks of BLOCK_STEPS steps from the first instant on; the rest at the end is not used."""
+    num_blocks = int(stretch.steps[-1] // BLOCK_STEPS)
     # A block ends where a stamp marks a step exactly; a missing or merged stamp makes one block longer.
-    ends = np.unique(np.searchsorted(stretch.steps, np.arange(num_blocks + 1) * block_steps))
+    ends = np.unique(np.searchsorted(stretch.steps, np.arange(num_blocks + 1) * BLOCK_STEPS))
     if len(ends) < 2:
         return None
     steps, instants_ns = stretch.steps[ends], stretch.instants_ns[ends]
@@ -140,7 +129,6 @@ def _point(stretch: Stretch, block_steps: int) -> StepPoint | None:
     middle = float(np.median(middles))
     first = stretch.first_context_tokens
     return StepPoint(
-        run=stretch.run,
         num_seqs=stretch.num_seqs,
         bucket=stretch.bucket,
         context_tokens=None if first is None else first + stretch.num_seqs * middle,
@@ -168,14 +156,14 @@ def log_stretches(run: SealedRun) -> Iterator[Stretch]:
     borders = np.zeros(steps.num_rows + 1, dtype=np.bool_)
     borders[[0, -1]] = True
     borders[1:-1] = n[1:] != n[:-1]
-    borders[_borders(kv_events)] = True
+    # Somebody was admitted, or ended, before these steps.
+    borders[[step for kind, step in values_of(kv_events, "kind", "step") if kind in ("alloc", "free_request")]] = True
     places = np.flatnonzero(borders)
     for first, end in pairwise(places.tolist()):
         first, last = first + EDGE_STEPS, end - EDGE_STEPS
         if last - first < 1:
             continue
         yield Stretch(
-            run=_label(run),
             num_seqs=int(n[first]),
             bucket=int(b[first]),
             instants_ns=log_ns[first : last + 1],
@@ -194,7 +182,6 @@ def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
             continue
         steps = np.arange(len(chosen))
         yield Stretch(
-            run=_label(run),
             num_seqs=n,
             bucket=b,
             instants_ns=np.array([clock.from_monotonic_ns(at_ns) for _place, at_ns in chosen], dtype=np.int64),
@@ -229,13 +216,7 @@ def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
         if kind in ("prefill", "mixed") and still_running and tokens and n is not None:
             period_ns = clock.from_monotonic_ns(at_ns) - clock.from_monotonic_ns(before_ns)
             elapsed_ns = period_ns - decode.chunked_step_ns(n, n, round(context), 0)
-            yield PrefillPoint(_label(run), tokens, 0, elapsed_ns / NS_PER_MS)
-
-
-def _borders(kv_events: pa.Table) -> list[int]:
-    """Steps before which somebody was admitted or ended."""
-    pairs = zip(kv_events.column("kind").to_pylist(), kv_events.column("step").to_pylist(), strict=True)
-    return [step for kind, step in pairs if kind in ("alloc", "free_request")]
+            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +250,8 @@ def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[S
         | {at for span in others for at in span}
     )
     for begin_ns, end_ns in pairwise(borders):
-        decoding = [one for one in streams if one.first_ns <= begin_ns and one.done_ns >= end_ns]
-        is_someone_prefilled = any(one.sent_ns <= begin_ns and one.first_ns >= end_ns for one in streams)
+        decoding = [stream for stream in streams if stream.first_ns <= begin_ns and stream.done_ns >= end_ns]
+        is_someone_prefilled = any(stream.sent_ns <= begin_ns and stream.first_ns >= end_ns for stream in streams)
         is_something_unknown = any(sent_ns <= begin_ns and done_ns >= end_ns for sent_ns, done_ns in others)
         if (
             is_someone_prefilled
@@ -290,7 +271,6 @@ def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[S
         between_ns = (received_ns[0] + received_ns[1]) / 2
         context = sum(stream.prompt_tokens + stream.tokens_at(between_ns) for stream in decoding)
         yield Stretch(
-            run=_label(run),
             num_seqs=len(decoding),
             bucket=buckets[bisect_left(buckets, len(decoding))],
             instants_ns=received_ns,
@@ -307,7 +287,7 @@ def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
         (int(keys[first, 0]), int(keys[first, 1])): chunks.slice(first, end - first)
         for first, end in zip(starts.tolist(), [*starts.tolist()[1:], len(keys)], strict=True)
     }
-    found: list[_Stream] = []
+    streams: list[_Stream] = []
     for request in run.table("requests").to_pylist():
         stream = rows.get((request["session"], request["request"]))
         if request["status"] != "ok" or stream is None:
@@ -316,7 +296,7 @@ def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
         if stamped.null_count:
             stamped = stream.column("received_ns")
         received_ns = np.asarray(stamped).astype(np.int64)
-        found.append(
+        streams.append(
             _Stream(
                 sent_ns=request["sent_ns"],
                 first_ns=int(received_ns[0]),
@@ -327,7 +307,7 @@ def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
                 is_clean=~np.asarray(stream.column("is_coalesced").to_pylist(), dtype=np.bool_),
             )
         )
-    return found
+    return streams
 
 
 def _unfollowed(run: SealedRun) -> list[tuple[int, int]]:
@@ -352,38 +332,32 @@ def prefill_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tu
 
 
 def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
-    steps, kv_events = run.table("steps"), run.table("kv_events")
-    requests = run.table("requests")
+    columns = values_of(run.table("requests"), "status", "response_id", "prompt_tokens", "cached_tokens")
     known = {
-        row["response_id"]: (row["prompt_tokens"], row["cached_tokens"])
-        for row in requests.to_pylist()
-        if row["status"] == "ok" and row["response_id"] and row["cached_tokens"] is not None
+        name: (prompt, cached)
+        for status, name, prompt, cached in columns
+        if status == "ok" and name and cached is not None
     }
-    step_ns = steps.column("log_ns").to_pylist()
-    rows = [row for row in kv_events.to_pylist() if row["kind"] in ("alloc", "free_request")]
+    step_ns = run.table("steps").column("log_ns").to_pylist()
+    events = values_of(run.table("kv_events"), "kind", "request_id", "step", "log_ns")
+    lines = [line for line in events if line[0] in ("alloc", "free_request")]
     running: set[str] = set()
-    for place, row in enumerate(rows):
-        if row["kind"] == "free_request":
-            running.discard(row["request_id"])
+    for (kind, request_id, step, log_ns), after in zip(lines, [*lines[1:], None], strict=True):
+        if kind == "free_request":
+            running.discard(request_id)
             continue
-        if row["request_id"] in running:
+        if request_id in running:
             continue
-        running.add(row["request_id"])
-        after_ns = _next_ns(rows, place, step_ns)
-        response = join_request_id(row["request_id"], known)
-        if after_ns is not None and row["log_ns"] is not None and response is not None:
+        running.add(request_id)
+        # The line that follows in the log: the next admission or end, unless a decode step comes before it.
+        if after is not None and after[2] == step:
+            after_ns = after[3]
+        else:
+            after_ns = step_ns[step] if step < len(step_ns) else None
+        response = join_request_id(request_id, known)
+        if after_ns is not None and log_ns is not None and response is not None:
             prompt, cached = known[response]
-            yield PrefillPoint(_label(run), prompt - cached, cached, (after_ns - row["log_ns"]) / NS_PER_MS)
-
-
-def _next_ns(rows: Sequence[dict[str, object]], place: int, step_ns: Sequence[int | None]) -> int | None:
-    """Instant of the line that follows in the log: the next admission or end, unless a decode step comes before it."""
-    step = rows[place]["step"]
-    assert isinstance(step, int)
-    if place + 1 < len(rows) and rows[place + 1]["step"] == step:
-        after = rows[place + 1]["log_ns"]
-        return after if isinstance(after, int) else None
-    return step_ns[step] if step < len(step_ns) else None
+            yield PrefillPoint(prompt - cached, cached, (after_ns - log_ns) / NS_PER_MS)
 
 
 def _client_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
@@ -396,20 +370,20 @@ def _client_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
             continue
         sent_ns, token_ns = row["sent_ns"], first_ns.get((row["session"], row["request"]))
         if token_ns is None or any(
-            one["done_ns"] > sent_ns and one["sent_ns"] < token_ns for one in rows if one != row
+            other["done_ns"] > sent_ns and other["sent_ns"] < token_ns for other in rows if other != row
         ):
             continue
         computed = row["prompt_tokens"] - row["cached_tokens"]
-        yield PrefillPoint(_label(run), computed, row["cached_tokens"], (token_ns - sent_ns) / NS_PER_MS)
+        yield PrefillPoint(computed, row["cached_tokens"], (token_ns - sent_ns) / NS_PER_MS)
 
 
 def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
     """f(b) where the server reported it: median model time + median sampler time of runs with bucket b exactly full.
 
     Of several context lengths the shortest counts; of several runs of it the median. The report (VLLM_RBLN_METRICS)
-    pools all steps of a server's life, so only a run of one n tells anything.
+    pools all steps of a server's life, so only a run of a single n tells anything.
     """
-    found: dict[int, dict[int, list[float]]] = {}
+    by_bucket: dict[int, dict[int, list[float]]] = {}
     for run in runs:
         # From vllm-rbln 0.12.1 on model and sampler are timed together.
         together = "MODEL + SAMPLE" in run.launch.device_metrics
@@ -418,14 +392,9 @@ def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
         if None in parts_ms:
             continue
         f_ms = sum(part_ms or 0.0 for part_ms in parts_ms)
-        steps = run.table("steps")
-        pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
+        pairs = set(values_of(run.table("steps"), "n", "b"))
         prompts = set(run.table("requests").column("planned_prompt_tokens").to_pylist())
         if run.is_valid and len(prompts) == 1 and len(pairs) == 1 and len(set(*pairs)) == 1:
             [(bucket, _bucket)] = pairs
-            found.setdefault(bucket, {}).setdefault(prompts.pop(), []).append(f_ms)
-    return {bucket: float(np.median(by_context[min(by_context)])) for bucket, by_context in sorted(found.items())}
-
-
-def _label(run: SealedRun) -> str:
-    return f"{run.condition}/{run.replicate}"
+            by_bucket.setdefault(bucket, {}).setdefault(prompts.pop(), []).append(f_ms)
+    return {bucket: float(np.median(by_context[min(by_context)])) for bucket, by_context in sorted(by_bucket.items())}

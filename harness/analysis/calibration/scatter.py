@@ -21,7 +21,8 @@ from harness.analysis.cost.reconstruct import decode_step_ns, step_contexts
 from harness.analysis.figures import lateness
 from harness.analysis.stats import FloatArray, grouped, pooled_variance
 from harness.clock import NS_PER_MS
-from harness.records import SealedRun
+from harness.records import SealedRun, once_per_run
+from harness.records.schema import rows_where, values_of
 
 IntArray = NDArray[np.int64]
 
@@ -36,8 +37,7 @@ def steady_steps(steps: pa.Table, kv_events: pa.Table) -> tuple[IntArray, IntArr
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     n, b = steps.column("n").to_numpy(), steps.column("b").to_numpy()
     is_clean = (n[1:] == n[:-1]) & (b[1:] == b[:-1])
-    is_alloc = np.array([kind == "alloc" for kind in kv_events.column("kind").to_pylist()], dtype=np.bool_)
-    interrupted = kv_events.column("step").to_numpy()[is_alloc] if kv_events.num_rows else np.zeros(0, dtype=np.int64)
+    interrupted = rows_where(kv_events, "kind", "alloc").column("step").to_numpy()
     inside = interrupted[(interrupted >= 1) & (interrupted < steps.num_rows)]
     is_clean[inside - 1] = False
     places = np.flatnonzero(is_clean)
@@ -47,11 +47,15 @@ def steady_steps(steps: pa.Table, kv_events: pa.Table) -> tuple[IntArray, IntArr
 def steady_step_ns(steps: pa.Table, kv_events: pa.Table) -> dict[tuple[int, int], IntArray]:
     """Durations of ``steady_steps`` by (n, b), ns."""
     places, durations = steady_steps(steps, kv_events)
-    n, b = (steps.column(name).to_numpy()[places] for name in ("n", "b"))
-    pairs = sorted({(int(seqs), int(bucket)) for seqs, bucket in zip(n, b, strict=True)})
-    return {(seqs, bucket): durations[(n == seqs) & (b == bucket)] for seqs, bucket in pairs}
+    kept = steps.take(pa.array(places))
+    n, b = (kept.column(name).to_numpy() for name in ("n", "b"))
+    return {
+        (seqs, bucket): durations[(n == seqs) & (b == bucket)]
+        for seqs, bucket in sorted(set(values_of(kept, "n", "b")))
+    }
 
 
+@once_per_run
 def run_steady_step_ns(run: SealedRun) -> Mapping[tuple[int, int], IntArray]:
     """Durations of a run's undisturbed decode steps by (n, b), model ns."""
     return steady_step_ns(run.table("steps"), run.table("kv_events"))
@@ -70,11 +74,8 @@ def reported_model_ms(run: SealedRun, bucket: int) -> float | None:
     step of the run had it full. Its resolution is 0.01 ms; the paper's Tables S2 and S3 print this figure.
     """
     reported = run.launch.decode_p50_ms("MODEL")
-    if reported is None:
-        return None
-    steps = run.table("steps")
-    pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
-    return reported if pairs == {(bucket, bucket)} else None
+    is_always_full = set(values_of(run.table("steps"), "n", "b")) == {(bucket, bucket)}
+    return reported if is_always_full else None
 
 
 MIN_STEPS = 10
@@ -109,14 +110,14 @@ class Level(NamedTuple):
 def scatter(runs: Sequence[SealedRun]) -> Mapping[str, Deviation]:
     """Deviations by their key in [prediction]; a key that these valid, measured runs do not show is left out."""
     starts, lags = _delays_ms(runs)
-    ratios = [(run, found) for run in runs if len((found := step_ratios(run)).log_ratio) >= MIN_STEPS]
-    levels = [Level(run.condition, _artifact(run), float(found.log_ratio.mean())) for run, found in ratios]
+    ratios = [(run, steps) for run in runs if len((steps := step_ratios(run)).log_ratio) >= MIN_STEPS]
+    levels = [Level(run.condition, _artifact(run), float(steps.log_ratio.mean())) for run, steps in ratios]
     deviations = {
         "start_ms": Deviation(float(np.mean(starts)), len(starts), "sessions") if len(starts) else None,
         "lag_ms": Deviation(float(np.mean(lags)), len(lags), "re-arrivals") if len(lags) else None,
-        "step_sd": step_deviation([found for _run, found in ratios]),
+        "step_sd": step_deviation([steps for _run, steps in ratios]),
         "decode_sd": restart_deviation(levels),
-        "bucket_sd": bucket_deviation([(_artifact(run), found) for run, found in ratios]),
+        "bucket_sd": bucket_deviation([(_artifact(run), steps) for run, steps in ratios]),
         "artifact_sd": artifact_deviation(levels),
     }
     return {key: deviation for key, deviation in deviations.items() if deviation is not None}
@@ -124,7 +125,7 @@ def scatter(runs: Sequence[SealedRun]) -> Mapping[str, Deviation]:
 
 def cost_bias(runs: Sequence[SealedRun]) -> float | None:
     """How much longer steps last than the cost model says, as a share: mean over runs; None without step stamps."""
-    means = [float(found.mean()) for run in runs if len(found := step_ratios(run).log_ratio) >= MIN_STEPS]
+    means = [float(ratios.mean()) for run in runs if len(ratios := step_ratios(run).log_ratio) >= MIN_STEPS]
     return float(np.expm1(np.mean(means))) if means else None
 
 
@@ -153,8 +154,8 @@ def step_deviation(runs: Iterable[StepRatios]) -> Deviation | None:
 
 def restart_deviation(levels: Sequence[Level]) -> Deviation | None:
     """Runs of one condition about their mean, pooled over conditions: what all steps of one server life share."""
-    groups = grouped(levels, lambda one: one.condition).values()
-    return _pooled(([one.mean for one in group] for group in groups), "server lives")
+    groups = grouped(levels, lambda level: level.condition).values()
+    return _pooled(([level.mean for level in group] for group in groups), "server lives")
 
 
 def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation | None:
@@ -162,15 +163,15 @@ def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation |
     means: dict[Hashable, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for artifact, run in runs:
         for bucket in np.unique(run.bucket):
-            own = run.log_ratio[run.bucket == bucket]
-            if len(own) >= MIN_STEPS:
-                means[artifact][float(bucket)].append(float(own.mean()))
+            of_bucket = run.log_ratio[run.bucket == bucket]
+            if len(of_bucket) >= MIN_STEPS:
+                means[artifact][float(bucket)].append(float(of_bucket.mean()))
     return _pooled(([float(np.mean(each)) for each in buckets.values()] for buckets in means.values()), "buckets")
 
 
 def artifact_deviation(levels: Sequence[Level]) -> Deviation | None:
     """Compilations about their mean, less what restarts alone would give."""
-    groups = [[one.mean for one in group] for group in grouped(levels, lambda one: one.artifact).values()]
+    groups = [[level.mean for level in group] for group in grouped(levels, lambda level: level.artifact).values()]
     if len(groups) < 2:
         return None
     restarts = restart_deviation(levels)

@@ -28,13 +28,13 @@ def points_of(
     for num_seqs, context in product(n, contexts):
         step_ms = model.decode_step_ns(BUCKET_OF[num_seqs], num_seqs, num_seqs * context) / MS
         blocks = step_ms + noise * rng.standard_normal(20)
-        found.append(StepPoint("r/0", num_seqs, BUCKET_OF[num_seqs], float(num_seqs * context), blocks))
+        found.append(StepPoint(num_seqs, BUCKET_OF[num_seqs], float(num_seqs * context), blocks))
     return found
 
 
 @pytest.mark.parametrize("model", [PAPER, CONTEXT], ids=["paper", "context"])
 def test_a_known_model_is_recovered_from_its_own_steps(model: CostModel) -> None:
-    fit = fit_decode(points_of(model), seed=1, block_steps=4)
+    fit = fit_decode(points_of(model), seed=1)
     for n, context in product(range(1, 9), (512, 2000, 3000)):
         truth_ms = model.decode_step_ns(BUCKET_OF[n], n, n * context) / MS
         assert fit.step_ms(BUCKET_OF[n], n, n * context) == pytest.approx(truth_ms, abs=2e-6)
@@ -44,23 +44,21 @@ def test_a_known_model_is_recovered_from_its_own_steps(model: CostModel) -> None
 
 
 def test_noise_widens_the_intervals_and_the_truth_stays_inside() -> None:
-    quiet, noisy = (fit_decode(points_of(CONTEXT, noise=noise), seed=1, block_steps=4) for noise in (0.01, 0.1))
+    quiet, noisy = (fit_decode(points_of(CONTEXT, noise=noise), seed=1) for noise in (0.01, 0.1))
     for name, truth in (("beta_ms_per_request", -0.004913), ("context_us_per_token", 0.145345), ("f(8)", 13.46253)):
         assert noisy.intervals[name].width > quiet.intervals[name].width
         assert noisy.intervals[name].contains(truth)
 
 
 def test_a_context_term_that_is_not_there_is_left_out_and_said() -> None:
-    fit = fit_decode(points_of(PAPER, noise=0.02), seed=1, block_steps=4)
+    fit = fit_decode(points_of(PAPER, noise=0.02), seed=1)
     assert fit.context_us_per_token == 0.0
     assert any("context term is left out" in note for note in fit.notes)
-    assert (
-        fit_decode(points_of(PAPER, noise=0.02), with_context=True, seed=1, block_steps=4).context_us_per_token != 0.0
-    )
+    assert fit_decode(points_of(PAPER, noise=0.02), with_context=True, seed=1).context_us_per_token != 0.0
 
 
 def test_the_same_seed_gives_the_same_intervals_which_name_method_unit_and_seed() -> None:
-    first, again = (fit_decode(points_of(CONTEXT, noise=0.05), seed=9, block_steps=4) for _ in range(2))
+    first, again = (fit_decode(points_of(CONTEXT, noise=0.05), seed=9) for _ in range(2))
     assert first.intervals == again.intervals
     interval = first.intervals["f(4)"]
     assert (interval.seed, interval.unit) == (9, "blocks of 4 steps")
@@ -68,7 +66,7 @@ def test_the_same_seed_gives_the_same_intervals_which_name_method_unit_and_seed(
 
 
 def test_full_buckets_alone_at_one_context_give_no_slope_and_ask_for_none() -> None:
-    fit = fit_decode(points_of(PAPER, n=(1, 2, 4, 8), contexts=(512,)), seed=1, block_steps=4)
+    fit = fit_decode(points_of(PAPER, n=(1, 2, 4, 8), contexts=(512,)), seed=1)
     assert fit.beta_ms_per_request == 0.0
     assert "beta_ms_per_request" not in fit.intervals
     assert fit.error.num_not_held_out == 4
@@ -76,30 +74,30 @@ def test_full_buckets_alone_at_one_context_give_no_slope_and_ask_for_none() -> N
 
 def test_points_that_cannot_tell_context_from_requests_are_refused_by_name() -> None:
     with pytest.raises(SpecError, match=r"cannot tell .*context_us_per_token"):
-        fit_decode(points_of(CONTEXT, contexts=(512,)), with_context=True, seed=1, block_steps=4)
+        fit_decode(points_of(CONTEXT, contexts=(512,)), with_context=True, seed=1)
 
 
 def test_the_papers_way_takes_f_from_the_report_and_a_line_through_the_rest() -> None:
     f_ms = {1: 9.870, 2: 10.420, 4: 10.825, 8: 12.970}
-    fit = fit_decode_with_report(points_of(PAPER, contexts=(512,)), f_ms, seed=1, block_steps=4)
+    fit = fit_decode_with_report(points_of(PAPER, contexts=(512,)), f_ms, seed=1)
     assert fit.alpha_ms == pytest.approx(0.501, abs=1e-6)
     assert fit.beta_ms_per_request == pytest.approx(0.0413, abs=1e-6)
     with pytest.raises(SpecError, match="two numbers of requests"):
-        fit_decode_with_report(points_of(PAPER, n=(8,), contexts=(512,)), f_ms, seed=1, block_steps=4)
+        fit_decode_with_report(points_of(PAPER, n=(8,), contexts=(512,)), f_ms, seed=1)
 
 
 def test_the_published_inter_token_times_give_nearly_the_papers_line() -> None:
     # Published by the same authors for n = 1..8 at short contexts; not the data behind the printed coefficients
     # (0.501, 0.0413), whose table is not public.
     measured_ms = (10.379, 10.975, 11.482, 11.569, 13.632, 13.696, 13.785, 13.795)
-    points = [StepPoint("r/0", n, BUCKET_OF[n], None, np.array([ms])) for n, ms in enumerate(measured_ms, 1)]
-    fit = fit_decode_with_report(points, {1: 9.870, 2: 10.420, 4: 10.825, 8: 12.970}, seed=1, block_steps=1)
+    points = [StepPoint(n, BUCKET_OF[n], None, np.array([ms])) for n, ms in enumerate(measured_ms, 1)]
+    fit = fit_decode_with_report(points, {1: 9.870, 2: 10.420, 4: 10.825, 8: 12.970}, seed=1)
     assert (round(fit.alpha_ms, 3), round(fit.beta_ms_per_request, 4)) == (0.492, 0.0433)
     assert fit.error.max_ms < 0.08
 
 
 def prefills(observed_ms: dict[int, float]) -> list[PrefillPoint]:
-    return [PrefillPoint("r/0", length, 0, elapsed_ms) for length, elapsed_ms in observed_ms.items()]
+    return [PrefillPoint(length, 0, elapsed_ms) for length, elapsed_ms in observed_ms.items()]
 
 
 def test_the_papers_four_observations_give_its_prefill_coefficients_and_residual() -> None:
