@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -170,28 +170,20 @@ def collect(
     derived = Derived(tables={}, counts=counts)
     steps = _StepRows(to_clock)
     kv = _KvRows(to_clock)
-    faults: list[str] = []
-    failed_copies: list[str] = []
     for event in events:
-        if isinstance(event, ev.EqualSteps):
-            steps.add_equal(event)
-            kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
-        elif isinstance(event, ev.BucketEvent | ev.IterationEvent):
+        if isinstance(event, ev.EqualSteps | ev.BucketEvent | ev.IterationEvent):
             steps.add(event)
-            if isinstance(event, ev.BucketEvent) or event.is_from_engine:
-                kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
-            else:
-                kv.count_steps(steps.num_bucket_steps, steps.num_iteration_steps)
-        elif isinstance(event, ev.KvCopyFailedEvent):
-            failed_copies += event.request_ids
-            kv.add(event)
+            kv.count_steps(steps.num_bucket_steps, steps.num_iteration_steps)
+            if not isinstance(event, ev.IterationEvent) or event.is_from_engine:
+                kv.end_schedule()
         elif isinstance(event, ev.SettingEvent):
             derived.settings[event.setting] = event.after
-        elif isinstance(event, ev.KvFaultEvent):
-            faults.append(f"{event.fault} slot {event.slot}")
-            kv.add(event)
         else:
             kv.add(event)
+            if isinstance(event, ev.KvCopyFailedEvent):
+                derived.failed_copies += event.request_ids
+            elif isinstance(event, ev.KvFaultEvent):
+                derived.faults += (f"{event.fault} slot {event.slot}",)
     derived.tables["steps"] = steps.table(buckets)
     derived.tables["kv_events"] = kv.table(has_bucket_lines=steps.num_bucket_steps > 0)
     derived.steps_source = steps.source
@@ -199,8 +191,6 @@ def collect(
     derived.num_iteration_lines = steps.num_iterations
     derived.num_kv_lines = kv.num_rows
     derived.num_preemptions = kv.num_preemptions
-    derived.faults = tuple(faults)
-    derived.failed_copies = tuple(failed_copies)
     stamped = derived.tables["steps" if derived.tables["steps"].num_rows else "kv_events"].column("log_ns")
     if stamped.null_count < len(stamped):
         derived.log_ns_source = "created" if steps.has_created or kv.has_created else "received"
@@ -231,8 +221,14 @@ class _StepRows:
             return "bucket-log"
         return "iteration-log" if self._iteration_n else "none"
 
-    def add(self, event: ev.BucketEvent | ev.IterationEvent) -> None:
+    def add(self, event: ev.EqualSteps | ev.BucketEvent | ev.IterationEvent) -> None:
         self.has_created |= event.created_ns is not None
+        if isinstance(event, ev.EqualSteps):
+            created_ns, num_seqs, bucket = event
+            self._bucket_ns.extend(map(self._to_clock.created_ns, created_ns))
+            self._bucket_n.extend([num_seqs] * len(created_ns))
+            self._bucket_b.extend([bucket] * len(created_ns))
+            return
         if isinstance(event, ev.BucketEvent):
             self._bucket_ns.append(_instant_or_absent(self._to_clock, event))
             self._bucket_n.append(event.num_seqs)
@@ -244,13 +240,6 @@ class _StepRows:
         if event.generation_requests > 0:
             self._iteration_ns.append(_instant_or_absent(self._to_clock, event))
             self._iteration_n.append(event.generation_requests)
-
-    def add_equal(self, steps: ev.EqualSteps) -> None:
-        self.has_created = True
-        created_ns, num_seqs, bucket = steps
-        self._bucket_ns.extend(map(self._to_clock.created_ns, created_ns))
-        self._bucket_n.extend([num_seqs] * len(created_ns))
-        self._bucket_b.extend([bucket] * len(created_ns))
 
     def table(self, buckets: tuple[int, ...]) -> pa.Table:
         log_ns, n = np.array(self._bucket_ns), np.array(self._bucket_n)
@@ -274,6 +263,21 @@ class _KvRow(NamedTuple):
     num_blocks: int = 0
     caller: str = ""
     reused_tokens: int = 0
+
+
+_ROW_OF: dict[type, Callable[[Any], _KvRow]] = {
+    ev.AllocEvent: lambda event: _KvRow("alloc", event.request_id, event.slots, event.num_blocks),
+    ev.EvictionEvent: lambda event: _KvRow("eviction", "", (event.slot,), event.num_blocks),
+    ev.CacheHitEvent: lambda event: _KvRow(
+        "cache_hit", event.request_id, event.slots, event.num_blocks, reused_tokens=event.reused_tokens
+    ),
+    ev.CachePartialEvent: lambda event: _KvRow("cache_partial", event.request_id, reused_tokens=event.reused_tokens),
+    ev.FreeRequestEvent: lambda event: _KvRow(
+        "free_request", event.request_id, event.slots, caller="preempt" if event.is_preemption else "request"
+    ),
+    ev.MappingRemoveEvent: lambda event: _KvRow("mapping_remove", "", (event.slot,), event.num_blocks),
+    ev.KvFaultEvent: lambda event: _KvRow("fault", "", (event.slot,)),
+}
 
 
 class _KvRows:
@@ -305,50 +309,44 @@ class _KvRows:
         return len(self._kinds)
 
     def count_steps(self, num_bucket_steps: int, num_iteration_steps: int) -> None:
-        """A step was reported by another process: how many there were, not when, is known."""
+        """How many steps the log has shown so far."""
         self._num_steps = (num_bucket_steps, num_iteration_steps)
 
-    def end_schedule(self, num_bucket_steps: int, num_iteration_steps: int) -> None:
-        """A model step began: evictions that no ALLOC has claimed were made for the dummy block."""
+    def end_schedule(self) -> None:
+        """A model step began: evictions that no ALLOC has claimed were made for the dummy block.
+
+        Not called for a step that another process reported: its line does not tell when it began.
+        """
         self._has_step_lines = True
-        self.count_steps(num_bucket_steps, num_iteration_steps)
         for row in self._open.values():
             self._callers[row] = CALLERS.index("dummy")
         self._open.clear()
         self._preempted_slots.clear()
 
-    def add(self, event: LogEvent) -> None:  # noqa: C901, PLR0912  # one branch per kind of event
-        if isinstance(event, ev.AllocEvent):
-            for slot in event.slots:
-                if (row := self._open.pop(slot, None)) is not None:
-                    self._callers[row] = CALLERS.index("request")
-            self._append(event, _KvRow("alloc", event.request_id, event.slots, event.num_blocks))
-        elif isinstance(event, ev.EvictionEvent):
-            is_preempt = event.slot in self._preempted_slots
-            if is_preempt:
-                self._preempted_slots.discard(event.slot)
-            else:
-                self._open[event.slot] = self.num_rows
-            caller = "preempt" if is_preempt else ""
-            self._append(event, _KvRow("eviction", "", (event.slot,), event.num_blocks, caller))
-        elif isinstance(event, ev.CacheHitEvent):
-            hit = _KvRow("cache_hit", event.request_id, event.slots, event.num_blocks)
-            self._append(event, hit._replace(reused_tokens=event.reused_tokens))
-        elif isinstance(event, ev.CachePartialEvent):
-            self._append(event, _KvRow("cache_partial", event.request_id, reused_tokens=event.reused_tokens))
-        elif isinstance(event, ev.FreeRequestEvent):
-            if event.is_preemption:
-                self._preempted_slots.update(event.slots)
-                self.num_preemptions += 1
-            caller = "preempt" if event.is_preemption else "request"
-            self._append(event, _KvRow("free_request", event.request_id, event.slots, caller=caller))
-        elif isinstance(event, ev.MappingRemoveEvent):
-            self._append(event, _KvRow("mapping_remove", "", (event.slot,), event.num_blocks))
-        elif isinstance(event, ev.KvFaultEvent):
-            self._append(event, _KvRow("fault", "", (event.slot,)))
-        elif isinstance(event, ev.KvCopyFailedEvent):
+    def add(self, event: LogEvent) -> None:
+        """The rows of one event; none of an event that is not about KV."""
+        if isinstance(event, ev.KvCopyFailedEvent):
             for request_id in event.request_ids:
                 self._append(event, _KvRow("copy_failed", request_id))
+            return
+        row_of = _ROW_OF.get(type(event))
+        if row_of is None:
+            return
+        row = row_of(event)
+        if isinstance(event, ev.AllocEvent):
+            for slot in event.slots:
+                if (eviction := self._open.pop(slot, None)) is not None:
+                    self._callers[eviction] = CALLERS.index("request")
+        elif isinstance(event, ev.EvictionEvent):
+            if event.slot in self._preempted_slots:
+                self._preempted_slots.discard(event.slot)
+                row = row._replace(caller="preempt")
+            else:
+                self._open[event.slot] = self.num_rows
+        elif isinstance(event, ev.FreeRequestEvent) and event.is_preemption:
+            self._preempted_slots.update(event.slots)
+            self.num_preemptions += 1
+        self._append(event, row)
 
     def table(self, *, has_bucket_lines: bool) -> pa.Table:
         kinds, callers = np.array(self._kinds), np.array(self._callers)

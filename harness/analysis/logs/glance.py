@@ -77,9 +77,8 @@ def glance(folder: Path) -> Glance:
     step = None
     for event in parse_log([_tail(folder / layout.SERVER_LOG, TAIL_BYTES)]):
         step = event if isinstance(event, BucketEvent) else step
-    scrapes = [
-        found for line in _tail(folder / layout.SCRAPES, SCRAPE_TAIL_BYTES).splitlines() if (found := _scrape(line))
-    ]
+    lines = _tail(folder / layout.SCRAPES, SCRAPE_TAIL_BYTES).splitlines()
+    scrapes = [scrape for line in lines if (scrape := _scrape(line)) is not None]
     n, b = (None, None) if step is None else (step.num_seqs, step.bucket)
     stand_in = next((words for name, words in STAND_INS.items() if (folder / name).is_file()), "")
     if not scrapes:

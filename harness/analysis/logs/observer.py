@@ -1,6 +1,6 @@
 """The observer's file as a table: one row per engine step, exactly as the server's own process saw it.
 
-Pure: bytes in, Arrow out; nothing is repaired, and a last line that a kill cut short is left out and said.
+Pure: bytes in, Arrow out; nothing is repaired, and a last line that a kill cut short is left out and reported.
 Source of the columns: harness/stack/rbln/launch/inside/observer/rbln_observer/observe.py, format 1.
 """
 
@@ -97,7 +97,7 @@ def _table(rows: list[Any], where: str) -> pa.Table:
     at = SCHEMA.names.index("evictions")
     try:
         columns[at] = [[{"slot": slot, "caller": caller} for slot, caller in evicted] for evicted in columns[at]]
-        arrays = [pa.array(column, one.type) for column, one in zip(columns, SCHEMA, strict=True)]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         return pa.table(arrays, schema=SCHEMA)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         what = str(error).partition("\n")[0]

@@ -62,55 +62,47 @@ class ParseCounts:
     unread_samples: list[str] = field(default_factory=list)
 
 
-class LogParser:
-    """Feed it a log in pieces of any size; it returns the events of the lines completed by each piece."""
+def parse_log(chunks: Iterable[bytes], counts: ParseCounts | None = None) -> Iterator[LogEvent]:
+    """Events of a log given as byte chunks of any size, in order. Memory does not grow with the log.
 
-    def __init__(self) -> None:
-        self.counts = ParseCounts()
-        self._pending = b""
-        self._offset = 0
-        self._is_skipping = False
+    counts: what could not be read, filled in when given. Bytes after the last newline are only counted.
+    """
+    counts = ParseCounts() if counts is None else counts
+    reader = _LineReader(counts)
+    pending, offset, is_skipping = b"", 0, False
+    for chunk in chunks:
+        *lines, pending = (pending + chunk).split(b"\n")
+        if is_skipping and lines:
+            # The end of an overlong line: it was counted when it was given up.
+            offset += len(lines.pop(0)) + 1
+            is_skipping = False
+        counts.lines += len(lines)
+        for line in lines:
+            offset += len(line) + 1
+            event = reader.read(line, offset)
+            if event is not None:
+                counts.events += 1
+                yield event
+        if len(pending) > MAX_LINE_BYTES:
+            if not is_skipping:
+                counts.lines += 1
+                counts.overlong += 1
+                counts.foreign += 1
+            offset += len(pending)
+            pending, is_skipping = b"", True
+    counts.tail_bytes = len(pending)
+    counts.is_tail_ours = any(marker in pending for marker in _SURE_MARKERS)
+
+
+class _LineReader:
+    """Reads single lines, and keeps what repeats: headers within a second, and decode lines."""
+
+    def __init__(self, counts: ParseCounts) -> None:
+        self.counts = counts
         self._headers: dict[bytes, Place] = {}
         self._bucket_lines: dict[bytes, LineContent | None] = {}
 
-    def feed(self, data: bytes) -> list[LogEvent]:
-        """Events of every line that ends within ``data``, in order."""
-        events: list[LogEvent] = []
-        lines = (self._pending + data).split(b"\n")
-        self._pending = lines.pop()
-        offset = self._offset
-        if self._is_skipping and lines:
-            # The end of an overlong line: it was counted when it was given up.
-            offset += len(lines.pop(0)) + 1
-            self._is_skipping = False
-        for line in lines:
-            offset += len(line) + 1
-            event = self._read_line(line, offset)
-            if event is not None:
-                events.append(event)
-        self.counts.lines += len(lines)
-        self.counts.events += len(events)
-        self._offset = offset
-        if len(self._pending) > MAX_LINE_BYTES:
-            self._give_up_pending()
-        return events
-
-    def close(self) -> None:
-        """Say that no more bytes come: what follows the last newline was torn off, and is only counted."""
-        self.counts.tail_bytes = len(self._pending)
-        self.counts.is_tail_ours = any(marker in self._pending for marker in _SURE_MARKERS)
-        self._pending = b""
-
-    def _give_up_pending(self) -> None:
-        if not self._is_skipping:
-            self.counts.lines += 1
-            self.counts.overlong += 1
-            self.counts.foreign += 1
-        self._offset += len(self._pending)
-        self._pending = b""
-        self._is_skipping = True
-
-    def _read_line(self, line: bytes, end_offset: int) -> LogEvent | None:
+    def read(self, line: bytes, end_offset: int) -> LogEvent | None:
         if not _may_be_ours(line):
             self.counts.foreign += 1
             return None
@@ -121,7 +113,7 @@ class LogParser:
         place, message = self._read_header(line)
         content = None if place is None else self._bucket_lines.get(message) or self._read_message(message)
         if content is None or (_A_LEVEL.search(message) and _HEADER.search(message)):
-            # A line torn inside a request id, and the next one glued to it, would read as one with a strange id.
+            # A line torn inside a request id, and the next one glued to it, would read as a line with a strange id.
             place, content = self._read_glued(line)
         if place is None or content is None:
             self._count_unread(line, message)
@@ -157,10 +149,10 @@ class LogParser:
     def _read_glued(self, line: bytes) -> tuple[Place | None, LineContent | None]:
         """A whole line behind a torn one: the last header on the line, if a whole message follows it."""
         # Overlapping matches: a torn header may swallow the start of the whole one behind it.
-        found = [(match.end(1), -match.start()) for match in _ANY_HEADER.finditer(line)]
-        if not found:
+        headers = [(match.end(1), -match.start()) for match in _ANY_HEADER.finditer(line)]
+        if not headers:
             return None, None
-        end, minus_start = max(found)
+        end, minus_start = max(headers)
         content = read_message(line[end:])
         header = _HEADER.match(line, -minus_start)
         if content is None or header is None:
@@ -170,27 +162,12 @@ class LogParser:
         return _place(header), content
 
     def _count_unread(self, line: bytes, message: bytes) -> None:
-        is_ours = any(marker in line for marker in _SURE_MARKERS)
-        is_ours = is_ours or looks_needed(message)
-        if not is_ours:
+        if not (any(marker in line for marker in _SURE_MARKERS) or looks_needed(message)):
             self.counts.foreign += 1
             return
         self.counts.unread += 1
         if len(self.counts.unread_samples) < MAX_SAMPLES:
             self.counts.unread_samples.append(line[:200].decode("utf-8", "backslashreplace"))
-
-
-def parse_log(chunks: Iterable[bytes], counts: ParseCounts | None = None) -> Iterator[LogEvent]:
-    """Events of a log given as byte chunks of any size, in order.
-
-    counts: filled in when given, so that a caller learns what could not be read. Memory does not grow with the log.
-    """
-    parser = LogParser()
-    if counts is not None:
-        parser.counts = counts
-    for chunk in chunks:
-        yield from parser.feed(chunk)
-    parser.close()
 
 
 def _place(header: re.Match[bytes]) -> Place:
@@ -239,7 +216,7 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             num_failed += 1
             continue
-        same = ([one] * len(values) for one in (scrape, at_ns, reason))
+        same = ([value] * len(values) for value in (scrape, at_ns, reason))
         both = ([name for name, _ in names], [labels for _, labels in names])
         for column, cells in zip(columns.values(), (*same, *both, values), strict=True):
             column.extend(cells)
