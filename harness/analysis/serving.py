@@ -322,9 +322,7 @@ def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
 def _values(run: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray:
     if metric == "itl":
         return run.itl_ns[is_in[run.itl_row]] if len(run.itl_row) else run.itl_ns
-    values: FloatArray = {"ttft": run.ttft_ns, "tpot": run.tpot_ns, "e2e": run.e2e_ns, "queue": run.queue_ns}[metric][
-        is_in
-    ]
+    values: FloatArray = getattr(run, f"{metric}_ns")[is_in]
     return values[~np.isnan(values)]
 
 

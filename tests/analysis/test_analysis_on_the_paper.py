@@ -1,5 +1,5 @@
 """Wherever the paper prints inputs and outputs, our functions give its outputs, to the printed digit where rounding
-of the printed inputs allows it. Table S7 is in test_figures.py, W = 1.44 session s in test_waiting.py.
+of the printed inputs allows it. Table S7 is in test_figures.py, W = 1.44 session s in test_interference_waiting.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import paper_numbers as paper
 import pytest
 
 from harness.analysis import reuse, stats
-from harness.analysis.cost import padding
 from harness.analysis.cost import reconstruct as rec
 from harness.analysis.decisions import decide
 from harness.analysis.decisions.decide import Costs, Outcome
 from harness.engine import load_cost_model
-from harness.paper.signs import TABLE_I
 from harness.sim.search.space import DeviceSpec
 from harness.spec import ServerShape
 from harness.spec.rules import CostRule, load_rule
@@ -43,22 +41,6 @@ def test_table_s8_ratios_and_savings(row: paper.ValidationRow) -> None:
     assert round(100 * (1 - row.ratio_b), 2) == row.saving_b
     # The difference is of unrounded ratios: within one unit of the last digit of that of the printed ones.
     assert abs(row.ratio_a - row.ratio_b) == pytest.approx(row.difference, abs=1.01e-4)
-
-
-def test_table_s8_sums_are_sums_over_replicates() -> None:
-    for place in range(3, len(paper.TABLE_S8), 4):
-        *replicates, total = paper.TABLE_S8[place - 3 : place + 1]
-        # Three rounded summands may be off by 1.5 ms: 22.509 for 22.508, 38.246 for 38.245, 26.109 for 26.110.
-        assert sum(row.baseline_a for row in replicates) == pytest.approx(total.baseline_a, abs=3 * HALF_MS + 1e-9)
-        assert sum(row.changed_a for row in replicates) == pytest.approx(total.changed_a, abs=3 * HALF_MS + 1e-9)
-
-
-def test_table_s8_sum_rows_that_print_exactly() -> None:
-    sums = {(row.measurement, row.n, row.changed): row for row in paper.TABLE_S8 if row.replicate == 0}
-    exact = {key for key, row in sums.items() if round(row.changed_a / row.baseline_a, 4) == row.ratio_a}
-    # 22.201 / 22.984 = 0.96593, 37.091 / 40.040 = 0.92635, 25.954 / 26.110 = 0.99403: each rounds one unit below
-    # what is printed (0.9660, 0.9264, 0.9941), because the paper divided unrounded seconds.
-    assert sums.keys() - exact == {("initial", 6, "grid"), ("initial", 10, "grid"), ("new", 6, "slots")}
 
 
 def test_cost_ratio_is_a_ratio_of_sums_never_a_mean_of_ratios() -> None:
@@ -156,69 +138,7 @@ def test_tolerances_of_the_grid_intervention_are_r_over_b_and_hold_its_differenc
     assert rec.ChannelAgreement(0.0261, 0.036).is_agreed
 
 
-def test_table_xi_mean_errors() -> None:
-    full = (0.0183, 0.0194, 0.0074, 0.0058, 0.0339, 0.0364, 0.0066, 0.0076)
-    fixed = (0.0298, 0.0146, 0.0154, 0.0275, 0.0166, 0.0142, 0.0004, 0.0193)
-    assert round(sum(full) / 8, 4) == 0.0169
-    assert round(sum(fixed) / 8, 4) == 0.0172
-    assert sum(one < other for one, other in zip(full, fixed, strict=True)) == 4
-
-
-def test_table_ix_errors_are_observed_less_predicted() -> None:
-    rows = {(row.measurement, row.n, row.changed): row for row in paper.TABLE_S8 if row.replicate == 0}
-    for key, (predicted, error, _outcome) in paper.PREDICTIONS.items():
-        # Errors follow unrounded ratios, as the paper says: one unit of the last digit.
-        assert rows[key].ratio_a - predicted == pytest.approx(error, abs=1.01e-4)
-
-
-# Tables I and II.
-
-
-def test_the_decode_time_ratio_is_above_1_in_all_nine_rows_of_table_i() -> None:
-    assert all(row.decode_ratio > 1 for row in TABLE_I.values())
-    assert {n: row[:3] for n, row in TABLE_I.items()} == paper.TABLE_I
-
-
-def test_table_i_differences_of_padding() -> None:
-    computed = {n: round(p_c - p_a, 3) for n, (p_a, p_c, _dp) in paper.TABLE_I.items()}
-    printed = {n: row[2] for n, row in paper.TABLE_I.items()}
-    # The paper subtracts unrounded ratios: these rows are one unit off when the printed ones are subtracted.
-    assert {n for n in printed if computed[n] != printed[n]} == {5, 8, 10, 16}
-    assert computed == pytest.approx(printed, abs=1.01e-3)
-
-
-def test_table_ii_differences_of_padding() -> None:
-    assert round(0.232 - 0.167, 3) == 0.065
-    # Printed -0.040, from unrounded ratios.
-    assert round(0.057 - 0.098, 3) == -0.041
-
-
-# Tables S5 and S6, and the direction rule at N = 7.
-
-
-def test_table_s5_occupancy_ratios() -> None:
-    computed = [round(padding.occupancy_ratio(p_a, p_c), 4) for _r, p_a, p_c, _dp in paper.TABLE_S5]
-    printed = [row[0] for row in paper.TABLE_S5]
-    # Block 4: (1 - 0.2180) / (1 - 0.2118) = 0.99213 from rounded p, printed 0.9922 from the stored counts.
-    assert [k for k, (ours, theirs) in enumerate(zip(computed, printed, strict=True)) if ours != theirs] == [3]
-    assert computed[3] == 0.9921
-
-
-def test_table_s5_differences_of_padding() -> None:
-    computed = [round(p_c - p_a, 4) for _r, p_a, p_c, _dp in paper.TABLE_S5]
-    printed = [row[3] for row in paper.TABLE_S5]
-    # Block 5: 0.2135 - 0.1323 = 0.0812 from rounded p, printed 0.0811.
-    assert [k for k, (ours, theirs) in enumerate(zip(computed, printed, strict=True)) if ours != theirs] == [4]
-    for r, _p_a, p_c, dp in paper.TABLE_S5:
-        assert (1 - p_c) * (r - 1) == pytest.approx(dp, abs=1.01e-4)
-
-
-def test_table_s6_pooled_ratios_lie_between_those_of_their_blocks() -> None:
-    # Counts per block are not printed, so the pooled ratios cannot be computed again; they are means of the blocks'
-    # with weights that are not printed either.
-    ratios = [row[0] for row in paper.TABLE_S5]
-    for name, blocks in {"existing": ratios[:3], "new": ratios[3:], "all": ratios}.items():
-        assert min(blocks) < paper.TABLE_S6[name][0] < max(blocks)
+# Table S5 and the direction rule at N = 7.
 
 
 def test_the_difference_at_n_7_is_not_confirmed() -> None:
@@ -289,15 +209,6 @@ def test_a_stratified_interval_is_narrower_and_classifies_the_same() -> None:
     assert plain.contains(1.0)
 
 
-def test_table_xiii_ratios_of_sums_lie_among_those_of_their_replicates() -> None:
-    # Device seconds of this experiment are not printed, so the ratios of sums cannot be computed from Table S9.
-    printed = {6: (0.9659, 0.9660, 0.9663), 8: (0.9151, 0.9151, 0.9161), 10: (0.8601, 0.8480, 0.8482)}
-    for n, sums in printed.items():
-        for level, ratio in enumerate(sums):
-            replicates = [row[level] for row in paper.TABLE_S9[n]]
-            assert min(replicates) < ratio < max(replicates)
-
-
 # Costs.
 
 
@@ -312,14 +223,6 @@ def test_prefill_times_that_the_paper_quotes() -> None:
     assert round(extra_ms(2008, 1920) - (359 - 27), 1) == 6.6
     assert round(MODEL.prefill_ns(88) / MS, 1) == 21.3
     assert MODEL.prefill_ns(0) == 0
-
-
-def test_prefill_model_misses_its_four_fitted_points_by_at_most_2_4_ms() -> None:
-    measured_ms = {500: 88.5, 2000: 359.6, 6000: 1177.2, 2008: 359.0}
-    residuals = {q: abs(MODEL.prefill_ns(q) / MS - ms) for q, ms in measured_ms.items()}
-    assert round(max(residuals.values()), 1) == 2.4
-    assert not any(MODEL.is_prefill_extrapolated(q) for q in measured_ms)
-    assert MODEL.is_prefill_extrapolated(88)
 
 
 def test_losing_reuse_costs_milliseconds_more_than_a_prefill_of_the_lost_part() -> None:
@@ -343,42 +246,6 @@ def test_one_more_request_costs_less_than_one_more_bucket_and_that_less_than_one
     bucket_ns = MODEL.decode_step_ns(2, 1) - MODEL.decode_step_ns(1, 1)
     assert round(request_ns / MS, 3) == 0.041
     assert request_ns < bucket_ns < MODEL.decode_step_ns(1, 1)
-
-
-def test_table_iv_ratios_of_spike_and_elapsed_time() -> None:
-    printed = {500: (88.5, 100.9, 1.140), 2000: (359.6, 372.6, 1.036), 6000: (1177.2, 1191.7, 1.012)}
-    assert {q: round(spike / elapsed, 3) for q, (elapsed, spike, _ratio) in printed.items()} == {
-        q: ratio for q, (_elapsed, _spike, ratio) in printed.items()
-    }
-    assert [round(spike - elapsed) for elapsed, spike, _ratio in printed.values()] == [12, 13, 14]
-
-
-# Reuse.
-
-
-def test_formula_c_of_the_sequential_experiment() -> None:
-    assert reuse.reusable_tokens(2000, 2008) == 1920
-    assert 2008 - reuse.reusable_tokens(2000, 2008) == 88
-
-
-@pytest.mark.parametrize(("previous", "again", "reused"), [(800, 1004, 768), (895, 1044, 768), (1600, 1757, 1536)])
-def test_formula_c_of_the_workload(previous: int, again: int, reused: int) -> None:
-    assert reuse.reusable_tokens(previous, again) == reused
-
-
-def test_formula_c_leaves_the_last_token_to_compute() -> None:
-    assert reuse.reusable_tokens(256, 256) == 128
-    assert reuse.reusable_tokens(256, 257) == 256
-
-
-def test_evictions_of_the_sequential_experiment() -> None:
-    assert [max(0, m - 5) for m in (5, 6, 7, 8)] == [0, 1, 2, 3]
-    assert [max(0, m - 6) for m in (5, 6, 7, 8)] == [0, 0, 1, 2]
-
-
-def test_table_iii_the_tokens_reused_are_the_tokens_not_computed() -> None:
-    assert 26_880 - 9_856 == 50_736 - 33_712 == 22_103 - 5_079 == 17_024
-    assert 25_165 - 24_269 == 896
 
 
 # Memory and compile.
