@@ -23,9 +23,7 @@ from harness.analysis.validity.plan_answers import (
     aborted_rows,
     check_aborts,
     check_answers,
-    most_decode_tokens,
-    response_id_of,
-    response_id_prefix,
+    left_answers,
     with_logged_prefills,
 )
 from harness.analysis.validity.stalls import (
@@ -181,7 +179,8 @@ def _check_log(derived: Derived) -> Iterator[Finding]:
 def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     """Whether the steps produced the tokens of the answers. Mixed steps of a vLLM produce some of them."""
     generated = requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64)
-    left = most_decode_tokens(requests)
+    # Most decode tokens of the answers that the client left.
+    left = sum(row["planned_generate_tokens"] - 1 for row in aborted_rows(requests))
     if derived.step_log is not None:
         logged_tokens = derived.step_log.steps["generated_tokens"]
         is_shown = logged_tokens.null_count < len(logged_tokens)
@@ -206,8 +205,7 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
         return
     witnesses: dict[str, int] = {"responses": reported}
     # What the counter and the log may hold beside that: the unreported reuse of answers that the client left.
-    prefix = response_id_prefix(requests)
-    left = {response_id_of(row, prefix): row["planned_prompt_tokens"] for row in aborted_rows(requests)}
+    left = {name: row["planned_prompt_tokens"] for name, row in left_answers(requests).items()}
     if increment is not None:
         counted = round(increment)
         witnesses["counter"] = reported if reported < counted <= reported + sum(left.values()) else counted
@@ -218,7 +216,11 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
             "was not held against the server's own count",
         )
     if derived.num_kv_lines:
-        hits = {name: hit for name, hit in _hits(derived).items() if not left or join_request_id(name, left) is None}
+        hits: Counter[str] = Counter()
+        events = rows_where(derived.tables["kv_events"], "kind", "cache_hit")
+        for log_id, tokens in values_of(events, "request_id", "reused_tokens"):
+            if not left or join_request_id(log_id, left) is None:
+                hits[log_id] += tokens
         witnesses["reuse log"] = sum(hits.values())
         yield from _check_reuse_by_request(requests, hits, has_preemptions=derived.num_preemptions > 0)
     if len(set(witnesses.values())) > 1:
@@ -267,14 +269,6 @@ def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
             f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
             "Reuse by request cannot be checked where the server names its answers alike",
         )
-
-
-def _hits(derived: Derived) -> Counter[str]:
-    hits: Counter[str] = Counter()
-    events = rows_where(derived.tables["kv_events"], "kind", "cache_hit")
-    for log_id, tokens in values_of(events, "request_id", "reused_tokens"):
-        hits[log_id] += tokens
-    return hits
 
 
 def counter_increment(metrics: pa.Table, name: str) -> float | None:
@@ -369,18 +363,20 @@ def _check_same_plan(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Find
 
 
 def _check_same_work(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Finding]:
-    work = {run.condition: _decode_work(run.table("requests")) for run in runs}
     # When an answer is left depends on how fast it comes: where one run left it, the others' is no comparison.
     left = {(row["session"], row["request"]) for run in runs for row in aborted_rows(run.table("requests"))}
-    work = {name: {key: tokens for key, tokens in lengths.items() if key not in left} for name, lengths in work.items()}
+    columns = ("session", "request", "completion_tokens")
+    work = {
+        run.condition: {
+            (session, request): tokens or 0
+            for session, request, tokens in values_of(run.table("requests"), *columns)
+            if (session, request) not in left
+        }
+        for run in runs
+    }
     if len({tuple(sorted(lengths.items())) for lengths in work.values()}) > 1:
         named = ", ".join(f"{condition} {sum(lengths.values())}" for condition, lengths in sorted(work.items()))
         yield invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({named})")
-
-
-def _decode_work(requests: pa.Table) -> dict[tuple[int, int], int]:
-    columns = values_of(requests, "session", "request", "completion_tokens")
-    return {(session, request): tokens or 0 for session, request, tokens in columns}
 
 
 _PATCH_HINT = "Check that the observer is installed in the server's environment and its log level is on"

@@ -7,7 +7,7 @@ of it is guessed. Definitions: docs/method.md, "A run and its invariants" and "A
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,23 +156,11 @@ def aborted_rows(requests: pa.Table) -> list[dict[str, Any]]:
     return rows_where(requests, "status", ABORTED).to_pylist()
 
 
-def response_id_prefix(requests: pa.Table) -> str:
-    """How the server names answers: that of chats differs from that of completions."""
+def left_answers(requests: pa.Table) -> dict[str, dict[str, Any]]:
+    """``aborted_rows`` by the server's name of the request, made of the client's where no answer had begun."""
     names = requests.column("response_id").to_pylist()
-    return "chatcmpl" if any(name and name.startswith("chatcmpl-") for name in names) else "cmpl"
-
-
-def response_id_of(row: Mapping[str, Any], prefix: str) -> str:
-    """The server's name of a request that was left; made of the client's name where no answer had begun.
-
-    prefix: see ``response_id_prefix``.
-    """
-    return row["response_id"] or f"{prefix}-{row['request_id']}"
-
-
-def most_decode_tokens(requests: pa.Table) -> int:
-    """How many decode tokens the step log may hold of answers that were left."""
-    return sum(row["planned_generate_tokens"] - 1 for row in aborted_rows(requests))
+    prefix = "chatcmpl" if any(name and name.startswith("chatcmpl-") for name in names) else "cmpl"
+    return {row["response_id"] or f"{prefix}-{row['request_id']}": row for row in aborted_rows(requests)}
 
 
 def with_logged_prefills(requests: pa.Table, kv_events: pa.Table) -> pa.Table:
@@ -180,17 +168,17 @@ def with_logged_prefills(requests: pa.Table, kv_events: pa.Table) -> pa.Table:
 
     Their prefills are device time like all others. The prompt is what was sent.
     """
-    if not aborted_rows(requests):
+    left = left_answers(requests)
+    if not left:
         return requests
-    rows = requests.to_pylist()
-    prefix = response_id_prefix(requests)
-    left = {response_id_of(row, prefix): row for row in rows if row["status"] == ABORTED}
     for kind, log_id, reused in values_of(kv_events, "kind", "request_id", "reused_tokens"):
         if kind not in ("alloc", "cache_hit") or (name := join_request_id(log_id, left)) is None:
             continue
         row = left[name]
         row["response_id"], row["prompt_tokens"] = name, row["planned_prompt_tokens"]
         row["cached_tokens"] = (row["cached_tokens"] or 0) + ((reused or 0) if kind == "cache_hit" else 0)
+    changed = {(row["session"], row["request"]): row for row in left.values()}
+    rows = [changed.get((row["session"], row["request"]), row) for row in requests.to_pylist()]
     return pa.Table.from_pylist(rows, schema=requests.schema)
 
 

@@ -14,8 +14,8 @@ from harness.analysis.cost.compare import Verdict
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.validity.invariants import CACHED_COUNTER
 from harness.analysis.validity.stalls import check_freezes
-from harness.engine import load_cost_model
-from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
+from harness.engine import CostModel, load_cost_model
+from harness.records import ClockRecord, Finding, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
 
 # One session of two requests; the second reuses 256 tokens. G = 3 each: 4 decode tokens.
@@ -44,18 +44,23 @@ def raw_files(folder: Path, log: str = LOG, counter: tuple[int, int] = (0, 256))
     (folder / "scrapes.jsonl").write_text("".join(json.dumps(scrape) + "\n" for scrape in scrapes))
 
 
-def codes(folder: Path, rows: tuple[dict[str, Any], ...] = ROWS, *, facts: dict[str, Any] | None = None) -> list[str]:
-    """Finding codes of a run whose raw files lie in ``folder``, invalid ones only."""
-    run_manifest = manifest(planned_requests=2, **(facts or {}))
-    found = check_run(run_manifest, requests=requests_table(*rows), derived=derive_tables(folder, run_manifest))
-    return [finding.code for finding in found if finding.severity == "invalid"]
+def findings(
+    folder: Path, rows: tuple[dict[str, Any], ...] = ROWS, cost_model: CostModel | None = None, **facts: Any
+) -> list[Finding]:
+    """Findings of a run whose raw files lie in ``folder``."""
+    run_manifest = manifest(planned_requests=2, **facts)
+    derived = derive_tables(folder, run_manifest)
+    return check_run(run_manifest, requests=requests_table(*rows), derived=derived, cost_model=cost_model)
+
+
+def codes(folder: Path, rows: tuple[dict[str, Any], ...] = ROWS, **facts: Any) -> list[str]:
+    """Codes of the findings that make the run invalid."""
+    return [finding.code for finding in findings(folder, rows, **facts) if finding.severity == "invalid"]
 
 
 def test_a_whole_run_has_no_findings(tmp_path: Path) -> None:
     raw_files(tmp_path)
-    run_manifest = manifest(planned_requests=2)
-    requests = requests_table(*ROWS)
-    assert check_run(run_manifest, requests=requests, derived=derive_tables(tmp_path, run_manifest)) == []
+    assert findings(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +81,7 @@ def test_a_broken_row_makes_the_run_invalid(tmp_path: Path, changes: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ("", ("metrics-missing", "invalid")),
         ("# nothing\n", ("metrics-missing", "invalid")),
@@ -84,40 +89,38 @@ def test_a_broken_row_makes_the_run_invalid(tmp_path: Path, changes: dict[str, A
         *((f"{CACHED_COUNTER} {value}\n", ("counter-missing", "warning")) for value in ("NaN", "+Inf", "1e999")),
     ],
 )
-def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body: str, told: tuple[str, str]) -> None:
+def test_a_cross_check_that_could_not_be_made_is_a_finding(
+    tmp_path: Path, body: str, expected: tuple[str, str]
+) -> None:
     raw_files(tmp_path)
     scrapes = [
         json.dumps({"at_ns": at, "reason": reason, "status": 200, "body": body})
         for at, reason in enumerate(("before", "after"))
     ]
     (tmp_path / "scrapes.jsonl").write_text("\n".join(scrapes))
-    run_manifest = manifest(planned_requests=2)
-    found = check_run(run_manifest, requests=requests_table(*ROWS), derived=derive_tables(tmp_path, run_manifest))
-    assert (found[0].code, found[0].severity) == told
+    first = findings(tmp_path)[0]
+    assert (first.code, first.severity) == expected
 
 
 def test_reuse_that_no_answer_states_is_a_finding_and_not_zero(tmp_path: Path) -> None:
     raw_files(tmp_path, counter=(0, 4551))
-    run_manifest = manifest(planned_requests=2)
-    requests = requests_table(*({**row, "cached_tokens": None} for row in ROWS))
-    (found,) = check_run(run_manifest, requests=requests, derived=derive_tables(tmp_path, run_manifest))
-    assert (found.code, found.severity) == ("reuse-unknown", "warning")
+    (finding,) = findings(tmp_path, tuple({**row, "cached_tokens": None} for row in ROWS))
+    assert (finding.code, finding.severity) == ("reuse-unknown", "warning")
     assert (
         f"2 of 2 answers do not state usage.prompt_tokens_details, while {CACHED_COUNTER} rose by 4,551"
-        in found.evidence
+        in finding.evidence
     )
-    assert "--enable-prompt-tokens-details" in found.hint
+    assert "--enable-prompt-tokens-details" in finding.hint
 
 
-def test_scrapes_that_failed_between_the_first_and_the_last_are_told(tmp_path: Path) -> None:
+def test_scrapes_that_failed_between_the_first_and_the_last_are_reported(tmp_path: Path) -> None:
     raw_files(tmp_path)
     scrapes = (tmp_path / "scrapes.jsonl").read_text().splitlines()
     failed = json.dumps({"at_ns": 1, "reason": "interval", "status": None, "body": "", "error": "timed out"})
     (tmp_path / "scrapes.jsonl").write_text("\n".join((scrapes[0], failed, failed, *scrapes[1:])))
-    run_manifest = manifest(planned_requests=2)
-    found = check_run(run_manifest, requests=requests_table(*ROWS), derived=derive_tables(tmp_path, run_manifest))
-    assert [(one.code, one.severity) for one in found] == [("scrape-failed", "warning")]
-    assert found[0].evidence == "2 of 4 scrapes have no readable body"
+    (finding,) = findings(tmp_path)
+    assert (finding.code, finding.severity) == ("scrape-failed", "warning")
+    assert finding.evidence == "2 of 4 scrapes have no readable body"
 
 
 @pytest.mark.parametrize(
@@ -132,9 +135,7 @@ def test_an_answer_of_the_planned_length_that_states_another_end_is_a_finding(
     tmp_path: Path, reason: str, words: str
 ) -> None:
     raw_files(tmp_path)
-    run_manifest = manifest(planned_requests=2)
-    requests = requests_table(ROWS[0], {**ROWS[1], "finish_reason": reason})
-    (finding,) = check_run(run_manifest, requests=requests, derived=derive_tables(tmp_path, run_manifest))
+    (finding,) = findings(tmp_path, (ROWS[0], {**ROWS[1], "finish_reason": reason}))
     assert (finding.code, finding.severity) == ("finish-reason", "warning")
     assert finding.evidence == f"1 answers have the planned length, but do not state 'length' as their end: {words}"
 
@@ -150,7 +151,7 @@ def test_lateness_is_judged_in_wall_time(tmp_path: Path) -> None:
     late = (ROWS[0], {**ROWS[1], "sent_ns": 1_030_000_000})
     assert codes(tmp_path, late) == ["rearrival-late"]
     # 30 ms of model time are 7.5 ms of wall time when the model runs four times as fast.
-    assert codes(tmp_path, late, facts={"clock": ClockRecord(scale=4.0)}) == []
+    assert codes(tmp_path, late, clock=ClockRecord(scale=4.0)) == []
 
 
 def test_sessions_that_start_apart_make_the_run_invalid(tmp_path: Path) -> None:
@@ -189,14 +190,7 @@ def test_channels_apart_within_a_run_are_invalid_by_the_experiments_own_limit(
 ) -> None:
     raw_files(tmp_path)
     asked = manifest().requested | {"limits": {"residual_share": limit, "server_stall_ms": 1e6}}
-    run_manifest = manifest(planned_requests=2, requested=asked)
-    found = check_run(
-        run_manifest,
-        requests=requests_table(*ROWS),
-        derived=derive_tables(tmp_path, run_manifest),
-        cost_model=load_cost_model("paper"),
-    )
-    assert [finding.code for finding in found if finding.severity == "invalid"] == expected
+    assert codes(tmp_path, cost_model=load_cost_model("paper"), requested=asked) == expected
 
 
 def test_a_lost_decode_step_makes_the_run_invalid(tmp_path: Path) -> None:
@@ -224,22 +218,20 @@ def test_a_declared_source_that_is_silent_makes_the_run_invalid(tmp_path: Path) 
 
 def test_an_undeclared_patch_makes_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
-    assert codes(tmp_path, facts={"observation": Observation(steps="none")}) == ["patch-undeclared"]
+    assert codes(tmp_path, observation=Observation(steps="none")) == ["patch-undeclared"]
 
 
 def test_a_server_that_died_makes_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
     dead = ServerRecord(is_alive_until_stop=False, exit_status=-9)
-    assert codes(tmp_path, facts={"server": dead}) == ["server-died"]
+    assert codes(tmp_path, server=dead) == ["server-died"]
 
 
 def test_a_torn_log_is_a_warning_that_names_the_line(tmp_path: Path) -> None:
     raw_files(tmp_path)
     with open(tmp_path / "server.log", "a") as log:
         log.write("1751364000.000250 7 DEBUG x [PFX] [EVICTION] OB=\n")
-    run_manifest = manifest(planned_requests=2)
-    requests = requests_table(*ROWS)
-    (finding,) = check_run(run_manifest, requests=requests, derived=derive_tables(tmp_path, run_manifest))
+    (finding,) = findings(tmp_path)
     assert (finding.code, finding.severity) == ("log-torn", "warning")
     assert "[EVICTION] OB=" in finding.evidence
 
