@@ -56,7 +56,7 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
 
 def _check_committed(repository: Repository, path: Path) -> Commit:
     commits = repository.commits_of(repository.relative(path))
-    if not commits or repository.changes(path):
+    if not commits or not repository.is_checked_out(path):
         raise SpecError(
             "is not committed, so nothing shows that it is older than the measurement",
             where=str(path),

@@ -47,11 +47,16 @@ class Repository:
             what = f"lies outside the repository {self.root}"
             raise SpecError(what, where=str(path), hint="Move it inside") from error
 
-    def changes(self, *paths: Path) -> list[str]:
-        """Paths that differ from the last commit, untracked ones included; all of the tree without ``paths``."""
-        names = [self.relative(path) for path in paths]
-        text = _git(self.root, "status", "--porcelain", "--untracked-files=all", "--", *names)
+    def changes(self) -> list[str]:
+        """Paths of the tree that differ from the last commit, untracked ones included."""
+        text = _git(self.root, "status", "--porcelain", "--untracked-files=all")
         return [line[3:] for line in text.splitlines()]
+
+    def is_checked_out(self, path: Path) -> bool:
+        """Whether the commit that is checked out holds the file as it is, ignored files included."""
+        name = self.relative(path)
+        held = _git_if(self.root, "rev-parse", "--verify", "--quiet", f"HEAD:{name}")
+        return held is not None and held == _git(self.root, "hash-object", "--", name)
 
     def commits_of(self, path: str) -> list[Commit]:
         """Every commit on any branch that changed ``path`` (from the root), newest first."""

@@ -157,10 +157,23 @@ def test_each_reason_against_a_confirmatory_run_is_named(place: Workplace, chang
     assert not place.runs.exists()
 
 
-def test_an_uncommitted_frozen_file_gives_no_ticket(place: Workplace) -> None:
+def test_an_uncommitted_frozen_file_is_not_authorized(place: Workplace) -> None:
     frozen = place.freeze(is_committed=False)
     with pytest.raises(SpecError, match="is not committed"):
         authorize(frozen.path)
+
+
+def test_a_frozen_file_that_only_another_branch_holds_is_not_authorized(place: Workplace) -> None:
+    frozen = place.freeze(is_committed=False).path
+    content = frozen.read_bytes()
+    place.git("checkout", "-q", "-b", "elsewhere")
+    place.commit_all()
+    place.git("checkout", "-q", "-")
+    frozen.parent.mkdir(parents=True, exist_ok=True)
+    frozen.write_bytes(content)
+    (place.root / ".git/info/exclude").write_text(frozen.name)
+    with pytest.raises(SpecError, match="is not committed"):
+        authorize(frozen)
 
 
 def test_a_run_started_before_its_freeze_is_refused(place: Workplace) -> None:
@@ -243,7 +256,7 @@ def test_resuming_with_a_changed_cost_model_is_refused(place: Workplace) -> None
         run_experiment(spec, runs_root=place.runs, resume=True)
 
 
-def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(place: Workplace) -> None:
+def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorization(place: Workplace) -> None:
     frozen = place.freeze()
     preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
     stop = StopFlag()

@@ -57,7 +57,7 @@ def test_a_tag_is_put_on_the_commit(place: Workplace) -> None:
     assert place.git("rev-list", "-n", "1", "prereg-small").strip() == frozen.commit.sha
 
 
-def test_a_tag_is_recorded_with_the_ticket(place: Workplace) -> None:
+def test_a_tag_is_recorded_with_the_authorization(place: Workplace) -> None:
     frozen = place.freeze(tag="prereg-small")
     assert authorize(frozen.path)[1].record.tag == "prereg-small"
 
