@@ -50,10 +50,10 @@ def test_a_search_prints_the_best_the_front_and_the_sensitivity(
 def test_predictions_name_ablations_as_computed(
     space: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = harness(monkeypatch, capsys, "predict", space, "--ablation", "lru-slots")
+    status, text = harness(monkeypatch, capsys, "predict", "ratios", space, "--ablation", "lru-slots")
     assert status == 0
     assert "computed, not measured" in text
-    status, text = harness(monkeypatch, capsys, "predict", space, "--ablation", "magic")
+    status, text = harness(monkeypatch, capsys, "predict", "ratios", space, "--ablation", "magic")
     assert (status, "lru-slots" in text) == (2, True)
 
 
