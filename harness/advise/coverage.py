@@ -14,6 +14,7 @@ import numpy as np
 
 from harness.analysis.stats import binomial_cdf
 from harness.clock import NS_PER_MS
+from harness.compiled.records import records_of
 from harness.emulator.core import StepEnd
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
@@ -195,7 +196,7 @@ def figures(
     outcome = _as_simulated(arrays, EngineConfig.of_shape(candidate, space.rules), steps)
     if space.window is not None:
         start_ns, end_ns = window_bounds(user_timelines(arrays, outcome), space.window)
-        found = window_stats(arrays, outcome, EngineConfig.of_shape(candidate, space.rules), start_ns, end_ns)
+        found = window_stats(arrays, outcome, start_ns, end_ns)
         return found.device_ns, found.completed, found.reused, found.rearrivals
     again = is_rearrival(arrays)
     is_reused = again & (outcome.requests["cached_tokens"] > 0)
@@ -205,30 +206,23 @@ def figures(
 
 def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.Outcome:
     """Emulated steps in the tables of a simulation, so that the same function counts the figures of a window."""
-    outcome = layout.new_outcome(arrays, config, len(steps))
-    kinds = [STEP_DECODE if end.start.step.kind == DECODE else STEP_PREFILL for end in steps]
     columns = {
         "start_ns": [end.start.start_ns for end in steps],
-        "kind": kinds,
-        "num_seqs": [end.start.step.num_seqs for end in steps],
-        "bucket": [end.start.step.bucket for end in steps],
+        "kind": [STEP_DECODE if end.start.step.kind == DECODE else STEP_PREFILL for end in steps],
         "count": [1] * len(steps),
         "duration_ns": [end.start.step.duration_ns for end in steps],
     }
-    for name, values in columns.items():
-        outcome.steps[name][:] = values
+    recorded = records_of(layout.StepRecord, columns, len(steps))
+    outcome = layout.new_outcome(arrays, config)._replace(steps=recorded)
     outcome.totals["num_step_records"][:] = len(steps)
     for end in steps:
         for request in end.finished:
             session, number = map(int, request.engine_id.split("-"))
             row = int(arrays.sessions["first_request"][session]) + number
-            times = {"arrival_ns": request.arrival_ns, "admitted_ns": request.scheduled_ns}
-            for name, value in {
-                **times,
-                "completed_ns": end.start.end_ns,
-                "cached_tokens": request.cached_tokens,
-            }.items():
-                outcome.requests[name][row] = value
+            outcome.requests["arrival_ns"][row] = request.arrival_ns
+            outcome.requests["admitted_ns"][row] = request.scheduled_ns
+            outcome.requests["completed_ns"][row] = end.start.end_ns
+            outcome.requests["cached_tokens"][row] = request.cached_tokens
     return outcome
 
 

@@ -7,7 +7,7 @@ as ``table[place].field``. Nothing is computed here.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast, overload
 
@@ -68,7 +68,7 @@ def new_records(record: type[Record], count: int) -> Records[Record]:
     return cast("Records[Record]", records.view(_PlainRecords) if IS_PLAIN_PYTHON else records)
 
 
-def records_of(record: type[Record], columns: dict[str, npt.ArrayLike], count: int) -> Records[Record]:
+def records_of(record: type[Record], columns: Mapping[str, npt.ArrayLike], count: int) -> Records[Record]:
     """``count`` records with these columns; a field that is not given is zero."""
     records = new_records(record, count)
     for name, values in columns.items():

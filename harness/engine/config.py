@@ -432,7 +432,7 @@ def _fresh_server(config: EngineConfig, block_tokens: int, num_blocks: int, tabl
         "free_seats": config.max_num_seqs,
         "dummy_slot": -1,
     }
-    return records_of(Server, dict(scalars), 2)
+    return records_of(Server, scalars, 2)
 
 
 def _zeros(*shape: int) -> IntArray:

@@ -6,7 +6,6 @@ fitted on is given all the same and flagged.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
@@ -15,18 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from harness.compiled.records import IntArray
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.state import FS_PER_NS
 from harness.errors import SpecError
 from harness.shipped import shipped_folder, shipped_names
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from harness.spec import Spec, load_toml
 
 FS_PER_US = 1_000 * FS_PER_NS
 FS_PER_MS = 1_000 * FS_PER_US
@@ -197,11 +192,7 @@ def _decimal(value: Any) -> Any:
 Number = Annotated[Decimal, BeforeValidator(_decimal)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
-class _Decode(_Table):
+class _Decode(Spec):
     f_ms: dict[int, Annotated[Number, Field(gt=0)]] = Field(min_length=1)
     alpha_ms: Number = Decimal(0)
     beta_ms_per_request: Number = Decimal(0)
@@ -209,7 +200,7 @@ class _Decode(_Table):
     fitted_context_tokens: tuple[int, int] | None = None
 
 
-class _Prefill(_Table):
+class _Prefill(Spec):
     chunk_tokens: int = Field(default=PREFILL_CHUNK_TOKENS, ge=1)
     per_call_ms: Annotated[Number, Field(ge=0)]
     per_call_us_per_token: Number = Decimal(0)
@@ -217,20 +208,20 @@ class _Prefill(_Table):
     fitted_tokens: tuple[int, int] | None = None
 
 
-class _ChunkedPrefill(_Table):
+class _ChunkedPrefill(Spec):
     """Prompts computed in parts, beside decodes (rules ``vllm-paged``)."""
 
     per_step_ms: Annotated[Number, Field(ge=0)]
     per_token_us: Annotated[Number, Field(gt=0)]
 
 
-class _Eager(_Table):
+class _Eager(Spec):
     """Decode steps that run without a graph although graphs are on (rules ``vllm-paged``)."""
 
     step_ns: int = Field(ge=0, le=LARGEST_FS // FS_PER_NS)
 
 
-class _CostFile(_Table):
+class _CostFile(Spec):
     name: str
     source: str
     artifact: str = ""
@@ -265,19 +256,12 @@ def find_cost_file(name_or_path: str | Path) -> Path:
 def load_cost_model(name_or_path: str | Path) -> CostModel:
     """The cost model in a file; raises SpecError naming the file and every key that is wrong."""
     path = find_cost_file(name_or_path)
+    file = _CostFile.from_table(
+        load_toml(path, parse_float=_exact), where=str(path), hint="Compare with plans/costs/paper.toml"
+    )
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=_exact)
-        return cost_model_from(_CostFile.model_validate(table))
-    except OSError as error:
-        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
-    except UnicodeDecodeError as error:
-        raise SpecError("is not UTF-8 text", where=str(path), hint="Save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"is not valid TOML: {error}", where=str(path), hint="Mend the line named") from error
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
-        raise SpecError(problems, where=str(path), hint="Compare with plans/costs/paper.toml") from error
-    except (ValueError, RecursionError) as error:
+        return cost_model_from(file)
+    except ValueError as error:
         raise SpecError(str(error), where=str(path), hint="Check the units in the key names") from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
@@ -103,10 +103,13 @@ def _did_you_mean(root: type[BaseModel] | None, path: KeyPath) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def load_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file; every failure is a SpecError that names the file and the line."""
+def load_toml(path: Path, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """The table in a TOML file; every failure is a SpecError that names the file and the line.
+
+    parse_float: makes the value of a number with a point or an exponent; it may refuse it with a ValueError.
+    """
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        return tomllib.loads(path.read_bytes().decode("utf-8"), parse_float=parse_float)
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Figures of a window of a simulated run: device time, completed requests, reuse and padding between two instants.
+"""Figures of a window of a simulated run: device time, completed requests and reuse between two instants.
 
 A window begins when every user has finished a given number of requests, and lasts a given time. A step that straddles
 an edge of the window counts by the part inside, to the ns.
@@ -26,32 +26,20 @@ from harness.spec import WindowSpec
 class WindowFigures(NamedTuple):
     """Figures of [start_ns, end_ns). Times in ns.
 
-    completed: requests that completed inside. device_ns, decode_ns, wait_session_ns: the parts of steps inside.
-    rearrivals, reused, cached_tokens, reusable_tokens: of the re-arrivals admitted inside. decode_slots,
-    decode_requests: sums of b and of n over the decode steps that start inside; histogram: h(n) of these.
-    latencies_ns: of the requests completed inside.
+    completed, latencies_ns: of the requests that completed inside. device_ns, wait_session_ns: the parts of steps
+    inside. rearrivals, reused, cached_tokens: of the re-arrivals admitted inside.
     """
 
     start_ns: int
     end_ns: int
     completed: int
     device_ns: int
-    decode_ns: int
     wait_session_ns: int
     rearrivals: int
     reused: int
     cached_tokens: int
-    reusable_tokens: int
-    decode_slots: int
-    decode_requests: int
-    histogram: tuple[int, ...]
     evictions: int
     latencies_ns: IntArray
-
-    @property
-    def padding_ratio(self) -> float:
-        """p = sum(b - n) / sum(b) over the decode steps."""
-        return (self.decode_slots - self.decode_requests) / self.decode_slots if self.decode_slots else 0.0
 
 
 def user_timelines(arrays: layout.PlanArrays, outcome: layout.Outcome) -> UserTimelines:
@@ -93,7 +81,7 @@ def window_figures(
             where=f"plan {plan}",
             hint="Give each user more sessions, or a shorter window",
         )
-    return window_stats(alone, outcome, config, start_ns, end_ns)
+    return window_stats(alone, outcome, start_ns, end_ns)
 
 
 def _figures_of_half(
@@ -117,62 +105,39 @@ def _figures_of_half(
     is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]
     known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), timelines.last_full_ns())
     start_ns, end_ns = window_bounds(timelines, window)
-    return window_stats(half, outcome, config, start_ns, end_ns) if end_ns <= known_ns else None
+    return window_stats(half, outcome, start_ns, end_ns) if end_ns <= known_ns else None
 
 
-def window_stats(
-    arrays: layout.PlanArrays, outcome: layout.Outcome, config: EngineConfig, start_ns: int, end_ns: int
-) -> WindowFigures:
+def window_stats(arrays: layout.PlanArrays, outcome: layout.Outcome, start_ns: int, end_ns: int) -> WindowFigures:
     """Count what a simulated plan did in [start_ns, end_ns)."""
     requests = outcome.requests
     steps = outcome.steps[: outcome.totals["num_step_records"][0]]
     # Most records of a long run lie outside; records at the edges may straddle them, or end before.
     first, over = np.searchsorted(steps["start_ns"], (start_ns, end_ns))
     steps = steps[max(int(first) - 1, 0) : int(over)]
-    begin, each = steps["start_ns"], steps["duration_ns"]
-    inside, num_inside = each * steps["count"], steps["count"].copy()
+    begin, inside = steps["start_ns"], steps["duration_ns"] * steps["count"]
     for edge in (0, -1)[: len(steps)]:
         until = min(int(begin[edge] + inside[edge]), end_ns)
         inside[edge] = max(0, until - max(int(begin[edge]), start_ns))
-        num_inside[edge] = _steps_inside(int(begin[edge]), int(each[edge]), int(num_inside[edge]), start_ns, end_ns)
     is_prefill = steps["kind"] == STEP_PREFILL
-    # Column by column, because numpy copies whole records one at a time.
-    is_decode = ~is_prefill
-    decode_inside = num_inside[is_decode]
-    num_seqs, bucket = steps["num_seqs"][is_decode], steps["bucket"][is_decode]
-    histogram = np.bincount(num_seqs, weights=decode_inside, minlength=config.max_num_seqs + 1).astype(np.int64)
     completed = requests["completed_ns"]
     done = (start_ns <= completed) & (completed < end_ns)
     number = np.arange(len(requests)) - arrays.sessions["first_request"][arrays.requests["session"]]
     admitted = requests["admitted_ns"]
     again = (number > 0) & (start_ns <= admitted) & (admitted < end_ns)
-    prompt = arrays.requests["keep"] + arrays.requests["new"]
-    block = config.block_tokens
-    reusable = np.minimum(np.roll(prompt, 1), prompt - 1) // block * block
     evicted_at = outcome.evictions["at_ns"][: outcome.totals["num_eviction_records"][0]]
     return WindowFigures(
         start_ns=start_ns,
         end_ns=end_ns,
         completed=int(done.sum()),
         device_ns=int(inside.sum()),
-        decode_ns=int(inside[is_decode].sum()),
         wait_session_ns=_waited(requests, begin[is_prefill], inside[is_prefill]),
         rearrivals=int(again.sum()),
         reused=int((requests["cached_tokens"][again] > 0).sum()),
         cached_tokens=int(requests["cached_tokens"][again].sum()),
-        reusable_tokens=int(reusable[again].sum()),
-        decode_slots=int((bucket * decode_inside).sum()),
-        decode_requests=int((num_seqs * decode_inside).sum()),
-        histogram=tuple(int(count) for count in histogram),
         evictions=int(((start_ns <= evicted_at) & (evicted_at < end_ns)).sum()),
         latencies_ns=(completed - requests["arrival_ns"])[done],
     )
-
-
-def _steps_inside(begin_ns: int, each_ns: int, count: int, start_ns: int, end_ns: int) -> int:
-    """How many of a record's equal steps start in [start_ns, end_ns)."""
-    before, until = (min(max(-((begin_ns - at_ns) // max(each_ns, 1)), 0), count) for at_ns in (start_ns, end_ns))
-    return until - before
 
 
 def _waited(requests: Records[layout.RequestResult], begin: IntArray, inside: IntArray) -> int:

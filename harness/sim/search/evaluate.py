@@ -47,7 +47,6 @@ class GroupFigures(NamedTuple):
     """Sums over the plans of one group. p99_ns: of request latency, arrival to completion, pooled over the plans."""
 
     device_ns: int
-    decode_ns: int
     wait_ns: int
     p99_ns: int
     completed: int
@@ -199,7 +198,6 @@ class Evaluator:
         latencies = np.concatenate([figures.latencies_ns for figures in of_plans])
         return GroupFigures(
             device_ns=sum(figures.device_ns for figures in of_plans),
-            decode_ns=sum(figures.decode_ns for figures in of_plans),
             wait_ns=sum(figures.wait_session_ns for figures in of_plans),
             p99_ns=nearest_rank(latencies, 0.99),
             completed=sum(figures.completed for figures in of_plans),
@@ -226,7 +224,6 @@ def _sums(of_plans: Records[layout.PlanTotals], latencies_ns: IntArray) -> Group
     totals = sums(layout.PlanTotals, of_plans)
     return GroupFigures(
         device_ns=totals["decode_ns"] + totals["prefill_ns"],
-        decode_ns=totals["decode_ns"],
         wait_ns=totals["wait_ns"],
         p99_ns=nearest_rank(latencies_ns, 0.99),
         completed=len(latencies_ns),
