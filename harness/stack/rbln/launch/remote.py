@@ -36,7 +36,7 @@ from harness.stack.rbln.launch.artifacts import (
     settings_applied,
 )
 from harness.stack.rbln.launch.devices import DeviceReport, parse_devices, require_idle
-from harness.stack.rbln.launch.patches.shipped import DEFAULT_PATCH, require_pristine, shipped_patches, status_of
+from harness.stack.rbln.launch.patches.shipped import require_pristine, shipped_patches, status_of, unpatched
 from harness.stack.rbln.launch.serving import (
     OBSERVER_FOLDER,
     ServedArtifact,
@@ -145,7 +145,7 @@ class RemoteHost:
         return best
 
 
-def look(host: RemoteHost, artifact: str) -> RemoteStack:
+def probe_stack(host: RemoteHost, artifact: str) -> RemoteStack:
     """The stack, the artifact and the devices on ``host``; SpecError or ServerError names what is missing there."""
     patch = shipped_patches()[0]
     facts = host.call("probe", {"artifact": artifact, "target": patch.target})
@@ -170,17 +170,14 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
 
 def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The manifest's record of the patch, and the overlay that the host script lays out; None without a patch."""
-    candidates = [patch for patch in shipped_patches() if patch.name == DEFAULT_PATCH]
+    candidates = shipped_patches()
     version = stack.versions.get("vllm-rbln", "")
     target = Path(f"{host}:{stack.site_packages}") / candidates[0].target
     status = status_of(stack.target, target, version, candidates)
     if mode == "none":
-        if status.state == "patched":
-            require_pristine(status)
-        return {"mode": "none", "version": version, "found_sha256": status.found_sha256}, None
+        return unpatched(status), None
     chosen = require_pristine(status)
-    record = {"mode": mode, "name": chosen.name, "target": chosen.target, "version": version, **chosen.hashes}
-    return record, {
+    return chosen.record(version), {
         "site_packages": stack.site_packages,
         "package": chosen.package,
         "target": chosen.target,
@@ -213,7 +210,7 @@ def check_remote_server(server: ServerSpec) -> tuple[RemoteHost, RemoteStack, tu
             "is missing", where="server.environment", hint="Name the virtual environment of vllm on that host"
         )
     host = RemoteHost(server.ssh, f"{server.environment}/bin/python")
-    stack = look(host, server.artifact)
+    stack = probe_stack(host, server.artifact)
     check_artifact(stack.config, server, f"{host.name}:{server.artifact}")
     devices = server.devices or tuple(range(stack.config.num_devices))
     if stack.devices is not None:
@@ -246,15 +243,15 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         "silence_s": SILENCE_S,
     }
     host.call("write", {"path": f"{folder}/job.json", "text": json.dumps(job)})
-    life = _write_life(run_folder, host, folder, local_port=port, remote_port=remote_port)
+    job_file = _write_job(run_folder, host, folder, local_port=port, remote_port=remote_port)
     return LaunchPlan(
         backend=backend,
-        argv=(sys.executable, "-m", "harness.stack.rbln.launch.remote", str(life)),
+        argv=(sys.executable, "-m", "harness.stack.rbln.launch.remote", str(job_file)),
         host=LOOPBACK,
         port=port,
         model=model,
         env={"PYTHONUNBUFFERED": "1"},
-        files={"remote": life},
+        files={"remote": job_file},
         requested={
             **requested_stack(
                 server, stack.config, versions=stack.versions, identity=stack.identity, devices=stack.devices
@@ -273,7 +270,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     )
 
 
-def _write_life(run_folder: Path, host: RemoteHost, folder: str, *, local_port: int, remote_port: int) -> Path:
+def _write_job(run_folder: Path, host: RemoteHost, folder: str, *, local_port: int, remote_port: int) -> Path:
     """The job of ``hold_server``, as a file of the run folder."""
     path = (run_folder / layout.REMOTE).absolute()
     write_config(

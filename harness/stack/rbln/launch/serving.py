@@ -28,7 +28,7 @@ from harness.stack.rbln.launch.artifacts import (
 )
 from harness.stack.rbln.launch.devices import DeviceReport
 from harness.stack.rbln.launch.inside.remote_host import PACKAGES
-from harness.stack.rbln.launch.patches.shipped import make_overlay, patch_status, require_pristine
+from harness.stack.rbln.launch.patches.shipped import make_overlay, patch_status, require_pristine, unpatched
 from harness.stack.rbln.rules.kv_rules import release_of
 
 OBSERVER = Plugin("rbln_observer", "RBLN_OBSERVER_FILE")
@@ -226,8 +226,10 @@ def serve_plan(server: ServerSpec, artifact: ServedArtifact, stack: Stack, setup
 def check_installed(server: ServerSpec, site_packages: Path) -> None:
     """SpecError unless the installed package fits the patch mode of ``server``."""
     status = patch_status(site_packages)
-    if server.patch == "overlay" or status.state == "patched":
+    if server.patch == "overlay":
         require_pristine(status)
+    else:
+        unpatched(status)
 
 
 def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
@@ -235,6 +237,4 @@ def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str
     if server.patch == "overlay":
         overlay = make_overlay(stack.site_packages, overlays)
         return overlay.to_json(), overlay.path
-    check_installed(server, stack.site_packages)
-    status = patch_status(stack.site_packages)
-    return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}, None
+    return unpatched(patch_status(stack.site_packages)), None

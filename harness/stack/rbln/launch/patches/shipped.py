@@ -25,7 +25,6 @@ from harness.stack.rbln.launch.patches.audit import AddedLine, audit
 _PACKAGE = Path(__file__).resolve().parents[4]
 PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")
 """In the checkout, and inside an installed wheel."""
-DEFAULT_PATCH = "bucket_log"
 OVERLAY_FILE = "overlay.json"
 TRACE_OF_PATCH = b"[BUCKET] request_nums="
 
@@ -49,12 +48,12 @@ class Patch:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """The hashes for a run's manifest."""
-        return {
-            "sha256_before": self.sha256_before,
-            "sha256_patch": self.sha256_patch,
-            "sha256_after": self.sha256_after,
-        }
+        names = ("sha256_before", "sha256_patch", "sha256_after")
+        return {name: getattr(self, name) for name in names}
+
+    def record(self, version: str) -> dict[str, Any]:
+        """The record for a run's manifest. version: of the package that it is applied to."""
+        return {"mode": "overlay", "name": self.name, "target": self.target, "version": version, **self.hashes}
 
     def text(self) -> str:
         """The diff, as released; SpecError when its hash differs from the manifest."""
@@ -104,15 +103,7 @@ class OverlayRecord:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest; the folder by name only, because its place has no effect."""
-        return {
-            "mode": "overlay",
-            "name": self.patch.name,
-            "target": self.patch.target,
-            "version": self.version,
-            **self.patch.hashes,
-            "overlay": self.path.name,
-            "tree_sha256": self.tree_sha256,
-        }
+        return {**self.patch.record(self.version), "overlay": self.path.name, "tree_sha256": self.tree_sha256}
 
 
 def shipped_patches(root: Path | None = None) -> tuple[Patch, ...]:
@@ -176,13 +167,9 @@ def patched_text(diff: str, target: str, before: str) -> str:
     return "".join(lines)
 
 
-def patch_status(
-    site_packages: Path, *, name: str = DEFAULT_PATCH, patches: Sequence[Patch] | None = None
-) -> PatchStatus:
-    """What stands in ``site_packages`` where the patch ``name`` would go. Reads only."""
-    candidates = [patch for patch in (shipped_patches() if patches is None else patches) if patch.name == name]
-    if not candidates:
-        raise SpecError(f"there is no patch {name!r}", where="patch", hint="See `harness server patch status`")
+def patch_status(site_packages: Path) -> PatchStatus:
+    """What stands in ``site_packages`` where the patch would go. Reads only."""
+    candidates = shipped_patches()
     target = site_packages / candidates[0].target
     version = installed_version(site_packages, candidates[0].package)
     return status_of(read(target) if target.is_file() else None, target, version, candidates)
@@ -191,7 +178,7 @@ def patch_status(
 def status_of(content: bytes | None, target: Path, version: str, candidates: Sequence[Patch]) -> PatchStatus:
     """The status of a file with this content (None: it is missing) in a package of this version.
 
-    candidates: the patches with one name. target: named in errors.
+    candidates: the patches for it. target: named in errors.
     """
     if content is None:
         return PatchStatus("absent", target, version, "", None, f"Install {candidates[0].package} there")
@@ -223,13 +210,20 @@ def require_pristine(status: PatchStatus) -> Patch:
     )
 
 
-def make_overlay(site_packages: Path, destination: Path, patch: str = DEFAULT_PATCH) -> OverlayRecord:
+def unpatched(status: PatchStatus) -> dict[str, Any]:
+    """The record of a run without the patch; SpecError when somebody patched the installed file by hand."""
+    if status.state == "patched":
+        require_pristine(status)
+    return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}
+
+
+def make_overlay(site_packages: Path, destination: Path) -> OverlayRecord:
     """A folder below ``destination`` that shadows the installed package with a patched copy; made once, then reused.
 
     The installed package must be pristine. Its tree is hashed each time, so a reinstalled or edited package gets
     another overlay. Raises SpecError for a package that is not pristine, and for an overlay that was edited.
     """
-    status = patch_status(site_packages, name=patch)
+    status = patch_status(site_packages)
     chosen = require_pristine(status)
     package = site_packages / chosen.package
     tree = tree_sha256(package)
