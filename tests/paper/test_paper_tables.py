@@ -222,7 +222,7 @@ def test_all_tables_are_written_in_every_form(runs_root: Path, form: TableForm) 
 
 
 def test_the_command_writes_one_table_to_a_file(runs_root: Path, tmp_path: Path) -> None:
-    asked = ["tables", "--runs", str(runs_root), "--table", "viii", "--format", "csv", "-o", str(tmp_path / "t.csv")]
-    done = CliRunner().invoke(app, asked)
+    options = ["--runs", str(runs_root), "--table", "viii", "--format", "csv", "-o", str(tmp_path / "t.csv")]
+    done = CliRunner().invoke(app, ["paper", "tables", *options])
     assert done.exit_code == 0, done.output
     assert 'Baseline,8,"{1, 2, 4, 8}"' in (tmp_path / "t.csv").read_text()
