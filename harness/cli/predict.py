@@ -113,7 +113,9 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
             str(means.cached_tokens),
             str(means.num_evictions),
         )
-        drawn = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
+        # Two draws are too few for an interval.
+        ends = "" if device is None else f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}"
+        drawn = [ends] * len(interval)
         device_s = f"{means.device_ns / NS_PER_S:.3f}"
         rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
     how = f"means of {wanted.draws} draws" if wanted.draws > 1 else "one simulation of each, without perturbations"

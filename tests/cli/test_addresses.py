@@ -48,7 +48,8 @@ def test_every_form_of_an_address_leads_to_the_same_runs(folder: Path, verb: tup
 
 
 def test_an_experiment_is_simulated_and_planned_from_the_folder_of_its_runs(folder: Path) -> None:
-    assert "more / base" in command("simulate", "runs/asked", "--draws", "1", cwd=folder).stdout
+    for draws in ("1", "2"):
+        assert "more / base" in command("simulate", "runs/asked", "--draws", draws, cwd=folder).stdout
     assert "sealed blocks under" in command("power", "runs/asked", "--blocks", "3", cwd=folder).stdout
     again = command("run", "runs/asked", "--runs", "again", "--dry-run", cwd=folder)
     assert "more/2" in again.stdout

@@ -130,8 +130,8 @@ class Searcher:
         self.space_json = self.space.model_dump_json()
         self.job = job_of(self.space_json)
 
-    def search(self, budget_s: float | None = None) -> SearchResult:
-        """Judge every candidate and write the ledger; see ``search``."""
+    def search(self, budget_s: float | None) -> SearchResult:
+        """See ``search``."""
         space, folder = self.space, self.folder
         schedule = _open_folder(self, budget_s)
         rungs = [Rung(*rung) for rung in schedule["rungs"]]
