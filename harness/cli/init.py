@@ -266,6 +266,7 @@ def doctor(
         return
     from harness.runner.backends import readiness, what_you_can_do
     from harness.server.doctor import run_checks
+    from harness.stack.steps import ways_to_steps
 
     console = terminal()
     checks = [*run_checks(runs), *readiness()]
@@ -276,6 +277,7 @@ def doctor(
         if not check.ok:
             say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim")
             say(console, f"{'':>9}{'do':>{width}}  {check.how}")
+    say(console, f"Steps of other stacks: harness stack steps FILE ({'; '.join(ways_to_steps())})", "dim")
     say(console, what_you_can_do(checks), "bold")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from harness.spec import ExperimentSpec, ServerSpec
 from harness.stack.vllm.step_log import load_step_log
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import serving
+from tests.support.stacks import write_environment
 
 
 def experiment(environment: Path, *conditions: dict[str, Any], **server: Any) -> ExperimentSpec:
@@ -299,3 +301,14 @@ def test_every_report_shows_such_runs_and_leaves_out_what_they_do_not_have(root:
     assert "backend vllm" in page
     assert "Served by vllm 0.30.0" in page
     assert "steps-eager" in page
+
+
+def test_the_doctor_says_what_the_stack_on_path_shows_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_environment(tmp_path, versions={"vllm": "0.30.0", "tpu-inference": "0.32.0"})
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    found = backend_named("vllm").readiness().found
+    assert "vllm 0.30.0, tpu-inference 0.32.0; step log of every engine step" in found
+    assert "AGGREGATED_STATS_DIR" in found
+    assert "VLLM_PROFILER_ENABLED" not in found
