@@ -14,13 +14,13 @@ from harness.emulator.model import ContextHash
 from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.engine.paged import scheduler_of
 from harness.plan import Plan, TokenStreams
-from harness.plan.event_queue import LEAVES, ClientEvent, EventQueue
+from harness.plan.event_queue import ClientEvent, VirtualClients
 from harness.spec import ServerSpec
 
 NEVER_NS = 1 << 62
 
 
-class VirtualDriver:
+class VirtualDriver(VirtualClients):
     """Plays a plan on a server's core in virtual time; the clock jumps from one event to the next.
 
     A subclass makes the requests and handles the events. It may look at the server at ``next_look_ns``. Equal decode
@@ -30,18 +30,14 @@ class VirtualDriver:
     takes_equal_steps = False
 
     def __init__(self, plan: Plan, core: EmulatorCore) -> None:
-        self.plan, self.core, self.client_events = plan, core, EventQueue(plan)
+        super().__init__(plan)
+        self.core = core
         self.names: dict[int, tuple[int, int]] = {}
         self.next_look_ns = NEVER_NS
         self._handles: dict[tuple[int, int], int] = {}
-        self._leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         """The request that an event sends."""
-        raise NotImplementedError
-
-    def num_tokens(self, key: tuple[int, int]) -> int:
-        """Tokens that a request has received."""
         raise NotImplementedError
 
     def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
@@ -61,14 +57,14 @@ class VirtualDriver:
         """Everything, from the common start to the last token; returns the instant of that."""
         now_ns, core = 0, self.core
         while self.client_events.next_ns is not None or core.num_unfinished or core.has_work:
-            self._act_until(now_ns)
+            self.act_until(now_ns)
             start = core.start_step(now_ns)
             ends_ns = [self.client_events.next_ns or now_ns] if start is None else self._ends_ns(start)
             while self.next_look_ns < ends_ns[0]:
                 self.look()
             if start is not None:
                 self.started(start, ends_ns)
-                self._act_until(ends_ns[-1], is_step_over=True)
+                self.act_until(ends_ns[-1], is_step_over=True)
                 self._finish(core.end_step(ends_ns))
             now_ns = max(now_ns, ends_ns[-1])
         return now_ns
@@ -80,7 +76,7 @@ class VirtualDriver:
             return ends_ns
         next_ns = self.client_events.next_ns
         most = bisect_left(ends_ns, self.next_look_ns if next_ns is None else min(next_ns, self.next_look_ns))
-        if self._leaves_by_tokens:
+        if self.leaves_by_tokens:
             # The step at whose end one of them has the tokens after which its client leaves is the last.
             for request in start.requests:
                 key = self.names[request.handle]
@@ -88,33 +84,21 @@ class VirtualDriver:
                 most = min(most, enough - self.num_tokens(key)) if enough else most
         return ends_ns[: max(most, 1)]
 
-    def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
-        """Do what is due by now."""
-        for event in self.client_events.events(now_ns, is_step_over=is_step_over):
-            key = (event.session, event.request)
-            if event.what == LEAVES:
-                self._leave(key, event.at_ns)
-                continue
-            request = self.request_of(event)
-            self.names[request.handle], self._handles[key] = key, request.handle
-            self.core.submit(request)
+    def send(self, event: ClientEvent) -> None:
+        request, key = self.request_of(event), (event.session, event.request)
+        self.names[request.handle], self._handles[key] = key, request.handle
+        self.core.submit(request)
 
-    def _finish(self, end: StepEnd) -> None:
-        """What follows a finished request becomes due. Clients that have enough tokens leave."""
-        end_ns = end.ends_ns[-1]
-        self.ended(end)
-        for request in end.finished:
-            self.client_events.over(*self.names[request.handle], end_ns)
-        if not self._leaves_by_tokens:
-            return
-        keys = (self.names[request.handle] for request in end.requests)
-        for key in self.client_events.with_enough((*key, self.num_tokens(key)) for key in keys):
-            self._leave(key, end_ns)
-            self.client_events.over(*key, end_ns)
-
-    def _leave(self, key: tuple[int, int], at_ns: int) -> None:
+    def leave(self, key: tuple[int, int], at_ns: int) -> None:
         self.core.abort(self._handles[key], at_ns)
         self.left(key, at_ns)
+
+    def _finish(self, end: StepEnd) -> None:
+        self.ended(end)
+        finished, received = (
+            [self.names[request.handle] for request in requests] for requests in (end.finished, end.requests)
+        )
+        self.step_ended(finished, received, end.ends_ns[-1])
 
 
 class _TokenDriver(VirtualDriver):

@@ -84,6 +84,44 @@ class EventQueue:
         )
 
 
+class VirtualClients:
+    """The clients of a plan in virtual time, never late. A subclass is the server that they send to and leave."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.client_events = plan, EventQueue(plan)
+        self.leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
+
+    def send(self, event: ClientEvent) -> None:
+        """A client sends a request."""
+        raise NotImplementedError
+
+    def leave(self, key: tuple[int, int], at_ns: int) -> None:
+        """A client leaves the answer to a request."""
+        raise NotImplementedError
+
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        """Tokens that a request has received."""
+        raise NotImplementedError
+
+    def act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
+        """Do what is due by now."""
+        for event in self.client_events.events(now_ns, is_step_over=is_step_over):
+            if event.what == LEAVES:
+                self.leave((event.session, event.request), event.at_ns)
+            else:
+                self.send(event)
+
+    def step_ended(self, finished: Iterable[tuple[int, int]], received: Iterable[tuple[int, int]], end_ns: int) -> None:
+        """What follows a finished request becomes due. Clients that have received enough tokens leave."""
+        for key in finished:
+            self.client_events.over(*key, end_ns)
+        if not self.leaves_by_tokens:
+            return
+        for key in self.client_events.with_enough((*key, self.num_tokens(key)) for key in received):
+            self.leave(key, end_ns)
+            self.client_events.over(*key, end_ns)
+
+
 def users_of(after: IntArray) -> IntArray:
     """The user behind each session: a session that starts after another is the same user's next.
 

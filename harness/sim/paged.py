@@ -18,7 +18,7 @@ from harness.engine import DECODE, CostModel, EngineConfig, Step
 from harness.engine.paged import PagedScheduler
 from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.plan import BlockKeys, Plan
-from harness.plan.event_queue import LEAVES, EventQueue
+from harness.plan.event_queue import ClientEvent, VirtualClients
 from harness.sim.kernel import arrays as layout
 
 NOT_YET = -1
@@ -39,7 +39,7 @@ class _Row:
     aborted_tokens: int = NOT_YET
 
 
-class _Run:
+class _Run(VirtualClients):
     """A plan on a server, and what it did.
 
     rows: in the order of the plan, a request's handle is its place. steps: the fields of ``StepRecord``, one row a
@@ -48,13 +48,13 @@ class _Run:
     """
 
     def __init__(self, plan: Plan, config: EngineConfig, cost_model: CostModel, noise: Iterator[int]) -> None:
-        self._plan, self._client_events, self._costs, self._noise = plan, EventQueue(plan), cost_model, noise
+        super().__init__(plan)
+        self._costs, self._noise = cost_model, noise
         self._scheduler = PagedScheduler(config.paged, cost_model)
         self._keys = BlockKeys(plan, config.block_tokens)
         self._names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
         self._handles = {name: handle for handle, name in enumerate(self._names)}
         self._num_tokens = Counter[int]()
-        self._leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
         self.rows = [_Row() for _ in self._names]
         self.histogram = [0] * (config.max_num_seqs + 1)
         self.steps: list[tuple[int, ...]] = []
@@ -84,11 +84,11 @@ class _Run:
     def play(self) -> _Run:
         now_ns, scheduler = 0, self._scheduler
         while True:
-            self._act_until(now_ns)
+            self.act_until(now_ns)
             if not scheduler.has_work:
-                if self._client_events.next_ns is None:
+                if self.client_events.next_ns is None:
                     break
-                now_ns = max(now_ns, self._client_events.next_ns)
+                now_ns = max(now_ns, self.client_events.next_ns)
                 continue
             evicted = scheduler.pool.num_evicted
             step = scheduler.schedule()
@@ -97,21 +97,25 @@ class _Run:
             self._record(step, now_ns, scheduler.pool.num_evicted - evicted)
             now_ns += step.duration_ns
             # Clients that leave during the step get none of its tokens.
-            self._act_until(now_ns, is_step_over=True)
+            self.act_until(now_ns, is_step_over=True)
             self._finish(step, now_ns)
         self.end_ns = now_ns
         return self
 
-    def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
-        for event in self._client_events.events(now_ns, is_step_over=is_step_over):
-            name = (event.session, event.request)
-            handle = self._handles[name]
-            if event.what == LEAVES:
-                self._leave(handle, event.at_ns)
-                continue
-            planned = self._plan.request(*name)
-            self.rows[handle].arrival_ns = event.at_ns
-            self._scheduler.submit(handle, planned.prompt_tokens, planned.generate_tokens, self._keys.stream(*name))
+    def send(self, event: ClientEvent) -> None:
+        name = (event.session, event.request)
+        handle, planned = self._handles[name], self.plan.request(*name)
+        self.rows[handle].arrival_ns = event.at_ns
+        self._scheduler.submit(handle, planned.prompt_tokens, planned.generate_tokens, self._keys.stream(*name))
+
+    def leave(self, key: tuple[int, int], at_ns: int) -> None:
+        handle = self._handles[key]
+        self._scheduler.abort(handle)
+        row = self.rows[handle]
+        row.completed_ns, row.aborted_tokens = at_ns, self._num_tokens[handle]
+
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        return self._num_tokens[self._handles[key]]
 
     def _record(self, step: Step, start_ns: int, num_evicted: int) -> None:
         for admission in step.admissions:
@@ -150,18 +154,7 @@ class _Run:
                 row.first_token_ns = end_ns
         for handle in finished:
             self.rows[handle].completed_ns = end_ns
-            self._client_events.over(*self._names[handle], end_ns)
-        if not self._leaves_by_tokens:
-            return
-        counts = ((*self._names[handle], self._num_tokens[handle]) for handle in received)
-        for name in self._client_events.with_enough(counts):
-            self._leave(self._handles[name], end_ns)
-            self._client_events.over(*name, end_ns)
-
-    def _leave(self, handle: int, at_ns: int) -> None:
-        self._scheduler.abort(handle)
-        row = self.rows[handle]
-        row.completed_ns, row.aborted_tokens = at_ns, self._num_tokens[handle]
+        self.step_ended([self._names[handle] for handle in finished], (self._names[each] for each in received), end_ns)
 
 
 def run_paged(
