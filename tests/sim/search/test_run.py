@@ -357,7 +357,7 @@ def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> Non
     assert halving.not_simulated + sum(count for _, count in halving.partial) == left_out
     assert halving.audited == min(200, left_out)
     assert 0 < halving.better_share_at_most <= 1
-    again = Searcher(spec, tmp_path, clock=SlowClock(1)).search()
+    again = Searcher(spec, tmp_path, clock=SlowClock(1)).search(None)
     assert again.ledger.equals(result.ledger)
     assert told[-1].done == told[-1].total
 
