@@ -167,7 +167,7 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
     if not kind.has_stack:
         raise SpecError(
             f"backend {kind.name!r} starts no vllm-rbln to patch and observe",
-            where="patch check",
+            where="server patch check",
             hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
         )
     first = spec.condition[0]

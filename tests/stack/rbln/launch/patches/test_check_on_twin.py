@@ -35,7 +35,7 @@ name = "m6"
 
 
 def patch_check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ("patch", "check", "survival.toml", "--runs", "runs", *words)
+    command = ("server", "patch", "check", "survival.toml", "--runs", "runs", *words)
     return harness(*command, cwd=folder, environment={"COLUMNS": "200"})
 
 
