@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 import numpy as np
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from harness.clock import utc_now
@@ -29,15 +29,12 @@ from harness.emulator.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
-    check_lengths,
-    check_sampling,
-    check_supported,
+    checked_prompts,
     parse_request,
-    prompts_of,
-    refusal,
+    server_error,
 )
 from harness.emulator.recorded import recorded
-from harness.emulator.responses import Answer, ClientStream, compact, open_stream
+from harness.emulator.responses import Answer, Choice, compact
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -82,72 +79,54 @@ class Api:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _generate(
-        self, kind: type[CompletionRequest] | type[ChatRequest], http: web.Request
-    ) -> web.StreamResponse:
+    async def _generate(self, kind: type[AnyRequest], http: web.Request) -> web.StreamResponse:
         body = parse_request(kind, await http.read(), http.headers.get("Content-Type", ""))
         if body.model and body.model != self._config.model:
-            raise refusal("another model", value=body.model)
+            message = f"The model `{body.model}` does not exist."
+            raise ApiError(message, "model", kind="NotFoundError", status=HTTPStatus.NOT_FOUND)
+        body.model = self._config.model
         if self._faults.random() < self._config.fault.http_500_rate:
-            raise refusal("fault")
-        check_supported(body)
-        prompts = prompts_of(body)
-        limits = [check_lengths(body, prompt, self._config.server.slot_tokens) for prompt in prompts]
-        check_sampling(body)
-        stream = self._stream_for(http, body, prompts, limits)
+            raise server_error("Internal server error")
+        answer = self._answer_to(http, body, checked_prompts(body, self._config.server.slot_tokens))
         self._num_open += 1
         try:
             if body.stream:
-                return await self._answer_stream(http, stream)
-            self._driver.submit(stream)
-            await stream.finished
-            return json_answer(stream.answer.whole(stream.texts(), stream.tokens))
+                return await self._stream(http, answer)
+            self._driver.submit(answer)
+            await answer.finished.wait()
+            return json_answer(answer.whole())
         finally:
             self._num_open -= 1
-            self._driver.forget(stream)
+            self._driver.forget(answer)
 
-    def _stream_for(
-        self, http: web.Request, body: AnyRequest, prompts: list[list[int]], limits: list[int]
-    ) -> ClientStream:
-        """The engine requests of a body, and the stream for their tokens; nothing is submitted yet."""
-        is_chat = isinstance(body, ChatRequest)
+    def _answer_to(self, http: web.Request, body: AnyRequest, prompts: list[tuple[list[int], int]]) -> Answer:
+        """The answer to a body, with the engine requests that make it; nothing is submitted yet."""
+        is_chat, num_choices = isinstance(body, ChatRequest), body.n or 1
         base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
-        num_choices = 1 if body.n is None else body.n
-        planned: list[tuple[EngineRequest, int]] = []
-        for index, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
+        choices: list[Choice] = []
+        for index, (prompt, max_tokens) in enumerate(prompts):
             external_id = response_id if is_chat else f"{response_id}-{index}"
             # A common random end, and the choice in front where there are several.
             # Source: vllm/v1/engine/input_processor.py, vllm/v1/engine/parallel_sampling.py.
-            engine_id, choices = f"{external_id}-{uuid.uuid4().hex[:8]}", Choices(num_choices, num_choices)
-            for choice in range(num_choices):
-                request, text_limit = self._engine_request(body, prompt, max_tokens, choice)
-                request.engine_id = engine_id if num_choices == 1 else f"{choice}_{engine_id}"
-                request.external_id, request.choices = external_id, choices
-                planned.append((request, text_limit))
-        answer = Answer(
+            engine_id, together = f"{external_id}-{uuid.uuid4().hex[:8]}", Choices(num_choices, num_choices)
+            for place in range(num_choices):
+                choice = self._choice(body, prompt, max_tokens, place)
+                choice.request.engine_id = engine_id if num_choices == 1 else f"{place}_{engine_id}"
+                choice.request.external_id, choice.request.choices = external_id, together
+                choices.append(choice)
+        return Answer(
+            body,
+            choices,
             self._metrics.dialect,
-            response_id,
-            int(utc_now().timestamp()),
-            body.model or self._config.model,
-            is_chat,
-            [request for request, _ in planned],
-            num_choices=num_choices,
-            echo=body.echo_mode if isinstance(body, CompletionRequest) else "",
-            logprobs=body.wanted_logprobs,
-            return_token_ids=bool(body.return_token_ids),
-            include_usage=body.include_usage,
-            continuous_usage=body.continuous_usage,
+            response_id=response_id,
             with_token_details=self._config.enable_prompt_tokens_details,
         )
-        return ClientStream(answer, [limit for _, limit in planned], asyncio.get_running_loop().create_future())
 
-    def _engine_request(
-        self, body: AnyRequest, prompt: list[int], max_tokens: int, choice: int
-    ) -> tuple[EngineRequest, int]:
+    def _choice(self, body: AnyRequest, prompt: list[int], max_tokens: int, place: int) -> Choice:
         tokens = np.asarray(prompt, dtype=np.int32)
         # Several sampled answers to a prompt differ; the first equals the answer to a request without ``n``.
-        context = ContextHash.of(tokens, self._config.seed + choice)
+        context = ContextHash.of(tokens, self._config.seed + place)
         conditions = StopConditions(
             body.min_tokens,
             body.stop_token_ids or (),
@@ -174,13 +153,18 @@ class Api:
             stop_reason=planned.stop_reason,
             answer=answer,
         )
-        return request, planned.text_limit
+        return Choice(request, planned.text_limit)
 
-    async def _answer_stream(self, http: web.Request, stream: ClientStream) -> web.StreamResponse:
-        response, stream.transport, stream.is_chunked = await open_stream(http)
-        self._driver.submit(stream)
-        await stream.finished
-        stream.send(stream.answer.last_chunk(stream.num_tokens))
+    async def _stream(self, http: web.Request, answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        answer.is_chunked = http.version >= HttpVersion11
+        if answer.is_chunked:
+            response.enable_chunked_encoding()
+        await response.prepare(http)
+        answer.transport = http.transport
+        self._driver.submit(answer)
+        await answer.finished.wait()
+        answer.end_stream()
         await response.write_eof()
         return response
 
@@ -223,7 +207,7 @@ class Api:
             return json_answer({"detail": error.reason}, status=error.status, headers=headers)
         except Exception as error:
             self._log.line(logs.REQUEST_FAULT, f"Exception caught. {type(error).__name__}: {error}")
-            fault = refusal("exception", value=error)
+            fault = server_error(str(error))
             return json_answer(fault.body(self._metrics.dialect), status=fault.status)
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:

@@ -18,7 +18,7 @@ from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.emulator.logs import ServerLog, copy_lines, kv_event_line
 from harness.emulator.metrics import ServerMetrics
-from harness.emulator.responses import ClientStream
+from harness.emulator.responses import Answer
 from harness.emulator.step_log import StepFiles, step_log_header, step_log_row, step_record
 from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent
 
@@ -27,7 +27,7 @@ SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
 
 
 class StepReporter:
-    """The driver's listener. ``streams``: the client waiting for each engine request, by handle."""
+    """The driver's listener. answers: by handle of an engine request, its answer and its place among the choices."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class StepReporter:
         files: StepFiles,
     ) -> None:
         self.log, self.metrics = log, metrics
-        self.streams: dict[int, ClientStream] = {}
+        self.answers: dict[int, tuple[Answer, int]] = {}
         self._names: dict[int, str] = {}
         self._slots: dict[int, list[int]] = {}
         self._clock, self._files = clock, files
@@ -48,19 +48,21 @@ class StepReporter:
         if self._files.step_log is not None:
             self._files.step_log.append(step_log_header(self.engine, clock.to_monotonic_ns(clock.now_ns())))
 
-    def register(self, request: EngineRequest, stream: ClientStream) -> None:
-        """From now on the tokens of ``request`` go to ``stream``."""
-        self.streams[request.handle] = stream
+    def register(self, answer: Answer, index: int) -> None:
+        """From now on the tokens of choice ``index`` go to its answer."""
+        request = answer.choices[index].request
+        self.answers[request.handle] = (answer, index)
         self._names[request.handle] = request.engine_id
 
     def step_ended(self, end: StepEnd, woken_ns: int) -> None:
         """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
         for request in end.requests:
             token = request.draw_token()
-            if (stream := self.streams.get(request.handle)) is not None:
-                stream.push(request, token)
+            if (place := self.answers.get(request.handle)) is not None:
+                answer, index = place
+                answer.push(index, token)
         for request in end.finished:
-            self.streams.pop(request.handle, None)
+            self.answers.pop(request.handle, None)
         emitted_ns = self._clock.now_ns()
         self._log_kv(end.kv_events, end.start.end_ns)
         self.metrics.observe(end)
@@ -100,12 +102,11 @@ class StepReporter:
 
     def abort_all(self) -> list[int]:
         """End every open answer as aborted; returns the handles, for the core to drop."""
-        handles = list(self.streams)
+        handles = list(self.answers)
         for handle in handles:
-            stream = self.streams.pop(handle)
-            request = next(request for request in stream.answer.requests if request.handle == handle)
-            request.finish_reason = "abort"
-            stream.push(request, None)
+            answer, index = self.answers.pop(handle)
+            answer.choices[index].request.finish_reason = "abort"
+            answer.push(index, None)
         return handles
 
     def _log_prefill(self, start: StepStart) -> None:
@@ -160,32 +161,34 @@ class RealTimeDriver:
         self._loop.add_reader(self._timer.fd, self._timer_fired)
         self._kick_pending = False
 
-    def submit(self, stream: ClientStream) -> None:
+    def submit(self, answer: Answer) -> None:
         """Hand all engine requests of one HTTP request to the engine, stamped with now; refused while shutting down."""
         log = self.reporter.log
         if self._config.log_requests and not self.is_shutting_down:
-            for request in {request.external_id: request for request in stream.answer.requests}.values():
+            for request in {choice.request.external_id: choice.request for choice in answer.choices}.values():
                 params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
                 received = f"Received request {request.external_id}: params: {params}, lora_request: None."
                 log.line(logs.RECEIVED, received)
-        for request in stream.answer.requests:
+        for index, choice in enumerate(answer.choices):
+            request = choice.request
             if self.is_shutting_down:
                 log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
                 request.finish_reason = "abort"
-                stream.push(request, None)
+                answer.push(index, None)
                 continue
             if self._config.log_requests:
                 log.line(logs.ADDED, f"Added request {request.engine_id}.")
-            self.reporter.register(request, stream)
+            self.reporter.register(answer, index)
             request.arrival_ns = self._clock.now_ns()
             self.core.submit(request)
             self._kick_soon()
 
-    def forget(self, stream: ClientStream) -> None:
+    def forget(self, answer: Answer) -> None:
         """The HTTP request is over: engine requests that still run are aborted, because their client went away."""
         log = self.reporter.log
-        for request in stream.answer.requests:
-            if self.reporter.streams.pop(request.handle, None) is not None:
+        for choice in answer.choices:
+            request = choice.request
+            if self.reporter.answers.pop(request.handle, None) is not None:
                 self._abort(request.handle)
                 if self._config.log_requests:
                     log.line(logs.ABORTING, f"Aborted request(s) {request.engine_id}.")

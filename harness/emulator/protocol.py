@@ -1,38 +1,43 @@
-"""Requests, checked as vLLM checks them, and the error bodies of wrong requests.
+"""Requests, checked as vLLM checks them, and the errors that refuse wrong requests.
 
-The texts of errors are recorded in ``recorded/refusals.json``. Unknown fields are allowed and ignored, as in vLLM.
-Nothing here touches the engine.
+Status, type and param of an error are vLLM's; most texts are shorter. Unknown fields are allowed and ignored, as in
+vLLM. Nothing here touches the engine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from http import HTTPStatus
-from math import inf
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from harness.emulator.model import MOST_LOGPROBS, VOCAB_SIZE, WantedLogprobs, chat_prompt, encode
-from harness.emulator.recorded import recorded
 from harness.stack.rbln.rules.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EchoMode = Literal["", "before", "alone"]
 TokenId = Annotated[int, Field(ge=0)]
-Fault = tuple[str, Any]
-"""A recorded refusal by name, and the value that it shows."""
-MISSING_BODY = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
 GREEDY_BELOW = 1e-5  # vllm/sampling_params.py, _SAMPLING_EPS
+# The type of errors that FastAPI's validation finds, and of those that vLLM itself finds.
+BAD_FORM, BAD_VALUE = "Bad Request", "BadRequestError"
 
 
 class ApiError(Exception):
     """A request that gets an error body. newer: type and param in releases that name the wrong field."""
 
-    def __init__(self, message: str, kind: str, param: str | None, status: int, newer: Fault | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        *,
+        kind: str = BAD_VALUE,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        newer: tuple[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.message, self.kind, self.param, self.status, self.newer = message, kind, param, status, newer
+        self.message, self.kind, self.param, self.status, self.newer = message, kind, param, status.value, newer
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         """vLLM's ErrorResponse."""
@@ -40,17 +45,18 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.status}}
 
 
-def refusal(name: str | dict[str, Any], **values: Any) -> ApiError:
-    """The recorded refusal ``name``, or that of a row, with ``values`` in its text."""
-    entry: dict[str, Any] = recorded("refusals")[name] if isinstance(name, str) else name
-    param: str | None = entry.get("param")
-    return ApiError(
-        entry["message"].format(**values),
-        entry.get("type", "BadRequestError"),
-        None if param is None else param.format(**values),
-        entry.get("code", HTTPStatus.BAD_REQUEST.value),
-        entry.get("newer"),
-    )
+def server_error(message: str) -> ApiError:
+    """The answer where the server itself failed."""
+    return ApiError(message, kind="InternalServerError", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _wrong_form(place: str, message: str) -> ApiError:
+    return ApiError(f"1 validation error: {place}: {message}", kind=BAD_FORM, newer=(BAD_FORM, place))
+
+
+def _wrong(param: str, message: str) -> PydanticCustomError:
+    """A wrong combination of fields, reported under the name of one of them."""
+    return PydanticCustomError("combination", "{text}", {"text": message, "param": param})
 
 
 class StreamOptions(BaseModel):
@@ -64,41 +70,49 @@ class _GenerationRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
-    frequency_penalty: float | None = 0.0
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
-    n: int | None = 1
-    presence_penalty: float | None = 0.0
+    n: int | None = Field(1, ge=1, le=16384)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX)
     stop: str | list[str] | None = []
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
     user: str | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
     stop_token_ids: list[int] | None = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
+    min_tokens: int = Field(0, ge=0)
     skip_special_tokens: bool = True
     priority: int = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
+    request_id: str = ""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
 
+    @model_validator(mode="before")
     @classmethod
-    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        """Wrong combinations of fields; vLLM checks these before the types."""
+    def _combinations(cls, data: Any) -> Any:
+        # vLLM checks these before the types.
         if data.get("stream_options") and not data.get("stream"):
-            yield "stream_options without stream", None
+            raise _wrong("stream_options", "stream options need stream=true")
         if data.get("stream") and (data.get("prompt_logprobs") or 0) != 0:
-            yield "prompt_logprobs in a stream", None
+            raise _wrong("prompt_logprobs", "prompt_logprobs are not available in a stream")
         salt = data.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
-            yield "cache_salt", None
+            raise ValueError("cache_salt must be a text that is not empty")
+        return data
+
+    @property
+    def echo_mode(self) -> EchoMode:
+        """Whether the prompt stands before the answer, or is all of it."""
+        return ""
 
     @property
     def stop_texts(self) -> list[str]:
@@ -122,16 +136,16 @@ class CompletionRequest(_GenerationRequest):
     max_tokens: int | None = 16
     suffix: str | None = None
     add_special_tokens: bool = True
-    request_id: str = ""
 
+    @model_validator(mode="before")
     @classmethod
-    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+    def _completion_combinations(cls, data: Any) -> Any:
         num_top = data.get("logprobs")
         if isinstance(num_top, int) and num_top < 0:
-            yield "logprobs negative", num_top
+            raise _wrong("logprobs", "logprobs must not be negative")
         if data.get("prompt") in (None, ""):
-            yield "prompt missing", None
-        yield from super().faults(data)
+            raise _wrong("prompt", "a prompt must be given, and not be empty")
+        return data
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
@@ -140,7 +154,6 @@ class CompletionRequest(_GenerationRequest):
 
     @property
     def echo_mode(self) -> EchoMode:
-        """Whether the prompt stands before the answer, or is all of it."""
         return "" if not self.echo else "alone" if self.max_tokens == 0 else "before"
 
     @property
@@ -155,7 +168,7 @@ class CompletionRequest(_GenerationRequest):
         if isinstance(prompt, str):
             return [encode(prompt)]
         if not prompt:
-            raise refusal("no prompt")
+            raise ApiError("at least one prompt must be given")
         if isinstance(prompt[0], int):
             return [prompt]  # pyright: ignore[reportReturnType]  # a list of int, by the field's own check
         return [encode(part) if isinstance(part, str) else part for part in prompt]  # pyright: ignore[reportReturnType]
@@ -190,21 +203,21 @@ class ChatRequest(_GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = "none"
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
-    request_id: str = ""
 
+    @model_validator(mode="before")
     @classmethod
-    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+    def _chat_combinations(cls, data: Any) -> Any:
         if data.get("tools") == []:
-            yield "no tools", None
+            raise ValueError("tools must not be empty: leave the field out")
         num_top = data.get("top_logprobs")
         if isinstance(num_top, int) and not isinstance(num_top, bool):
             if num_top < -1:
-                yield "top_logprobs negative", num_top
+                raise _wrong("top_logprobs", "top_logprobs must not be below -1")
             if num_top != 0 and not data.get("logprobs"):
-                yield "top_logprobs alone", None
+                raise _wrong("top_logprobs", "top_logprobs need logprobs=true")
         if data.get("tool_choice") not in (None, "none") and data.get("tools") is None:
-            yield "tool_choice without tools", None
-        yield from super().faults(data)
+            raise ValueError("tool_choice needs tools")
+        return data
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
@@ -221,8 +234,10 @@ class ChatRequest(_GenerationRequest):
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the templated conversation."""
+        if self.tools is not None and self.tool_choice != "none":
+            raise ApiError('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
         if not self.messages:
-            raise refusal("no messages")
+            raise ApiError("at least one message must be given")
         turns = [(message.role, message.text) for message in self.messages]
         return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt))]
 
@@ -231,66 +246,39 @@ AnyRequest = CompletionRequest | ChatRequest
 RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
-def check_supported(request: AnyRequest) -> None:
-    """Refuse what vLLM does and the emulator does not, so that no difference stays unnoticed.
-
-    With vllm-rbln 0.11.1 ``prompt_logprobs``, and ``echo`` with ``logprobs``, end the engine.
-    """
-    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
-        raise refusal("not emulated", value="echo with logprobs", param="logprobs")
-    if request.prompt_logprobs is not None:
-        raise refusal("not emulated", value="prompt_logprobs", param="prompt_logprobs")
-    if isinstance(request, ChatRequest) and request.tools is not None and request.tool_choice != "none":
-        raise refusal("tool choice")
-
-
 def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> RequestT:
     """The request in an HTTP body; raises ApiError shaped like vLLM's validation handler."""
     if content_type.split(";", maxsplit=1)[0].strip().lower() != "application/json":
-        raise refusal("media type")
-    data = _json(body)
-    if not isinstance(data, dict):
-        # A defect of vLLM 0.22 that clients can see: its validators call ``get`` before anyone checks the type.
-        raise refusal("not an object", value=type(data).__name__)
-    for name, value in kind.faults(data):
-        raise refusal(name, value=value)
+        raise ApiError("Unsupported Media Type: Only 'application/json' is allowed", kind=BAD_FORM)
+    try:
+        data = json.loads(body or "null")
+    except (ValueError, RecursionError) as error:
+        place = f"body.{error.pos}" if isinstance(error, json.JSONDecodeError) else "body"
+        raise _wrong_form(place, f"JSON decode error: {error}") from error
+    if data is None:
+        raise _wrong_form("body", "Field required")
     try:
         return kind.model_validate(data)
+    except AttributeError as error:
+        # A defect of vLLM 0.22 that clients can see: its validators call ``get`` before anyone checks the type.
+        raise server_error(str(error)) from error
     except ValidationError as error:
-        raise _invalid(
-            [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors(include_url=False)]
-        ) from error
+        raise _refusal(error) from error
 
 
-def _json(body: bytes) -> Any:
-    if not body:
-        raise _invalid([MISSING_BODY])
-    try:
-        data = json.loads(body)
-    except json.JSONDecodeError as error:
-        detail = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
-        raise _invalid([{**detail, "ctx": {"error": error.msg}}]) from error
-    except (ValueError, RecursionError) as error:
-        raise refusal("unreadable body") from error
-    if data is None:
-        raise _invalid([MISSING_BODY])
-    return data
-
-
-def prompts_of(request: AnyRequest) -> list[list[int]]:
-    """Token ids of every prompt; ApiError for text that has no UTF-8 form (a lone surrogate)."""
-    try:
-        return request.prompts()
-    except UnicodeEncodeError as error:
-        raise refusal("not text") from error
-
-
-def _invalid(details: list[dict[str, Any]]) -> ApiError:
-    # FastAPI's text of a RequestValidationError, then the list itself, as vLLM's handler joins them.
-    count = f"{len(details)} validation error{'' if len(details) == 1 else 's'}:"
-    text = "\n".join([count, *(f"  {detail}" for detail in details)])
-    newer = ("Bad Request", field_path(details[0]["loc"]))
-    return ApiError(f"{text} {details}", "Bad Request", None, HTTPStatus.BAD_REQUEST.value, newer)
+def _refusal(error: ValidationError) -> ApiError:
+    """The first fault as vLLM reports it: a wrong combination, a value that SamplingParams refuses, or a wrong form."""
+    fault = error.errors(include_url=False)[0]
+    kind, message, place = fault["type"], fault["msg"], fault["loc"]
+    if kind == "combination":
+        param = fault.get("ctx", {})["param"]
+        # Before 0.30 a missing prompt was not named.
+        older = None if param == "prompt" else param
+        return ApiError(f"1 validation error: {message}", older, kind=BAD_FORM, newer=(BAD_VALUE, param))
+    if len(place) == 1 and kind.startswith(("greater_than", "less_than")):
+        param = place[0] if place[0] in ("temperature", "top_p") else None
+        return ApiError(f"{place[0]}: {message}, got {fault['input']}", param)
+    return _wrong_form(field_path(("body", *place)), message)
 
 
 def field_path(loc: tuple[str | int, ...]) -> str:
@@ -305,48 +293,56 @@ def field_path(loc: tuple[str | int, ...]) -> str:
     return ".".join(parts)
 
 
-def check_sampling(request: AnyRequest) -> None:
-    """SamplingParams' own checks, in its order. Source: vllm/sampling_params.py, ``_verify_args``."""
-    for limit in recorded("refusals")["sampling"]:
-        value = getattr(request, limit["field"])
-        lowest, highest = limit.get("at_least", -inf), limit.get("at_most", inf)
-        if value is not None and not (lowest <= value <= highest and value > limit.get("above", -inf)):
-            raise refusal(limit, value=value)
-    if any(not text for text in request.stop_texts):
-        raise refusal("empty stop")
+def checked_prompts(request: AnyRequest, max_model_len: int) -> list[tuple[list[int], int]]:
+    """Token ids of every prompt, and the number of tokens to generate at most; raises ApiError for a wrong value.
+
+    What vLLM does and the emulator does not is refused, so that no difference stays unnoticed. With vllm-rbln 0.11.1
+    ``prompt_logprobs``, and ``echo`` with ``logprobs``, end the engine.
+    """
+    wanted = request.wanted_logprobs
+    if request.prompt_logprobs is not None or (request.echo_mode and wanted):
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        message = f"the emulator does not support {param} of a prompt"
+        raise ApiError(message, param, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
+    try:
+        prompts = request.prompts()
+    except UnicodeEncodeError as error:
+        raise ApiError("the text has no UTF-8 form: it holds half of a surrogate pair") from error
+    checked = [(prompt, _output_limit(request, prompt, max_model_len)) for prompt in prompts]
+    if not all(request.stop_texts):
+        raise ApiError("stop cannot contain an empty string.")
     temperature = 1.0 if request.temperature is None else request.temperature
     if request.n is not None and request.n > 1 and temperature < GREEDY_BELOW:
-        raise refusal("greedy choices", value=request.n)
-    wanted = request.wanted_logprobs
+        raise ApiError(f"n must be 1 when using greedy sampling, got {request.n}.")
     if wanted is not None and wanted.num_top > MOST_LOGPROBS:
-        raise refusal("logprobs too many", value=wanted.num_top, most=MOST_LOGPROBS)
+        raise ApiError(f"{wanted.num_top} logprobs are more than the {MOST_LOGPROBS} that are allowed", "logprobs")
+    return checked
 
 
-def check_lengths(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:
+def _output_limit(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:
     """The number of tokens to generate at most; raises as vLLM does when prompt and output do not fit the model.
 
     Sources: vllm/renderers/params.py, vllm/entrypoints/utils.py, vllm/v1/engine/input_processor.py.
     """
     limit, name = request.output_limit
-    if limit is not None and limit > max_model_len:
-        raise refusal("answer longer than the model", param=name, value=limit, room=max_model_len)
     num_tokens, answer = len(prompt), limit or 0
+    if answer > max_model_len:
+        raise ApiError(f"{name}={answer} cannot be greater than max_model_len={max_model_len}", name)
     if num_tokens > max_model_len - answer:
-        raise refusal(
-            "prompt and answer longer than the model",
-            value=num_tokens,
-            answer=answer,
-            total=num_tokens + answer,
-            room=max_model_len,
+        raise ApiError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {answer} output "
+            f"tokens and your prompt contains {num_tokens} input tokens, for a total of {num_tokens + answer} tokens. "
+            "Please reduce the length of the input prompt or the number of requested output tokens.",
+            "input_tokens",
         )
     room = max_model_len - num_tokens
     max_tokens = room if limit is None else min(room, limit)
     if max_tokens < 1:
-        raise refusal("no token to generate", value=max_tokens)
+        raise ApiError(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
     if request.min_tokens > max_tokens:
-        raise refusal("min_tokens above max_tokens", value=request.min_tokens, most=max_tokens)
+        raise ApiError(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {request.min_tokens}")
     if num_tokens == 0:
-        raise refusal("empty prompt")
+        raise ApiError("The decoder prompt cannot be empty")
     if (largest := max(prompt)) >= VOCAB_SIZE:
-        raise refusal("token out of vocabulary", value=largest)
+        raise ApiError(f"Token id {largest} is out of vocabulary")
     return max_tokens

@@ -24,7 +24,7 @@ from harness.analysis.logs.parse import metrics_table, parse_log
 from harness.cli.addresses import override_table
 from harness.client.answer import describe_error_body
 from harness.emulator.config import load_config, parse_config
-from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, parse_request, prompts_of
+from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
 from harness.engine.cost import load_cost_model
 from harness.experiment import build_plan
 from harness.export import peer_side
@@ -228,7 +228,7 @@ def _plan() -> bytes:
 def _asked(kind: Any, path: Path) -> object:
     """A request's body; what the emulator refuses, it answers."""
     try:
-        return prompts_of(parse_request(kind, path.read_bytes(), "application/json"))
+        return checked_prompts(parse_request(kind, path.read_bytes(), "application/json"), 8192)
     except ApiError as error:
         return error
 

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from harness.emulator.core import EngineRequest
-from harness.emulator.model import ContextHash
-from harness.emulator.responses import Answer
+from harness.emulator.model import ContextHash, decode
+from harness.emulator.protocol import ChatRequest, CompletionRequest
+from harness.emulator.responses import Answer, Choice
 from harness.stack.rbln.rules.dialect import DIALECTS
 
 
-def engine_request() -> EngineRequest:
-    prompt = np.arange(5, dtype=np.int32)
-    return EngineRequest(0, "", "", prompt, 9, np.zeros(0, dtype=np.int64), ContextHash(1), 9)
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.write = self.written.append
+
+    def is_closing(self) -> bool:
+        return False
 
 
-@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
 @pytest.mark.parametrize("with_ids", [False, True])
-@pytest.mark.parametrize("text", [" word", 'quote " and \\', "", "é\n"])
-def test_a_later_event_differs_from_the_first_only_in_text_and_tokens(is_chat: bool, with_ids: bool, text: str) -> None:
-    dialect = DIALECTS["0.12.0"]
-    answer = Answer(dialect, "cmpl-x[-1]", 1, "model", is_chat, [engine_request()], return_token_ids=with_ids)
-    first = answer.chunk(0, "first", [3], 1).decode().split("data: ")[-1]
-    expected = json.loads(first)
-    choice = expected["choices"][0]
-    if is_chat:
-        choice["delta"]["content"] = text
-    else:
-        choice["text"], choice["prompt_token_ids"] = text, None
-    choice["token_ids"] = [7, 8] if with_ids else None
-    for _ in range(2):
-        assert json.loads(answer.chunk(0, text, [7, 8], 3).removeprefix(b"data: ")) == expected
+def test_a_later_event_differs_from_the_first_only_in_text_and_tokens(kind: Any, with_ids: bool) -> None:
+    prompt, wire = np.arange(5, dtype=np.int32), Wire()
+    request = EngineRequest(0, "", "", prompt, 9, np.zeros(0, dtype=np.int64), ContextHash(1), 9)
+    body = kind(prompt="x", messages=[], return_token_ids=with_ids)
+    answer = Answer(body, [Choice(request)], DIALECTS["0.12.0"], response_id='cmpl-x[-1]"')
+    answer.transport, answer.is_chunked = cast("Any", wire), False
+    tokens = [3000, *b'"\\\n', 0xE9, 3001]
+    for token in tokens:
+        answer.push(0, token)
+    first, *later = [json.loads(chunk.decode().split("data: ")[-1]) for chunk in wire.written]
+    for token, chunk in zip(tokens[1:], later, strict=True):
+        expected = json.loads(json.dumps(first))
+        choice = expected["choices"][0]
+        if kind is ChatRequest:
+            choice["delta"]["content"] = decode([token])
+        else:
+            choice["text"], choice["prompt_token_ids"] = decode([token]), None
+        choice["token_ids"] = [token] if with_ids else None
+        assert chunk == expected

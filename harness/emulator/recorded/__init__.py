@@ -1,4 +1,4 @@
-"""What vLLM's server says whatever is scheduled, as data: metric families, refusals, the fixed fields of answers."""
+"""What vLLM's server says whatever is scheduled, as data: metric families, the fixed fields of answers."""
 
 from __future__ import annotations
 
