@@ -89,10 +89,10 @@ def bench_simulator() -> Iterator[Figure]:
 
     yield from simulator_figures()
     code = (
-        "from harness.sim.search.chunks import Job, Rung\n"
+        "from harness.sim.search.evaluate import Evaluator\n"
         "from harness.sim.search.space import load_space\n"
-        "job = Job(load_space('paper')); rung = Rung(0, -1, 0, True)\n"
-        "job.evaluator.evaluate(job.candidates[0], job.groups(rung))\n"
+        "evaluator = Evaluator(load_space('paper'))\n"
+        "evaluator.evaluate(evaluator.candidates[0], evaluator.groups)\n"
     )
     measured = in_turns(lambda: _child_cpu_s(code), lambda: _child_cpu_s("import numpy"), 8, "importing numpy alone")
     yield Figure(

@@ -24,9 +24,8 @@ from harness.plan import Plan
 from harness.prereg import predict_experiment
 from harness.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
 from harness.sim.plans import plan_arrays
-from harness.sim.search.chunks import compute_here
-from harness.sim.search.evaluate import Evaluator, build_inputs
-from harness.sim.search.run import search
+from harness.sim.search.evaluate import Evaluator
+from harness.sim.search.run import compute_here, search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import run_batch
 from harness.spec import PerturbationSpec, WorkloadSpec, load_experiment
@@ -111,10 +110,9 @@ def whole_search() -> Iterator[Figure]:
                 simulations.append(search(renamed, Path(folder) / "search", run_chunks=ALONE).num_simulations)
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
-            inputs = build_inputs(kept.inputs)
-            evaluator = Evaluator(kept, inputs, is_sharing=False)
+            evaluator = Evaluator(kept, is_sharing=False)
             for candidate in kept.candidates():
-                evaluator.evaluate(candidate, inputs.groups)
+                evaluator.evaluate(candidate, evaluator.groups)
             simulations.append(evaluator.num_simulated)
 
         for work, name in ((unshared, f"the paper's search, rules {rules}"), (shared, f"  ledger included, {rules}")):

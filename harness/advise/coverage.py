@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.stats import binomial_cdf
+from harness.analysis.stats import FloatArray, binomial_cdf
 from harness.clock import NS_PER_MS
 from harness.compiled.records import records_of
 from harness.emulator.core import StepEnd
@@ -28,7 +28,6 @@ from harness.sim.plans import is_rearrival, plan_arrays
 from harness.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
 from harness.sim.predict.intervals import interval, sampled
 from harness.sim.predict.windows import user_timelines, window_bounds, window_stats
-from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import SpaceSpec
 from harness.spec import ServerShape, ServerSpec
 from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.analysis.decisions.predictions import Predictions
-    from harness.sim.search.run import Progress, SearchResult
+    from harness.sim.search.result import SearchResult
+    from harness.sim.search.run import Progress
     from harness.sim.search.space import SpaceSpec
     from harness.spec import ExperimentSpec
 
@@ -161,7 +162,7 @@ def search(
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
-    from harness.sim.search.chunks import compute_here
+    from harness.sim.search.run import compute_here
     from harness.sim.search.run import search as run_search
 
     console = terminal()
@@ -283,7 +284,7 @@ def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[An
     if cluster is None:
         yield here
         return
-    from harness.sim.search.chunks import cluster_runner
+    from harness.sim.search.run import cluster_runner
 
     with cluster_runner(cluster, workers) as run_chunks:
         yield run_chunks
@@ -315,7 +316,7 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 
 
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
-    from harness.sim.search.report import search_tables
+    from harness.sim.search.result import search_tables
 
     if not console.is_terminal:
         console.width = 160

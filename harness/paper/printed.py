@@ -21,8 +21,8 @@ from harness.engine.cost import load_cost_model
 from harness.processes import parallel_map
 from harness.sim.kernel.arrays import Outcome, PlanArrays
 from harness.sim.plans import Input, input_arrays
-from harness.sim.search.rank import TOP, sensitivity
-from harness.sim.search.run import SearchResult, search
+from harness.sim.search.result import TOP, SearchResult, sensitivity
+from harness.sim.search.run import search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import ABLATIONS, LABEL, run_batch, with_arrivals_of
 from harness.spec import ServerShape, Treatment, WorkloadSpec, load_toml
@@ -156,7 +156,7 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
     spread = max(result.scores.sum_seconds[top]) - min(result.scores.sum_seconds[top])
     yield figure(section, "top 20 within 0.5 percentage points", "yes" if spread <= 0.005 else "no", "yes")
     names = ("search sum ratio", "search per-N mean", "evaluation sum ratio", "evaluation per-N mean")
-    rows = sensitivity(result.judged, result.baseline, result.space)
+    rows = sensitivity(result)
     for row, (score, users, chosen, *ratios, rank, top) in zip(rows, PRINTED["sensitivity"]["rows"], strict=True):
         where = f"Table S10, {row.score}, N={','.join(map(str, row.users))}"
         assert (row.score, row.users) == (score, tuple(users))

@@ -16,7 +16,7 @@ from harness.analysis.figures import total_of
 from harness.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
 from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs
-from harness.sim.search.rank import sensitivity
+from harness.sim.search.result import sensitivity
 from harness.sim.search.run import search
 from harness.sim.search.space import DeviceSpec, SpaceSpec
 from harness.spec import ServerShape
@@ -319,7 +319,7 @@ def selections(source: Source) -> Rows:
     space = json.loads((folder / "search.json").read_text(encoding="utf-8"))["space"]
     result = search(SpaceSpec.model_validate(space), folder)
     rows: list[Row] = []
-    for row in sensitivity(result.judged, result.baseline, result.space):
+    for row in sensitivity(result):
         shape = result.candidate(row.selected)
         rows.append(
             {

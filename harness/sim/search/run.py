@@ -1,15 +1,20 @@
 """Searches a space: the figures of every candidate go into a ledger on disk, in chunks that survive any interruption.
 
-Progress is the set of chunk files, and resuming computes the missing ones. When the budget is too short for all
-candidates, the search halves them successively, and the result states what was not evaluated.
+Progress is the set of chunk files, and resuming computes the missing ones. The same chunk has the same bytes wherever
+it is computed: in this process, in others of this machine, or on a Dask cluster (extra ``rbln-harness[cluster]``). When
+the budget is too short for all candidates, the search halves them successively, and the result states what was not
+evaluated.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,30 +27,18 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.outputs import write_atomic
+from harness.processes import distributed, parallel_map
 from harness.records.disk import disk_errors, write_parquet
-from harness.sim.search.chunks import (
-    LEDGER_SCHEMA,
-    Chunk,
-    ChunkRunner,
-    Job,
-    Rung,
-    candidate_row,
-    chunk_size,
-    chunks_of,
-    compute_here,
-    digest_of,
-    figures_by_role,
-    job_of,
-    row_without_figures,
-)
-from harness.sim.search.rank import Baseline, Scores, score_rows, spearman
+from harness.sim.search.evaluate import LEDGER_SCHEMA, Evaluator
+from harness.sim.search.result import Halving, Judged, SearchResult, spearman
 from harness.sim.search.space import SpaceSpec
-from harness.spec import ServerShape
 
 FORMAT = 1
 PROBES = 24
 AUDITED = 200
 HALVING = 4
+ALLOWED_DEATHS = 5
+"""A chunk is given up when its workers died more often: then the chunk is the likely cause."""
 
 
 class Progress(NamedTuple):
@@ -58,159 +51,307 @@ class Progress(NamedTuple):
     left_s: float | None
 
 
-@dataclass(frozen=True)
-class Halving:
-    """What a search that was not exhaustive left out, and the evidence for the candidates that it kept.
+class Rung(NamedTuple):
+    """One pass over candidates. plans: search plans per N (-1: all). keep: how many go on (0: the last rung)."""
 
-    not_simulated: candidates excluded at random before the first rung. partial: for each rung, (plans, candidates that
-    were dropped after them). rank_correlations: of a rung's score with that of the next rung, among the candidates
-    kept. audited: candidates left out that were drawn at random and judged on all plans; better: how many of them beat
-    the selected one. better_share_at_most: upper bound of that share among all left out, with 95 % confidence.
+    number: int
+    plans: int
+    keep: int
+    is_last: bool
+
+
+class Chunk(NamedTuple):
+    """Candidates (by index) of one rung; ``number`` names its file."""
+
+    rung: Rung
+    number: int
+    indices: tuple[int, ...]
+
+    @property
+    def file_name(self) -> str:
+        return f"rung-{self.rung.number}-chunk-{self.number:05d}.parquet"
+
+
+@lru_cache(maxsize=2)
+def evaluator_of(space_json: str) -> Evaluator:
+    """The evaluator of a search space, one per process."""
+    return Evaluator(SpaceSpec.model_validate_json(space_json))
+
+
+def compute_chunk(space_json: str, chunk: Chunk) -> bytes:
+    """A chunk's rows, in the order of its indices, as the bytes of a Parquet file. Runs on the workers of a cluster."""
+    evaluator = evaluator_of(space_json)
+    rows = evaluator.rows(chunk.indices, chunk.rung.number, evaluator.groups_of(chunk.rung.plans))
+    buffer = io.BytesIO()
+    table = pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA)
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+    return buffer.getvalue()
+
+
+ChunkRunner = Callable[[str, Sequence[Chunk]], Iterator[tuple[Chunk, bytes]]]
+"""Computes chunks of a space (its JSON) and gives them back in any order."""
+
+
+def compute_here(
+    space_json: str, chunks: Sequence[Chunk], processes: int | None = None
+) -> Iterator[tuple[Chunk, bytes]]:
+    """The runner of one machine: by ``processes``, default all its cores, where there is enough to do."""
+    for place, data in parallel_map(lambda chunk, _tell: compute_chunk(space_json, chunk), chunks, processes=processes):
+        yield chunks[place], data
+
+
+@contextmanager
+def cluster_runner(
+    address: str, workers: int | None = None, *, connect_timeout_s: float = 10.0
+) -> Generator[ChunkRunner]:
+    """A runner of chunks on a cluster.
+
+    address: "local" (worker processes on this machine, ``workers`` of them) or a scheduler, e.g. "tcp://host:8786".
+    Raises SpecError when Dask is missing or the scheduler does not answer.
     """
-
-    not_simulated: int
-    partial: tuple[tuple[int, int], ...]
-    rank_correlations: tuple[float, ...]
-    audited: int
-    better: int
-    better_share_at_most: float
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """A finished search. ``ledger``: one row per candidate, in enumeration order. ``judged``: rows with all plans.
-
-    num_simulations: those of this process, which are all where it works alone.
-    """
-
-    space: SpaceSpec
-    folder: Path
-    ledger: pa.Table
-    judged: pa.Table
-    baseline: Baseline
-    num_simulations: int
-    halving: Halving | None
-
-    @property
-    def scores(self) -> Scores:
-        """Scores on the search inputs, all N; what selects."""
-        return score_rows(self.judged, "search", self.baseline.search, self.space.inputs.users, self.space)
-
-    @property
-    def evaluation(self) -> Scores | None:
-        """Scores on the evaluation inputs; they select nothing."""
-        if not self.baseline.evaluation or self.judged.num_rows == 0:
-            return None
-        return score_rows(self.judged, "evaluation", self.baseline.evaluation, self.space.inputs.users, self.space)
-
-    @property
-    def ranked(self) -> list[int]:
-        """Indices of the fully judged candidates, best first, by the space's own score."""
-        return self.scores.ranked(self.space.score).tolist()
-
-    def candidate(self, index: int) -> ServerShape:
-        row = self.ledger.slice(index, 1).to_pylist()[0]
-        shape = ServerShape(**{name: row[name] for name in ServerShape._fields})
-        return shape._replace(decode_buckets=tuple(shape.decode_buckets))
+    dask = distributed("--cluster")
+    try:
+        if address == "local":
+            # No dashboard: a search opens no port unasked.
+            cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+            client = dask.Client(cluster)
+        else:
+            cluster = None
+            client = dask.Client(address, timeout=connect_timeout_s)
+    except OSError as error:
+        raise SpecError(f"no scheduler answers ({error})", where=address, hint="Check the address") from error
+    try:
+        yield runner_of(client)
+    finally:
+        client.close()
+        if cluster is not None:
+            cluster.close()
 
 
-@dataclass
-class Searcher:
-    """The search of a space, with its ledger in ``folder``."""
+def runner_of(client: Any) -> ChunkRunner:
+    """A runner on an existing Dask client (dask-jobqueue, Kubernetes, ...)."""
 
-    space: SpaceSpec
-    folder: Path
-    run_chunks: ChunkRunner = compute_here
-    on_progress: Callable[[Progress], None] | None = None
-    clock: Clock = field(default_factory=MonotonicClock)
-    job: Job = field(init=False)
-    space_json: str = field(init=False)
+    def run(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
+        as_completed = distributed("--cluster").as_completed
+        chunk_of = {
+            client.submit(compute_chunk, space_json, chunk, pure=False, retries=ALLOWED_DEATHS): chunk
+            for chunk in chunks
+        }
+        waiting = as_completed(list(chunk_of))
+        try:
+            for future in waiting:
+                chunk = chunk_of.pop(future)
+                yield chunk, future.result()
+        finally:
+            # After Ctrl-C or a full disk nothing fetches the remaining chunks.
+            client.cancel(list(chunk_of))
 
-    def __post_init__(self) -> None:
-        self.space_json = self.space.model_dump_json()
-        self.job = job_of(self.space_json)
-
-    def search(self, budget_s: float | None) -> SearchResult:
-        """See ``search``."""
-        space, folder = self.space, self.folder
-        schedule = _open_folder(self, budget_s)
-        rungs = [Rung(*rung) for rung in schedule["rungs"]]
-        indices = _first_indices(self, schedule["first"])
-        passed: list[pa.Table] = []
-        for rung in rungs:
-            rows = self.run_rung(rung, len(rungs), indices)
-            passed.append(rows)
-            if not rung.is_last:
-                baseline = _baseline(self.job, rung).search
-                scores = score_rows(judged_rows(rows), "search", baseline, space.inputs.users, space)
-                indices = sorted(scores.ranked(space.score)[: rung.keep].tolist())
-        ledger = _merge(self, passed)
-        write_parquet(ledger, folder / "ledger.parquet")
-        judged = judged_rows(passed[-1])
-        if judged.num_rows == 0:
-            raise SpecError(
-                "no candidate meets the constraints",
-                where=space.name,
-                hint="See the column `excluded` of ledger.parquet",
-            )
-        baseline, evaluator = _baseline(self.job, rungs[-1]), self.job.evaluator
-        result = SearchResult(space, folder, ledger, judged, baseline, evaluator.num_simulated, None)
-        if len(rungs) == 1 and schedule["first"] is None:
-            return result
-        halving = _halving(self, rungs, passed, result)
-        return replace(result, num_simulations=evaluator.num_simulated, halving=halving)
-
-    def run_rung(self, rung: Rung, rungs: int, indices: Sequence[int]) -> pa.Table:
-        """Every chunk of a rung: chunks on disk are read, the others are computed and written."""
-        chunks = list(chunks_of(rung, indices, chunk_size(len(self.job.candidates))))
-        missing = [chunk for chunk in chunks if not (self.folder / chunk.file_name).is_file()]
-        done = len(indices) - sum(len(chunk.indices) for chunk in missing)
-        began_ns, already = self.clock.now_ns(), done
-        self._report(Progress(rung.number, rungs, done, len(indices), None))
-        for chunk, data in self.run_chunks(self.space_json, missing) if missing else ():
-            write_atomic(self.folder / chunk.file_name, [data], what="the ledger")
-            done += len(chunk.indices)
-            spent_s = (self.clock.now_ns() - began_ns) / NS_PER_S
-            left_s = spent_s / (done - already) * (len(indices) - done)
-            self._report(Progress(rung.number, rungs, done, len(indices), left_s))
-        return pa.concat_tables([read_chunk(self.folder / chunk.file_name, chunk) for chunk in chunks])
-
-    def _report(self, progress: Progress) -> None:
-        if self.on_progress is not None:
-            self.on_progress(progress)
-
-    def feasible(self) -> list[int]:
-        """Candidates that no constraint excludes."""
-        space = self.space
-        return [
-            index
-            for index, candidate in enumerate(self.job.candidates)
-            if not space.constraints.violated(space.device, candidate)
-        ]
+    return run
 
 
-def search(
+def search(  # noqa: PLR0913  # what a search depends on, each with a default
     space: SpaceSpec,
     folder: Path,
     *,
     budget_s: float | None = None,
     run_chunks: ChunkRunner = compute_here,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    clock: Clock | None = None,
 ) -> SearchResult:
     """Judge every candidate of a space and leave the ledger in ``folder``; an earlier search there is continued.
 
     budget_s: exhaustive when that fits, else successive halving; decided once, and kept when the search is resumed.
     Raises SpecError when the folder holds another search, RecordsError when a chunk was damaged.
     """
-    return Searcher(space, folder, run_chunks, on_progress).search(budget_s)
+    return _Search(space, folder, run_chunks, on_progress, clock or MonotonicClock()).run(budget_s)
 
 
-def judged_rows(rows: pa.Table) -> pa.Table:
-    """The rows that have figures."""
+class _Search:
+    def __init__(
+        self,
+        space: SpaceSpec,
+        folder: Path,
+        run_chunks: ChunkRunner,
+        on_progress: Callable[[Progress], None],
+        clock: Clock,
+    ) -> None:
+        self._space, self._folder, self._clock = space, folder, clock
+        self._run_chunks, self._on_progress = run_chunks, on_progress
+        self._space_json = space.model_dump_json()
+        self._evaluator = evaluator_of(self._space_json)
+        self._num_candidates = len(self._evaluator.candidates)
+        # A function of the number of candidates alone, so that a resumed search cuts the same chunks.
+        self._chunk_size = min(max(-(-self._num_candidates // 256), 64), 4096)
+
+    @cached_property
+    def _feasible(self) -> list[int]:
+        """The candidates that no constraint excludes."""
+        constraints, device = self._space.constraints, self._space.device
+        candidates = enumerate(self._evaluator.candidates)
+        return [index for index, candidate in candidates if not constraints.violated(device, candidate)]
+
+    def run(self, budget_s: float | None) -> SearchResult:
+        schedule = self._open_folder(budget_s)
+        rungs = [Rung(*rung) for rung in schedule["rungs"]]
+        if schedule["first"] is None:
+            # Those that a constraint excludes are in the ledger too, with the reason.
+            indices = list(range(self._num_candidates))
+        else:
+            chosen = random.Random(_digest(self._space_json)).sample(self._feasible, schedule["first"])
+            indices = sorted(chosen)
+        passed: list[pa.Table] = []
+        judged: list[Judged] = []
+        for rung in rungs:
+            rows = self._run_rung(rung, len(rungs), indices)
+            passed.append(rows)
+            baseline = self._evaluator.figures_row(self._space.baseline.shape, self._evaluator.groups_of(rung.plans))
+            judged.append(Judged(self._space, _with_figures(rows), baseline))
+            if not rung.is_last:
+                indices = sorted(judged[-1].ranked()[: rung.keep])
+        ledger = self._merged(passed)
+        write_parquet(ledger, self._folder / "ledger.parquet")
+        if judged[-1].rows.num_rows == 0:
+            raise SpecError(
+                "no candidate meets the constraints",
+                where=self._space.name,
+                hint="See the column `excluded` of ledger.parquet",
+            )
+        is_exhaustive = len(rungs) == 1 and schedule["first"] is None
+        halving = None if is_exhaustive else self._halving(rungs, passed, judged)
+        return SearchResult(self._space, self._folder, ledger, judged[-1], self._evaluator.num_simulated, halving)
+
+    def _open_folder(self, budget_s: float | None) -> dict[str, Any]:
+        """The schedule of the search in a folder: as decided when the search began, or a new schedule."""
+        path = self._folder / "search.json"
+        identity = {
+            "format": FORMAT,
+            "space": json.loads(self._space_json),
+            "plans": _digest("\n".join(plan.hash for plan in self._evaluator.plans)),
+            "cost_model": _digest(repr(load_cost_model(self._space.cost_model))),
+        }
+        if path.is_file():
+            try:
+                kept = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise RecordsError("is damaged", where=str(path), hint="Give another folder") from error
+            if {key: kept.get(key) for key in identity} != identity:
+                raise SpecError(
+                    "this folder holds the ledger of another search",
+                    where=str(self._folder),
+                    hint="Give another folder",
+                )
+            return kept["schedule"]
+        with disk_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            schedule = self._scheduled(budget_s)
+            write_atomic(path, [json.dumps({**identity, "schedule": schedule}, indent=1).encode()], what="the ledger")
+        return schedule
+
+    def _scheduled(self, budget_s: float | None) -> dict[str, Any]:
+        """{"rungs": [...], "first": None for every candidate, else how many are drawn}."""
+        exhaustive = {"rungs": [Rung(0, -1, 0, True)], "first": None}
+        if budget_s is None:
+            return exhaustive
+        each_s = self._probe_s()
+        if each_s * self._num_distinct(budget_s / each_s) <= budget_s:
+            return exhaustive
+        inputs = self._space.inputs
+        plans = inputs.replicates * len(inputs.search_seeds)
+        parts: list[int] = []
+        part = plans
+        while part > 1:
+            part = max(part // HALVING, 1)
+            parts.insert(0, part)
+        all_plans = plans + inputs.replicates * len(inputs.evaluation_seeds)
+        # Every rung gets an equal share of the time.
+        share_s = budget_s / (len(parts) + 1)
+        room = [max(int(share_s / (each_s * part / all_plans)), 1) for part in (*parts, all_plans)]
+        first = min(room[0], len(self._feasible))
+        rungs = [Rung(number, part, min(room[number + 1], first), False) for number, part in enumerate(parts)]
+        rungs.append(Rung(len(parts), -1, 0, True))
+        return {"rungs": rungs, "first": first if first < len(self._feasible) else None}
+
+    def _probe_s(self) -> float:
+        """Seconds that one candidate takes with nothing shared, from a few spread over the space."""
+        evaluator, groups = self._evaluator, self._evaluator.groups
+        probes = self._feasible[:: max(len(self._feasible) // PROBES, 1)][:PROBES]
+        evaluator.rows(probes[:1], 0, groups)
+        simulated, began_ns = evaluator.num_simulated, self._clock.now_ns()
+        evaluator.rows(probes[1:], 0, groups)
+        spent_s = (self._clock.now_ns() - began_ns) / NS_PER_S
+        per_plan_s = spent_s / max(evaluator.num_simulated - simulated, 1)
+        return max(per_plan_s * len(evaluator.plans), 1e-6)
+
+    def _num_distinct(self, enough: float) -> float:
+        """How many whole candidates' worth of simulations differ; stops counting at ``enough``."""
+        evaluator = self._evaluator
+        groups = [group for group in evaluator.groups if group.role == "search"]
+        seen: set[tuple[object, ...]] = set()
+        for index in self._feasible:
+            config = EngineConfig.of_shape(evaluator.candidates[index], self._space.rules)
+            seen.update(evaluator.share_keys(config, groups))
+            if len(seen) > enough * len(groups):
+                return float("inf")
+        return len(seen) / len(groups)
+
+    def _run_rung(self, rung: Rung, rungs: int, indices: Sequence[int]) -> pa.Table:
+        """Every chunk of a rung: chunks on disk are read, the others are computed and written."""
+        size = self._chunk_size
+        chunks = [
+            Chunk(rung, number, tuple(indices[first : first + size]))
+            for number, first in enumerate(range(0, len(indices), size))
+        ]
+        missing = [chunk for chunk in chunks if not (self._folder / chunk.file_name).is_file()]
+        done = len(indices) - sum(len(chunk.indices) for chunk in missing)
+        began_ns, already = self._clock.now_ns(), done
+        self._on_progress(Progress(rung.number, rungs, done, len(indices), None))
+        for chunk, data in self._run_chunks(self._space_json, missing) if missing else ():
+            write_atomic(self._folder / chunk.file_name, [data], what="the ledger")
+            done += len(chunk.indices)
+            spent_s = (self._clock.now_ns() - began_ns) / NS_PER_S
+            left_s = spent_s / (done - already) * (len(indices) - done)
+            self._on_progress(Progress(rung.number, rungs, done, len(indices), left_s))
+        return pa.concat_tables([_read_chunk(self._folder / chunk.file_name, chunk) for chunk in chunks])
+
+    def _merged(self, passed: Sequence[pa.Table]) -> pa.Table:
+        """One row per candidate, from the last rung it reached; never simulated: rung -1."""
+        if len(passed) == 1 and passed[0].num_rows == self._num_candidates:
+            return passed[0].combine_chunks()
+        everything = pa.concat_tables(passed).combine_chunks()
+        last = np.full(self._num_candidates, -1, dtype=np.int64)
+        last[everything["index"].to_numpy()] = np.arange(everything.num_rows)
+        missing = [self._evaluator.row_without_figures(index) for index in np.flatnonzero(last < 0).tolist()]
+        rows = pa.concat_tables([everything.take(last[last >= 0]), pa.Table.from_pylist(missing, schema=LEDGER_SCHEMA)])
+        return rows.sort_by("index").combine_chunks()
+
+    def _halving(self, rungs: Sequence[Rung], passed: Sequence[pa.Table], judged: Sequence[Judged]) -> Halving:
+        """What the halving left out, checked on a random sample of it."""
+        partial: list[tuple[int, int]] = []
+        correlations: list[float] = []
+        score = self._space.score
+        for place, rung in enumerate(rungs[:-1]):
+            before, after, kept = judged[place], judged[place + 1], passed[place + 1]
+            partial.append((rung.plans, before.rows.num_rows - kept.num_rows))
+            before = before.only(kept["index"].to_numpy())
+            correlations.append(spearman(before.scores().of(score), after.scores().of(score)))
+        full = judged[-1]
+        done = set(full.rows["index"].to_pylist())
+        left_out = [index for index in self._feasible if index not in done]
+        drawn = random.Random(f"audit {self._space_json}").sample(left_out, min(AUDITED, len(left_out)))
+        better = 0
+        if drawn:
+            rows = self._run_rung(Rung(len(rungs), -1, 0, True), len(rungs) + 1, sorted(drawn))
+            audited = Judged(self._space, _with_figures(rows), full.baseline).scores().of(score)
+            better = int((audited < full.scores().of(score).min()).sum())
+        not_simulated = len(self._feasible) - judged[0].rows.num_rows
+        return Halving(not_simulated, tuple(partial), tuple(correlations), len(drawn), better)
+
+
+def _with_figures(rows: pa.Table) -> pa.Table:
     return rows.filter(rows["search_device_ns"].is_valid())
 
 
-def read_chunk(path: Path, chunk: Chunk) -> pa.Table:
+def _read_chunk(path: Path, chunk: Chunk) -> pa.Table:
     """A chunk from disk; raises RecordsError when it is not what its name says."""
     try:
         # read_table would load what datasets of many files need.
@@ -225,153 +366,5 @@ def read_chunk(path: Path, chunk: Chunk) -> pa.Table:
     return rows
 
 
-def _open_folder(searcher: Searcher, budget_s: float | None) -> dict[str, Any]:
-    """The schedule of the search in a folder: as decided when the search began, or a new schedule."""
-    path = searcher.folder / "search.json"
-    identity = {
-        "format": FORMAT,
-        "space": json.loads(searcher.space_json),
-        "plans": digest_of("\n".join(plan.hash for plan in searcher.job.inputs.plans)),
-        "cost_model": digest_of(repr(load_cost_model(searcher.space.cost_model))),
-    }
-    if path.is_file():
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RecordsError("is damaged", where=str(path), hint="Give another folder") from error
-        if {key: kept.get(key) for key in identity} != identity:
-            raise SpecError(
-                "this folder holds the ledger of another search", where=str(searcher.folder), hint="Give another folder"
-            )
-        return kept["schedule"]
-    with disk_errors(searcher.folder):
-        searcher.folder.mkdir(parents=True, exist_ok=True)
-        schedule = _plan_rungs(searcher, budget_s)
-        write_atomic(path, [json.dumps({**identity, "schedule": schedule}, indent=1).encode()], what="the ledger")
-    return schedule
-
-
-def _plan_rungs(searcher: Searcher, budget_s: float | None) -> dict[str, Any]:
-    """{"rungs": [...], "first": None for every candidate, else how many are drawn}."""
-    whole = Rung(0, -1, 0, True)
-    if budget_s is None:
-        return {"rungs": [whole], "first": None}
-    feasible = searcher.feasible()
-    each_s = _probe_s(searcher, whole, feasible)
-    if each_s * _distinct(searcher, feasible, budget_s / each_s) <= budget_s:
-        return {"rungs": [whole], "first": None}
-    inputs = searcher.space.inputs
-    plans = inputs.replicates * len(inputs.search_seeds)
-    parts: list[int] = []
-    part = plans
-    while part > 1:
-        part = max(part // HALVING, 1)
-        parts.insert(0, part)
-    all_plans = plans + inputs.replicates * len(inputs.evaluation_seeds)
-    # Every rung gets an equal share of the time.
-    share_s = budget_s / (len(parts) + 1)
-    room = [max(int(share_s / (each_s * part / all_plans)), 1) for part in parts] + [max(int(share_s / each_s), 1)]
-    first = min(room[0], len(feasible))
-    rungs: list[Rung] = []
-    for number, part in enumerate(parts):
-        rungs.append(Rung(number, part, min(room[number + 1], first), False))
-    rungs.append(Rung(len(parts), -1, 0, True))
-    return {"rungs": rungs, "first": first if first < len(feasible) else None}
-
-
-def _probe_s(searcher: Searcher, rung: Rung, feasible: Sequence[int]) -> float:
-    """Seconds that one candidate takes with nothing shared, from a few spread over the space."""
-    job = searcher.job
-    groups = job.groups(rung)
-    probes = feasible[:: max(len(feasible) // PROBES, 1)][:PROBES]
-    candidate_row(job, probes[0], rung, groups, 0)
-    simulated = job.evaluator.num_simulated
-    began_ns = searcher.clock.now_ns()
-    for index in probes[1:]:
-        candidate_row(job, index, rung, groups, 0)
-    spent_s = (searcher.clock.now_ns() - began_ns) / NS_PER_S
-    per_plan_s = spent_s / max(job.evaluator.num_simulated - simulated, 1)
-    return max(per_plan_s * sum(group.last - group.first for group in groups), 1e-6)
-
-
-def _distinct(searcher: Searcher, feasible: Sequence[int], enough: float) -> float:
-    """How many whole candidates' worth of simulations differ; stops counting at ``enough``."""
-    job, rules = searcher.job, searcher.space.rules
-    groups = [group for group in job.inputs.groups if group.role == "search"]
-    seen: set[tuple[object, ...]] = set()
-    for index in feasible:
-        seen.update(job.evaluator.share_keys(EngineConfig.of_shape(job.candidates[index], rules), groups))
-        if len(seen) > enough * len(groups):
-            return float("inf")
-    return len(seen) / len(groups)
-
-
-def _first_indices(searcher: Searcher, first: int | None) -> list[int]:
-    """The candidates of the first rung, in enumeration order: all (those left out give their reason), or a draw."""
-    if first is None:
-        return list(range(len(searcher.job.candidates)))
-    feasible = searcher.feasible()
-    return sorted(random.Random(digest_of(searcher.space_json)).sample(feasible, first))
-
-
-def _baseline(job: Job, rung: Rung) -> Baseline:
-    by_role = figures_by_role(job, job.space.baseline.shape, job.groups(rung))
-    return Baseline(tuple(by_role["search"]), tuple(by_role["evaluation"]))
-
-
-def _merge(searcher: Searcher, passed: Sequence[pa.Table]) -> pa.Table:
-    """One row per candidate, from the last rung it reached; never simulated: rung -1."""
-    num_candidates = len(searcher.job.candidates)
-    if len(passed) == 1 and passed[0].num_rows == num_candidates:
-        return passed[0].combine_chunks()
-    everything = pa.concat_tables(passed).combine_chunks()
-    last = np.full(num_candidates, -1, dtype=np.int64)
-    last[everything["index"].to_numpy()] = np.arange(everything.num_rows)
-    missing = [
-        row_without_figures(searcher.space, index, candidate, -1)
-        for index, candidate in enumerate(searcher.job.candidates)
-        if last[index] < 0
-    ]
-    rows = pa.concat_tables([everything.take(last[last >= 0]), pa.Table.from_pylist(missing, schema=LEDGER_SCHEMA)])
-    return rows.sort_by("index").combine_chunks()
-
-
-def _halving(searcher: Searcher, rungs: Sequence[Rung], passed: Sequence[pa.Table], result: SearchResult) -> Halving:
-    """What the halving left out, checked on a random sample of it."""
-    job, space = searcher.job, searcher.space
-    users = space.inputs.users
-    partial: list[tuple[int, int]] = []
-    correlations: list[float] = []
-    for rung, rows, after in zip(rungs, passed, passed[1:], strict=False):
-        partial.append((rung.plans, judged_rows(rows).num_rows - after.num_rows))
-        kept = judged_rows(rows)
-        kept = kept.filter(pa.array(np.isin(kept["index"].to_numpy(), after["index"].to_numpy())))
-        scores = [
-            score_rows(part, "search", _baseline(job, of).search, users, space).of(space.score)
-            for part, of in ((kept, rung), (judged_rows(after), rungs[rungs.index(rung) + 1]))
-        ]
-        correlations.append(spearman(scores[0], scores[1]))
-    judged = set(result.judged["index"].to_pylist())
-    left_out = [index for index in searcher.feasible() if index not in judged]
-    drawn = random.Random(f"audit {searcher.space_json}").sample(left_out, min(AUDITED, len(left_out)))
-    audit = Rung(len(rungs), -1, 0, True)
-    better = 0
-    if drawn:
-        rows = judged_rows(searcher.run_rung(audit, len(rungs) + 1, sorted(drawn)))
-        best = result.scores.of(space.score).min()
-        better = int((score_rows(rows, "search", result.baseline.search, users, space).of(space.score) < best).sum())
-    return Halving(
-        not_simulated=len(searcher.feasible()) - judged_rows(passed[0]).num_rows,
-        partial=tuple(partial),
-        rank_correlations=tuple(correlations),
-        audited=len(drawn),
-        better=better,
-        better_share_at_most=share_at_most(better, len(drawn)),
-    )
-
-
-def share_at_most(hits: int, drawn: int, confidence: float = 0.95) -> float:
-    """Clopper-Pearson upper bound of a share that had ``hits`` in ``drawn`` tries (0 of n: about 3 / n)."""
-    from scipy.special import betaincinv
-
-    return 1.0 if hits >= drawn else float(betaincinv(hits + 1, drawn - hits, confidence))
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -18,10 +18,9 @@ from harness.errors import RecordsError, SpecError
 from harness.experiment import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
-from harness.sim.search.chunks import Chunk, compute_here
-from harness.sim.search.evaluate import Evaluator, build_inputs, nearest_rank
-from harness.sim.search.rank import pareto_front, sensitivity
-from harness.sim.search.run import Progress, Searcher, search, share_at_most
+from harness.sim.search.evaluate import Evaluator, nearest_rank
+from harness.sim.search.result import pareto_front, sensitivity, share_at_most
+from harness.sim.search.run import Chunk, Progress, compute_here, search
 from harness.sim.search.space import SpaceSpec, load_space, parse_space
 from harness.spec import ServerShape
 from harness.stack.rbln.rules.kv_rules import RULE_SETS
@@ -208,19 +207,16 @@ def test_sharing_simulations_changes_no_figure(
         },
         where="test",
     )
-    inputs = build_inputs(spec.inputs)
-    shared, alone = Evaluator(spec, inputs), Evaluator(spec, inputs, is_sharing=False)
-    groups = [group for group in inputs.groups if group.first < group.last]
+    shared, alone = Evaluator(spec), Evaluator(spec, is_sharing=False)
     for candidate in spec.candidates():
-        assert shared.evaluate(candidate, groups) == alone.evaluate(candidate, groups)
+        assert shared.evaluate(candidate, shared.groups) == alone.evaluate(candidate, alone.groups)
     assert shared.num_simulated <= alone.num_simulated
 
 
 def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
     spec = load_space("paper")
-    inputs = build_inputs(spec.inputs)
-    shared, alone = Evaluator(spec, inputs), Evaluator(spec, inputs, is_sharing=False)
-    groups = [group for group in inputs.groups if group.role == "evaluation"]
+    shared, alone = Evaluator(spec), Evaluator(spec, is_sharing=False)
+    groups = [group for group in shared.groups if group.role == "evaluation"]
     candidates = list(spec.candidates())
     assert len(candidates) == 2077
     full = [alone.evaluate(candidate, groups) for candidate in candidates]
@@ -307,7 +303,7 @@ def test_the_selection_never_depends_on_the_evaluation(tmp_path: Path) -> None:
 
 def test_sensitivity_names_what_each_set_of_users_would_choose(tmp_path: Path) -> None:
     result = search(space(), tmp_path)
-    rows = sensitivity(result.judged, result.baseline, result.space)
+    rows = sensitivity(result)
     assert {(row.score, row.users) for row in rows} == {(s, (3, 5)) for s in ("sum-seconds", "per-n")}
     reference = next(row for row in rows if row.score == "sum-seconds")
     assert (reference.reference_rank, reference.common_top) == (1, 20)
@@ -346,7 +342,7 @@ class SlowClock:
 def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> None:
     spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
     told: list[Progress] = []
-    result = Searcher(spec, tmp_path, on_progress=told.append, clock=SlowClock(20_000_000_000)).search(40.0)
+    result = search(spec, tmp_path, budget_s=40.0, on_progress=told.append, clock=SlowClock(20_000_000_000))
     halving = result.halving
     assert halving is not None
     assert 0 < len(result.ranked) < spec.count()
@@ -357,13 +353,13 @@ def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> Non
     assert halving.not_simulated + sum(count for _, count in halving.partial) == left_out
     assert halving.audited == min(200, left_out)
     assert 0 < halving.better_share_at_most <= 1
-    again = Searcher(spec, tmp_path, clock=SlowClock(1)).search(None)
+    again = search(spec, tmp_path, clock=SlowClock(1))
     assert again.ledger.equals(result.ledger)
     assert told[-1].done == told[-1].total
 
 
 def test_a_generous_budget_is_exhaustive(tmp_path: Path) -> None:
-    assert Searcher(space(), tmp_path, clock=SlowClock(1000)).search(1000.0).halving is None
+    assert search(space(), tmp_path, budget_s=1000.0, clock=SlowClock(1000)).halving is None
 
 
 def test_of_none_in_sixty_at_most_five_percent_are_better() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.sim.search.chunks import Chunk, cluster_runner, runner_of
-from harness.sim.search.run import search
+from harness.sim.search.run import Chunk, cluster_runner, runner_of, search
 from harness.sim.search.space import SpaceSpec, parse_space
 
 distributed = pytest.importorskip("distributed")
