@@ -32,15 +32,7 @@ from harness.processes import parallel_map
 from harness.records import SealedRun
 from harness.report.answers import DASH, answers, count, fixed, short_ms
 from harness.report.latency_plots import lateness_plot, serving_plot, sweep_plot
-from harness.report.plots import (
-    DEVICES_CAPTION,
-    SEQUENCE_CAPTION,
-    cost_plot,
-    device_plot,
-    reuse_plot,
-    sequence_plot,
-    step_histograms,
-)
+from harness.report.plots import cost_plot, device_plot, reuse_plot, sequence_plot, step_histograms
 from harness.report.svg import Sheet
 from harness.report.timeline import TimelineView, drawn_lanes, step_segments, timeline_svg
 from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
@@ -49,16 +41,10 @@ from harness.table import cell_text, table_of, to_csv
 
 # What a second process costs by itself, several times over.
 DRAWING_WORTH_S = 0.15
-COMPARED_CAPTION = (
-    "Large marker: ratio of sums over replicates. Small dots: single replicates. Bar: 95 % interval, from three "
-    "replicates on. The line at 1 is the baseline."
-)
-ALONE_CAPTION = "Filled: modelled device time (A). Open: time in flight (B)."
 
 
 def plots_of(view: ReportView) -> dict[str, str]:
-    """Each plot as SVG by its name, "" where there is nothing to draw, and its caption as HTML under NAME_caption."""
-    note = view.time_caption
+    """Each plot as SVG by its name; "" where there is nothing to draw."""
     limits = (_limit(view, LAG_P99), _limit(view, START_SPREAD))
     draw: dict[str, Callable[[Sheet], str]] = {
         "cost": lambda sheet: cost_plot(sheet, view),
@@ -71,30 +57,10 @@ def plots_of(view: ReportView) -> dict[str, str]:
         "sequence": lambda sheet: sequence_plot(sheet, view.status, view.summary.place_of),
         "devices": lambda sheet: device_plot(sheet, view.summary),
     }
-    alone = ALONE_CAPTION if len(view.channels) == 2 else ""
-    is_compared = any(condition.comparison is not None for condition in view.conditions)
     names = list(draw)
     with Sheet() as sheet:
         drawn = parallel_map(lambda name, _tell: draw[name](sheet), names, worth_s=DRAWING_WORTH_S)
-        plots = {names[place]: plot for place, plot in drawn}
-    return {
-        **plots,
-        "cost_caption": note + (COMPARED_CAPTION if is_compared else alone),
-        "serving_caption": f"{note}Share of the requests of the valid runs{view.summary.window} that had their first "
-        "token, the next token, or their whole answer within a time.",
-        "sequence_caption": SEQUENCE_CAPTION,
-        "devices_caption": note + DEVICES_CAPTION,
-        "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
-        "steps_caption": f"{note}Steps of all valid runs by n, the requests in the step; shade: its bucket; hatched: "
-        "the share of its positions that was padding. One scale for all panels.",
-        "reuse_caption": f"{note}Outline: tokens that formula C allows; filled: tokens that the server reused. "
-        "With many re-arrivals: points, measured over allowed, larger where several coincide."
-        if plots["reuse"]
-        else "",
-        "lateness_caption": "<b>Wall time.</b> Left: share of re-arrivals sent within a lag, all runs of a condition "
-        "together; the dotted line marks p99. Right: how far apart the first requests of a run left; "
-        "a cross is an invalid run.",
-    }
+        return {names[place]: plot for place, plot in drawn}
 
 
 def _limit(view: ReportView, name: str) -> float | None:
@@ -109,36 +75,6 @@ def csv_links(summary: ExperimentSummary) -> list[tuple[str, str]]:
     return [(name, f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}") for name, text in texts.items()]
 
 
-SECTIONS = (
-    ("conditions", "Conditions"),
-    ("serving", "Serving figures"),
-    ("steps", "Padding and steps"),
-    ("timeline", "Timeline"),
-    ("reuse", "Reuse and prefill"),
-    ("devices", "Devices"),
-    ("results", "Analysis and decisions"),
-    ("harness", "The harness itself"),
-    ("what", "What was run"),
-    ("reproduce", "How to reproduce"),
-    ("findings", "Findings"),
-    ("glossary", "Glossary"),
-)
-# What to look at first in each section.
-LEADS = {
-    "conditions": "Look at the cost of each condition first, then at its padding and its reuse.",
-    "serving": "Look at p99: the slowest requests, which a cost does not show.",
-    "steps": "Look for large hatched parts: there a compiled size that fits would save padding.",
-    "timeline": "Look for black bars after a wait: there a prefix was computed again.",
-    "reuse": "Look at the gap between outline and filled: tokens that could have been reused and were computed again.",
-    "devices": "Look for a device whose ratios lie apart from the others: there the answer depends on the device.",
-    "results": "Look at the outcome first; the reason beside it has the figures that the rule compared.",
-    "harness": "Look for values above their limit: such a run was shaped by the client or its machine.",
-    "what": "Look at what differs from the baseline: it should be only what you wanted to compare.",
-    "reproduce": "Run this command to make the same runs again.",
-    "findings": "Read the warnings before you quote a figure; INVALID runs are in no figure.",
-    "glossary": "Look up a word or symbol of this page here; each entry names its section of docs/method.md.",
-}
-COMPARED_LEAD = "Look at the ratio first: below 1 costs less; where its interval holds 1, no difference is shown."
 # Meaning of each symbol, and its entry of the glossary.
 SYMBOLS = {
     "A": ("Modelled device time: the cost models applied to the step log.", "a"),
@@ -189,22 +125,16 @@ def write_report(  # noqa: PLR0913  # an option each
 def render_page(view: ReportView) -> str:
     """The whole page as HTML text."""
     template = _environment().get_template("page.html.j2")
-    devices = view.device_tables
-    sections = [section for section in SECTIONS if section[0] != "devices" or devices]
     script = _resource("script.js")
     page = template.render(
         view=view,
-        devices=devices,
+        devices=view.device_tables,
         style=_resource("style.css"),
         script=script,
         policy=content_security_policy(script),
         headline=headline(view),
         answers=answers(view.summary, lambda name: f"<b>{escape(name)}</b>"),
-        name_of=dict(sections),
-        lead_of=LEADS | ({"conditions": COMPARED_LEAD} if view.is_compared else {}),
         symbol=symbol,
-        sections=sections,
-        number_of={anchor: place for place, (anchor, _) in enumerate(sections, 1)},
         linked=linker(view),
         drawn={timeline.label: anchor_of(timeline.label) for timeline in view.timelines},
         has_slo=any(figures.goodput_per_s is not None for figures in view.summary.serving),
@@ -219,7 +149,6 @@ def render_page(view: ReportView) -> str:
         has_audit=any(run.audit.floor_lag_ms for run in view.sealed.values()),
         scale=f"{view.time_scale:g}",
         time_note=view.time_note,
-        time_caption=Markup(view.time_caption),
         s=view.seconds_unit,
         ms="model ms" if view.is_scaled else "ms",
         plots=plots_of(view),

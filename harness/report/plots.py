@@ -269,12 +269,6 @@ def _pad_limits(axes: Axes, include: float) -> None:
     axes.set_xlim(low - margin, high + margin)
 
 
-SEQUENCE_CAPTION = (
-    "Dots: single blocks; line and bars: their mean and its interval at each look, valid however often it is looked; "
-    "grey: what counts as equal; dotted: the budget; diamond: where it ended."
-)
-
-
 def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mapping[str, int]) -> str:
     """A panel for each comparison: single blocks, the mean and its interval at each look, the margin; "" without."""
     shown = [looks for looks in status.comparisons if looks.num_blocks] if status is not None else []
@@ -325,11 +319,6 @@ def _percent(log_ratio: float) -> float:
 BLOCK_SPREAD = 0.5
 # From so many devices on their names are slanted.
 TURNED_NAMES = 9
-DEVICES_CAPTION = (
-    "First panel: B over A of each block (dots, in the order in which the device made them), less the mean of all, and "
-    "each device's mean. Others: cost ratio on each device, filled: channel A, open: channel B; bars: one standard "
-    "deviation of its blocks; band: the mean of device means on channel B with its 95 % interval."
-)
 
 
 def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:

@@ -181,11 +181,6 @@ class ReportView:
         return f"model time, \u00d7{self.time_scale:g}" if self.is_scaled else ""
 
     @property
-    def time_caption(self) -> str:
-        """``time_note`` as the first words of a caption, as HTML."""
-        return f"<b>{self.time_note.capitalize()}.</b> " if self.is_scaled else ""
-
-    @property
     def is_compared(self) -> bool:
         return any(condition.is_compared for condition in self.conditions)
 
