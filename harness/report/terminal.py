@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
-from harness.analysis.cost.compare import MAX_TAU, Verdict
+from harness.analysis.cost.compare import MAX_TAU, Agreement
 from harness.analysis.planning.stopping import SequentialStatus, StopVerdict
 from harness.analysis.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.stats import Interval
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 VERDICTS = {
-    Verdict.AGREE: "agree",
-    Verdict.DIFFER: "withheld",
-    Verdict.CANNOT_TELL: "cannot tell",
-    Verdict.PREDICTED: "predicted",
-    Verdict.B_ALONE: "B alone",
+    Agreement.AGREE: "agree",
+    Agreement.DIFFER: "withheld",
+    Agreement.CANNOT_TELL: "cannot tell",
+    Agreement.PREDICTED: "predicted",
+    Agreement.B_ALONE: "B alone",
 }
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
 STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
@@ -101,9 +101,11 @@ def _legend(summary: ExperimentSummary) -> str:
         f" Below {first}/base: its 95 % interval.": any(each.main.interval is not None for each in compared),
         " No interval below three replicates.": any(each.main.interval is None for each in compared),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
-        " Withheld: the ratios of A and B lie too far apart.": any(each.verdict is Verdict.DIFFER for each in compared),
+        " Withheld: the ratios of A and B lie too far apart.": any(
+            each.verdict is Agreement.DIFFER for each in compared
+        ),
         f" Cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart.": any(
-            each.verdict is Verdict.CANNOT_TELL for each in compared
+            each.verdict is Agreement.CANNOT_TELL for each in compared
         ),
     }
     return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"

@@ -17,15 +17,15 @@ from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.cost.reconstruct import ROUNDING, agreement_tolerance, residual_ns
 from harness.analysis.figures import RunFigures, total_of
 from harness.analysis.stats import Interval, log_mean_values, paired
-from harness.analysis.validity.stalls import info, warning
 from harness.records import Finding
+from harness.records.manifest import info, warning
 
 # Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
 # are 1 to 14 %, and a tolerance of that size would call anything agreement.
 MAX_TAU = 0.05
 
 
-class Verdict(str, Enum):
+class Agreement(str, Enum):
     """Whether the two channels say the same of a comparison."""
 
     AGREE = "agree"
@@ -117,19 +117,19 @@ class Comparison:
         return None if self.a is None else abs(self.a.ratio - self.b.ratio)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Agreement:
         """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
         if self.is_predicted:
-            return Verdict.PREDICTED
+            return Agreement.PREDICTED
         if self.difference is None or self.published_tau is None:
-            return Verdict.B_ALONE
+            return Agreement.B_ALONE
         if self.difference > self.published_tau + ROUNDING:
-            return Verdict.DIFFER
-        return Verdict.AGREE if self.published_tau <= MAX_TAU else Verdict.CANNOT_TELL
+            return Agreement.DIFFER
+        return Agreement.AGREE if self.published_tau <= MAX_TAU else Agreement.CANNOT_TELL
 
     @property
     def is_agreed(self) -> bool:
-        return self.verdict is Verdict.AGREE
+        return self.verdict is Agreement.AGREE
 
     @property
     def is_same_work(self) -> bool:

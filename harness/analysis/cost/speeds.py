@@ -19,8 +19,8 @@ from harness.analysis.cost.devices import DeviceEffect, device_order
 from harness.analysis.cost.drift import slope_of
 from harness.analysis.figures import RunFigures, cells, figure_at
 from harness.analysis.stats import DEFAULT_LEVEL, Estimate, contrast, grouped, holm, percent
-from harness.analysis.validity.stalls import info, warning
 from harness.records import Finding, FleetRecord, SealedRun
+from harness.records.manifest import info, warning
 from harness.table import Cell, Table, table_of
 
 

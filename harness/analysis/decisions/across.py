@@ -8,7 +8,7 @@ Definitions: docs/method.md, "Comparing any conditions".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,6 +107,7 @@ FELT: Mapping[str, Callable[[SealedRun], Value | None]] = {
     "e2e_p50_ms": lambda run: percentile_ms(run, "e2e_ns", 0.5),
     "tokens_per_s": _tokens_per_s,
 }
+MEASURES = {**COSTS, SIMULATED_COST: COSTS["B_s_per_token"], **FELT}
 
 
 def pairs_of(sides: Sequence[Side], baselines: Sequence[Side] = ()) -> list[tuple[Side, Side]]:
@@ -145,40 +146,6 @@ def _baseline_of(side: Side, sides: Sequence[Side], baselines: Sequence[Side]) -
     return fitting[0]
 
 
-def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
-    """Every pair in every measure: ratio to the baseline, its interval, and a p-value adjusted over the pairs.
-
-    Paired by drawn plan where each side replayed those of the other (t test), else as independent samples (Welch).
-    p_holm: Holm's step-down over the rows of one measure. Rows with fewer than three replicates have no p.
-    """
-    rows = [
-        row
-        for side, base in pairs
-        for measure, of in _measures(side, base).items()
-        if (row := _row(side, base, measure, of)) is not None
-    ]
-    _judge(rows)
-    missing = [side.name for pair in pairs for side in pair if all(run_figures(run).a is None for run in side.runs)]
-    caption = (
-        "ratio: condition over baseline, below 1 is less; of sums for costs, of means over runs else; interval: 95 %, "
-        "of this row alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many), "
-        "the verdict is by it; a dash: fewer than three runs a side. paired: by drawn plans, runs of "
-        "other plans left out; unpaired: the two sides replayed different inputs."
-    )
-    if missing:
-        caption += f" Channel A was not there in {', '.join(dict.fromkeys(missing))}: B alone answers."
-    origin = origin_of(run for side, base in pairs for run in (*base.runs, *side.runs))
-    return table_of("Conditions against their baselines", caption, rows, origin)
-
-
-def _judge(rows: Sequence[dict[str, Cell]]) -> None:
-    """Fill in the adjusted p-values, measure by measure, and the verdicts by them."""
-    for measure in dict.fromkeys(row["measure"] for row in rows):
-        tested = [row for row in rows if row["measure"] == measure and row["p"] is not None]
-        for row, p in zip(tested, holm([float(str(row["p"])) for row in tested]), strict=True):
-            row |= {"p_holm": p, "family": len(tested), "verdict": _verdict(str(measure), float(str(row["ratio"])), p)}
-
-
 @dataclass(frozen=True, slots=True)
 class PeerSide:
     """Results of another benchmark that are compared together: its figures only, no sealed run.
@@ -201,49 +168,69 @@ class PeerSide:
         return self.tool
 
 
+PAIRED = "paired: by drawn plans, runs of other plans left out; unpaired: the two sides replayed different inputs."
+
+
+def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
+    """Every pair in every measure: ratio to the baseline, its interval, and a p-value adjusted over the pairs.
+
+    Paired by drawn plan where each side replayed those of the other (t test), else as independent samples (Welch).
+    p_holm: Holm's step-down over the rows of one measure. Rows with fewer than three replicates have no p.
+    """
+    rows = [row for side, base in pairs for measure in _measures(side, base) for row in _row(side, base, measure)]
+    missing = [side.name for pair in pairs for side in pair if all(run_figures(run).a is None for run in side.runs)]
+    without_a = f" Channel A was not there in {', '.join(dict.fromkeys(missing))}: B alone answers." if missing else ""
+    origin = origin_of(run for side, base in pairs for run in (*base.runs, *side.runs))
+    return _table(
+        "Conditions against their baselines",
+        "of sums for costs, of means over runs else",
+        PAIRED + without_a,
+        rows,
+        origin,
+    )
+
+
 def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: bool) -> Table:
     """Each side and results of another benchmark, in what users felt; never paired, since no plan is known.
 
     is_baseline: whether the other benchmark's results are the baseline. Raises SpecError where no measure is shared.
     """
-    rows = [
-        row
-        for side in sides
-        for measure in FELT
-        if (row := _peer_row(side, peer, measure, is_baseline=is_baseline)) is not None
-    ]
+    pairs = [(side, peer) if is_baseline else (peer, side) for side in sides]
+    rows = [row for pair in pairs for measure in FELT for row in _row(*pair, measure)]
     if not rows:
         raise SpecError(
             "its records share no figure with the runs", where=peer.name, hint="Compare runs that stream their answers"
         )
-    _judge(rows)
-    caption = (
-        "ratio: condition over baseline, below 1 is less; of means over runs (a result file is one run). Not paired: "
-        f"{peer.name} has figures of {peer.tool} and no plan, so the sides replayed different inputs. interval: 95 %, "
-        "of this row alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many); "
-        "a dash: fewer than three runs a side."
+    unpaired = (
+        f"Not paired: {peer.name} has figures of {peer.tool} and no plan, so the sides replayed different inputs."
     )
     origins = dict.fromkeys((origin_of(run for side in sides for run in side.runs), peer.origin))
-    return table_of("Conditions against another benchmark", caption, rows, " ".join(filter(None, origins)))
+    return _table(
+        "Conditions against another benchmark",
+        "of means over runs (a result file is one run)",
+        unpaired,
+        rows,
+        " ".join(filter(None, origins)),
+    )
 
 
-def _peer_row(side: Side, peer: PeerSide, measure: str, *, is_baseline: bool) -> dict[str, Cell] | None:
-    ours = [value for run in side.runs if (value := FELT[measure](run)) is not None and value.amount > 0]
-    theirs = [run[measure] for run in peer.runs if measure in run and run[measure].amount > 0]
-    if not ours or not theirs:
-        return None
-    sides: list[Side | PeerSide] = [side, peer]
-    logs = [log_means(ours), log_means(theirs)]
-    if not is_baseline:
-        sides.reverse()
-        logs.reverse()
-    return _ratio_row(measure, sides, logs, _welch(*logs), {"paired": False})
+def _table(name: str, of: str, pairing: str, rows: Sequence[dict[str, Cell]], origin: str) -> Table:
+    """The rows with their p-values adjusted measure by measure, and the verdicts by them."""
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        tested = [row for row in rows if row["measure"] == measure and row["p"] is not None]
+        for row, p in zip(tested, holm([float(str(row["p"])) for row in tested]), strict=True):
+            row |= {"p_holm": p, "family": len(tested), "verdict": _verdict(str(measure), float(str(row["ratio"])), p)}
+    caption = (
+        f"ratio: condition over baseline, below 1 is less; {of}; interval: 95 %, of this row "
+        "alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many), the verdict is "
+        f"by it; a dash: fewer than three runs a side. {pairing}"
+    )
+    return table_of(name, caption, rows, origin)
 
 
-def _measures(side: Side, base: Side) -> Mapping[str, Callable[[SealedRun], Value | None]]:
+def _measures(side: Side, base: Side) -> Sequence[str]:
     """A and B of a simulation are the same cost, and compared once."""
-    is_simulated = side.is_simulated and base.is_simulated
-    return {**({SIMULATED_COST: COSTS["B_s_per_token"]} if is_simulated else COSTS), **FELT}
+    return (*([SIMULATED_COST] if side.is_simulated and base.is_simulated else COSTS), *FELT)
 
 
 def _verdict(measure: str, ratio: float, p: float) -> str:
@@ -253,42 +240,30 @@ def _verdict(measure: str, ratio: float, p: float) -> str:
     return verdict.value
 
 
-def _row(side: Side, base: Side, measure: str, of: Callable[[SealedRun], Value | None]) -> dict[str, Cell] | None:
-    pairs = _paired_runs(side, base)
+def _row(side: Side | PeerSide, base: Side | PeerSide, measure: str) -> Iterator[dict[str, Cell]]:
+    """The comparison in one measure; nothing where a side has no value of it."""
+    pairs = _paired_runs(side, base) if isinstance(side, Side) and isinstance(base, Side) else []
     is_paired = len(pairs) == min(len(side.runs), len(base.runs))
-    runs = ([run for run, _ in pairs], [run for _, run in pairs]) if is_paired else (side.runs, base.runs)
-    values = [[of(run) for run in group] for group in runs]
+    runs = list(zip(*pairs, strict=True)) if is_paired else [side.runs, base.runs]
+    values = [[_value(run, measure) for run in group] for group in runs]
     known = [[value for value in group if value is not None and value.amount > 0] for group in values]
     if not known[0] or not known[1] or (is_paired and list(map(len, known)) != list(map(len, values))):
-        return None
+        return
     logs = [log_means(group) for group in known]
-    figures = [[run_figures(run) for run in group] for group in runs]
-    pairing = {"paired": is_paired, **_same_devices(figures, is_paired=is_paired)}
+    figures = [[run_figures(run) for run in group if isinstance(run, SealedRun)] for group in runs]
     estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if is_paired else _welch(*logs)
-    return _ratio_row(measure, (side, base), logs, estimate, pairing)
-
-
-def _ratio_row(
-    measure: str,
-    sides: Sequence[Side | PeerSide],
-    logs: Sequence[FloatArray],
-    estimate: Estimate | None,
-    pairing: Mapping[str, Cell],
-) -> dict[str, Cell]:
-    """Means and their ratio; p-values are adjusted and the verdict given when all rows are there.
-
-    logs: of each side, values whose mean is the log of its figure. pairing: cells that say what was paired.
-    """
     interval = None if estimate is None else estimate.interval()
     means = [float(np.exp(group.mean())) for group in logs]
-    return {
-        "condition": sides[0].name,
-        "baseline": sides[1].name,
+    # p-values are adjusted, and the verdict is given, when all rows are there.
+    yield {
+        "condition": side.name,
+        "baseline": base.name,
         "measure": measure,
-        **pairing,
+        "paired": is_paired,
+        **(_same_devices(figures, is_paired=is_paired) if all(figures) else {}),
         "runs": f"{len(logs[0])}:{len(logs[1])}",
-        "backends": f"{sides[0].backends}:{sides[1].backends}",
-        "source": " : ".join(dict.fromkeys(side.source for side in sides)),
+        "backends": f"{side.backends}:{base.backends}",
+        "source": " : ".join(dict.fromkeys((side.source, base.source))),
         "mean": means[0],
         "baseline_mean": means[1],
         "ratio": means[0] / means[1] if interval is None else interval.estimate,
@@ -298,6 +273,10 @@ def _ratio_row(
         "family": None,
         "verdict": AnswerVerdict.TOO_FEW.value,
     }
+
+
+def _value(run: SealedRun | Mapping[str, Value], measure: str) -> Value | None:
+    return MEASURES[measure](run) if isinstance(run, SealedRun) else run.get(measure)
 
 
 def _paired_runs(side: Side, base: Side) -> list[tuple[SealedRun, SealedRun]]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
+from harness.records.manifest import info, invalid, warning
 from harness.stack.vllm.step_log import StepLog, load_step_log
 
 
@@ -82,41 +83,35 @@ def decode_contexts(log: StepLog) -> list[float] | None:
 def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:
     """Findings about a run's step log. problem: why it cannot be read."""
     if problem:
-        yield Finding(code="step-log-unread", severity="invalid", evidence=f"the step log {problem}")
-    elif log is None:
-        if manifest.observation.steps == "step-log":
-            evidence = "the step log that was declared was not written"
-            hint = "Read server.log for lines of [STEP LOG]"
-            yield Finding(code="observer-silent", severity="invalid", evidence=evidence, hint=hint)
-    else:
+        yield invalid("step-log-unread", f"the step log {problem}")
+    elif log is not None:
         yield from _findings(log, manifest)
+    elif manifest.observation.steps == "step-log":
+        evidence = "the step log that was declared was not written"
+        yield invalid("observer-silent", evidence, "Read server.log for lines of [STEP LOG]")
 
 
 def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
     if _is_of_another_clock(log, manifest):
-        yield Finding(
-            code="step-log-clock",
-            severity="invalid",
-            evidence="the step log has steps from before or after the run",
-            hint="Measure on the server's host: the step log has the time of its clock",
+        yield invalid(
+            "step-log-clock",
+            "the step log has steps from before or after the run",
+            "Measure on the server's host: the step log has the time of its clock",
         )
     if log.num_damaged:
-        yield Finding(
-            code="step-log-damaged",
-            severity="warning",
-            evidence=f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
+        yield warning(
+            "step-log-damaged",
+            f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
         )
     if log.unseen:
-        yield Finding(code="steps-unseen", severity="warning", evidence="; ".join(log.unseen))
+        yield warning("steps-unseen", "; ".join(log.unseen))
     counts = log.num_by_kind
     others = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()) if kind != "decode")
     if others:
         cost = log.cost_us
         evidence = f"n, b and padding are of {counts.get('decode', 0):,} pure decode steps; beside them {others}"
-        yield Finding(
-            code="steps-apart",
-            severity="info",
-            evidence=evidence + (f"; the step log took {cost['p50']:.0f} us a step (median)" if cost else ""),
+        yield info(
+            "steps-apart", evidence + (f"; the step log took {cost['p50']:.0f} us a step (median)" if cost else "")
         )
     if eager := log.eager_by_n:
         yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
@@ -139,13 +134,11 @@ def eager_finding(eager_by_n: Mapping[int, int], captured: tuple[int, ...], num_
     hint = f"Capture them too: server.decode_buckets = {list(wanted)}"
     if captured and min(eager_by_n) > captured[-1]:
         hint += f"; or lower server.max_num_seqs to {captured[-1]}"
-    return Finding(
-        code="steps-eager",
-        severity="warning",
-        evidence=f"{share:.1%} of the decode steps ran without a graph although graphs are on: no captured size of "
-        f"{list(captured)} covers n = {sizes}",
-        hint=hint,
+    evidence = (
+        f"{share:.1%} of the decode steps ran without a graph although graphs are on: no captured size of "
+        f"{list(captured)} covers n = {sizes}"
     )
+    return warning("steps-eager", evidence, hint)
 
 
 def covering_sizes(eager_by_n: Mapping[int, int], captured: tuple[int, ...]) -> tuple[int, ...]:

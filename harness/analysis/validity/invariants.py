@@ -26,19 +26,12 @@ from harness.analysis.validity.plan_answers import (
     left_answers,
     with_logged_prefills,
 )
-from harness.analysis.validity.stalls import (
-    check_freezes,
-    check_server_stalls,
-    check_step_log_stalls,
-    invalid,
-    limits_of,
-    warning,
-)
+from harness.analysis.validity.stalls import check_freezes, check_server_stalls, check_step_log_stalls, limits_of
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
 from harness.records import Finding, Manifest, SealedRun
-from harness.records.manifest import SETTING_DECLARED, table_at
+from harness.records.manifest import SETTING_DECLARED, invalid, table_at, warning
 from harness.records.schema import ABORTED, rows_where, values_of
 from harness.spec import ServerSpec
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import join_request_id
-from harness.analysis.validity.stalls import info, invalid, warning
 from harness.clock import NS_PER_MS
 from harness.records import Finding, Manifest
+from harness.records.manifest import info, invalid, warning
 from harness.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.analysis.cost.reconstruct import ChunkedStepCost
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.records import Finding, Manifest
+from harness.records.manifest import invalid, warning
 from harness.records.schema import rows_where, values_of
 from harness.spec import LimitsSpec
 
@@ -43,11 +44,10 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     stall_ms, lag_ms = audit.get("touching_stall_max_ms"), audit.get("stamp_lag_max_ms")
     pause_ms = audit.get("client_pause_max_ms")
     if audit.get("is_stall_meter_complete") is False:
-        yield Finding(
-            code="stall-meter-lost",
-            severity="invalid" if limits.needs_stall_meter else "warning",
-            evidence="the stall meter ended before the run did: whether the host stalled is not known",
-            hint="Something ended that process; limits.needs_stall_meter = false keeps such runs, and says so",
+        yield (invalid if limits.needs_stall_meter else warning)(
+            "stall-meter-lost",
+            "the stall meter ended before the run did: whether the host stalled is not known",
+            "Something ended that process; limits.needs_stall_meter = false keeps such runs, and says so",
         )
     remedy = "Run on an idler machine, or raise limits.{} and say so"
     if stall_ms is not None and stall_ms > limits.stall_ms:
@@ -126,13 +126,11 @@ def _longest(manifest: Manifest, stalls: Iterable[tuple[float, int]]) -> Iterato
     longest_ns, at_ns = max(stalls, default=(0, 0))
     if longest_ns <= NOTICED_MS * ms:
         return
-    is_beyond = longest_ns > limits.server_stall_ms * ms
-    yield Finding(
-        code="server-stalled",
-        severity="invalid" if is_beyond else "warning",
-        evidence=f"the engine made no step for {longest_ns / ms:.0f} ms (wall) beyond what its work explains, while "
+    yield (invalid if longest_ns > limits.server_stall_ms * ms else warning)(
+        "server-stalled",
+        f"the engine made no step for {longest_ns / ms:.0f} ms (wall) beyond what its work explains, while "
         f"requests were in flight (at {at_ns} clock ns); the limit is {limits.server_stall_ms:g} ms",
-        hint="Look for what stopped the server, or raise limits.server_stall_ms and say so",
+        "Look for what stopped the server, or raise limits.server_stall_ms and say so",
     )
 
 
@@ -185,18 +183,3 @@ class _Work:
             num_admitted = past - max(0, first - 1)
             prefills_ns = prefills_ns[max(0, len(prefills_ns) - num_admitted) :]
         return max(self.median_step_ns, self._slower * (self._step_ns + float(prefills_ns.sum())))
-
-
-def invalid(code: str, evidence: str, hint: str = "") -> Finding:
-    """A finding that makes a run INVALID."""
-    return Finding(code=code, severity="invalid", evidence=evidence, hint=hint)
-
-
-def warning(code: str, evidence: str, hint: str = "") -> Finding:
-    """A finding that a reader must know."""
-    return Finding(code=code, severity="warning", evidence=evidence, hint=hint)
-
-
-def info(code: str, evidence: str, hint: str = "") -> Finding:
-    """A note."""
-    return Finding(code=code, severity="info", evidence=evidence, hint=hint)

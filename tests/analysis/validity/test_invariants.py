@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis import check_experiment, check_run, summarise
-from harness.analysis.cost.compare import Verdict
+from harness.analysis.cost.compare import Agreement
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.validity.invariants import CACHED_COUNTER
 from harness.analysis.validity.stalls import check_freezes
@@ -278,7 +278,7 @@ def test_a_summary_compares_conditions_on_both_channels(tmp_path: Path) -> None:
     assert slow.comparison is not None
     assert (slow.comparison.ratio_a, slow.comparison.ratio_b) == (1.0, 1.25)
     # The baseline's channels lie 94 % apart: the published tolerance would call any ratio agreement.
-    assert slow.comparison.verdict is Verdict.CANNOT_TELL
+    assert slow.comparison.verdict is Agreement.CANNOT_TELL
     assert [finding.code for finding in summary.findings].count("channels-apart") == 2
     assert summary.to_arrow().num_rows == summary.runs_to_arrow().num_rows == 2
 
