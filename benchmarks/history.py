@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.figure import Figure
-from harness.analysis.decisions.history import change_points
+from harness.analysis.decisions.releases import change_points
 from harness.analysis.stats import FloatArray
 
 SERIES, SEED, ALPHA = 1_000, 20261123, 0.05

@@ -143,7 +143,7 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
 
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
     from harness.engine import load_cost_model
-    from harness.report.calibration_page import coefficients, extrapolated, write_calibration_report
+    from harness.report.pages import coefficients, extrapolated, write_calibration_report
 
     rows = [
         (name, f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.decisions.across import Side
     from harness.analysis.decisions.gate import GateResult, GateRun
-    from harness.analysis.decisions.history import Placed
+    from harness.analysis.decisions.releases import Placed
     from harness.records import SealedRun
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -257,7 +257,7 @@ def history(
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
-    from harness.analysis.decisions.history import histories
+    from harness.analysis.decisions.releases import histories
     from harness.report.pages import history_lines, history_table, write_history
 
     results = histories([point for place in places for point in _placed(place, runs)], figures or ["cost"])
@@ -272,7 +272,7 @@ def history(
 def _placed(address: str, runs: Path) -> Iterator[Placed]:
     """The conditions at an address, each with its valid runs."""
     from harness.analysis.decisions.gate import gate_run
-    from harness.analysis.decisions.history import Placed
+    from harness.analysis.decisions.releases import Placed
     from harness.export.baseline import is_baseline, load_baseline
 
     if not is_baseline(Path(address)):

@@ -180,7 +180,7 @@ def trace_show(
     if max_context or scale != "1":
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
-        from harness.report.trace_picture import draw_trace
+        from harness.report.pages import draw_trace
         from harness.traces.recording import load_trace
 
         draw_trace(load_trace(trace), picture)

@@ -134,7 +134,7 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
 
 def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
-    from harness.analysis.cost.drift import drift
+    from harness.analysis.cost.speeds import drift
     from harness.report import on_terminal, summary_tables, write_report
 
     summary = summarise(sealed)

@@ -22,7 +22,7 @@ from harness.analysis.stats import grouped, ratio
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
 from harness.prereg import check_sealed_runs, judge, predict_runs, predictions_for
-from harness.records import RunStore, SealedRun, paired
+from harness.records import RunStore, SealedRun
 from harness.sim.kernel.arrays import with_column
 from harness.sim.plans import plan_arrays
 from harness.sim.simulate import run_batch
@@ -133,7 +133,7 @@ def predicted_ratio(
     experiment: ExperimentRuns, condition: str, baseline: str, rules: RulesName | None = None
 ) -> VariantRatio | None:
     """The full simulator under ``rules`` (default: what was predicted); None without runs of both."""
-    pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
+    pairs = experiment.sealed_pairs(condition, baseline)
     if not pairs:
         return None
     if rules is None and experiment.predictions:
@@ -152,7 +152,7 @@ def predicted_ratio(
 
 def fixed_arrival_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> VariantRatio | None:
     """Every re-arrival comes when it came in the baseline's run of the same replicate, whatever completes when."""
-    pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
+    pairs = experiment.sealed_pairs(condition, baseline)
     if not pairs:
         return None
     changed = [_device_ns(own, _arrivals(base)) for own, base in pairs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path, PurePosixPath
@@ -393,12 +393,6 @@ def by_condition(runs: Iterable[SealedRun]) -> dict[str, list[SealedRun]]:
     for run in sorted(counted, key=lambda run: (order.get(run.condition, len(order)), run.replicate)):
         grouped.setdefault(run.condition, []).append(run)
     return grouped
-
-
-def paired(runs: Sequence[SealedRun], baseline: Sequence[SealedRun]) -> list[tuple[SealedRun, SealedRun]]:
-    """Runs of both conditions by equal replicate."""
-    others = {run.replicate: run for run in baseline}
-    return [(run, others[run.replicate]) for run in runs if run.replicate in others]
 
 
 class HasManifest(Protocol):

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis import reuse
 from harness.analysis.cost.reconstruct import with_tokens
+from harness.analysis.reuse import Place, Rearrival, rearrivals, reuse_rule
+from harness.analysis.validity.plan_answers import with_logged_prefills
 from harness.clock import NS_PER_S
 from harness.records import SealedRun
 from harness.records.schema import ABORTED, values_of
@@ -95,8 +96,9 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
     if not requests.num_rows:
         return None
     start_ns = int(requests.column("due_ns").to_numpy().min())
-    first_tokens = _first_tokens(run.table("chunks"))
-    bars = _bars(requests, first_tokens, start_ns, reuse.reuse_rule(run))
+    known = with_logged_prefills(requests, run.table("kv_events"))
+    again = {(each.session, each.request): each for each in rearrivals(known, run.plan_if_readable, reuse_rule(run))}
+    bars = _bars(requests, _first_tokens(run.table("chunks")), start_ns, again)
     timed = steps.filter(steps.column("log_ns").is_valid()).sort_by("log_ns")
     if timed.num_rows < steps.num_rows:  # some steps without a time would leave false gaps
         timed = steps.slice(0, 0)
@@ -121,7 +123,7 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
     )
 
 
-def _first_tokens(chunks: pa.Table) -> dict[tuple[int, int], int]:
+def _first_tokens(chunks: pa.Table) -> dict[Place, int]:
     """First instant at which a token of each request was received; the header's first byte may come long before."""
     # Threads would be waited for for ever where none can be started (a limit of memory).
     by_request = with_tokens(chunks).group_by(["session", "request"], use_threads=False)
@@ -131,43 +133,32 @@ def _first_tokens(chunks: pa.Table) -> dict[tuple[int, int], int]:
 
 
 def _bars(
-    requests: pa.Table, first_tokens: dict[tuple[int, int], int], start_ns: int, rule: reuse.ReuseRule
+    requests: pa.Table, first_tokens: Mapping[Place, int], start_ns: int, again: Mapping[Place, Rearrival]
 ) -> list[Bar]:
     def seconds(instant_ns: int | None) -> float | None:
         return None if instant_ns is None else (instant_ns - start_ns) / NS_PER_S
 
-    bars: list[Bar] = []
-    before: dict[str, Any] = {}
-    for row in requests.sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist():
-        key = (row["session"], row["request"])
-        bars.append(
-            Bar(
-                due_s=(row["due_ns"] - start_ns) / NS_PER_S,
-                sent_s=seconds(row["sent_ns"]),
-                first_token_s=seconds(first_tokens.get(key)),
-                done_s=seconds(row["done_ns"]),
-                reuse=_reuse(row, before if before.get("session") == row["session"] else None, rule),
-                **{name: row[name] for name in _AS_RECORDED},
-            )
+    return [
+        Bar(
+            due_s=(row["due_ns"] - start_ns) / NS_PER_S,
+            sent_s=seconds(row["sent_ns"]),
+            first_token_s=seconds(first_tokens.get((row["session"], row["request"]))),
+            done_s=seconds(row["done_ns"]),
+            reuse=_reuse(row, again.get((row["session"], row["request"]))),
+            **{name: row[name] for name in _AS_RECORDED},
         )
-        before = row
-    return bars
+        for row in requests.sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
+    ]
 
 
-def _reuse(row: Mapping[str, Any], before: Mapping[str, Any] | None, rule: reuse.ReuseRule) -> str:
-    """before: the request before it in its session."""
+def _reuse(row: Mapping[str, Any], again: Rearrival | None) -> str:
+    """again: the request as a re-arrival; None of one that continues no earlier request."""
     cached = row["cached_tokens"]
-    if row["prompt_tokens"] is None:
+    if row["prompt_tokens"] is None or (again is not None and cached is None):
         return "unknown"
-    if before is None:
-        return "cached" if cached else "first"
-    if not cached:
-        return "unknown" if cached is None else "recomputed"
-    kept = rule.kept_tokens(
-        before["prompt_tokens"] or before["planned_prompt_tokens"], before["completion_tokens"] or 0
-    )
-    expected = reuse.reusable_tokens(kept, row["prompt_tokens"], rule.block_tokens)
-    return "cached" if cached >= expected else "partial"
+    if again is None or not cached:
+        return "cached" if cached else "first" if again is None else "recomputed"
+    return "partial" if again.is_partial else "cached"
 
 
 WIDTH = 1000.0

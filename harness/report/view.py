@@ -15,8 +15,7 @@ import numpy as np
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
 from harness.analysis.catalogue import AnalysisResult
-from harness.analysis.cost.drift import Drift, drift
-from harness.analysis.cost.speeds import places_table
+from harness.analysis.cost.speeds import Drift, drift, places_table
 from harness.analysis.decisions.decide import Decision
 from harness.analysis.planning.stopping import SequentialStatus, declared_status
 from harness.clock import utc_now

@@ -13,7 +13,7 @@ from harness.analysis.catalogue import analyse
 from harness.analysis.logs.derive import rebuild
 from harness.errors import PlanError, RecordsError, in_one_line
 from harness.prereg import predict_runs
-from harness.records import RunStore, SealedRun, by_condition, layout, paired
+from harness.records import RunStore, SealedRun, by_condition, layout
 from harness.records.disk import file_entry
 from harness.report import conditions_table, write_report
 
@@ -117,11 +117,9 @@ def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):
         _ = bare.spec
 
 
-def test_runs_are_grouped_in_the_order_of_the_experiment_and_paired_by_replicate(store: RunStore):
+def test_runs_are_grouped_in_the_order_of_the_experiment(store: RunStore):
     grouped = by_condition(reversed(store.sealed()))
     assert list(grouped) == ["base", "one-bucket"]
-    [(own, base)] = paired(grouped["one-bucket"], grouped["base"])
-    assert (own.condition, base.condition, own.replicate) == ("one-bucket", "base", base.replicate)
 
 
 def test_what_a_library_says_of_a_damaged_table_stands_on_one_line() -> None:

@@ -13,7 +13,7 @@ from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.records import RunStore
-from harness.report.calibration_page import decode_residuals, extrapolated
+from harness.report.pages import decode_residuals, extrapolated
 from harness.runner import run_experiment
 from harness.runner.backends import sim
 from harness.runner.calibrate import (

@@ -22,7 +22,7 @@ from harness.analysis.figures import RunFigures, run_figures, total_of
 from harness.analysis.interference import Injection, injection_of, measured_waiting_session_ns
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.stats import Interval, ratio, seconds, when_known
-from harness.records import SealedRun, layout, once_per_run, paired
+from harness.records import SealedRun, layout, once_per_run
 from harness.spec.rules import InterferenceRule
 from harness.table import Cell
 
@@ -81,7 +81,7 @@ def injection_run_table(experiment: ExperimentRuns) -> Rows:
 def _all_savings(experiment: ExperimentRuns) -> Iterator[tuple[RunFigures, dict[str, Cell]]]:
     """Each run of a condition with another baseline, and what it saved."""
     for condition, baseline in experiment.compared():
-        for run, base_run in paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, [])):
+        for run, base_run in experiment.sealed_pairs(condition, baseline):
             yield run_figures(run), _savings(run, base_run)
 
 

@@ -77,6 +77,10 @@ class ExperimentRuns:
         pairs = paired(self.figures(condition), self.figures(baseline), block_of)
         return [(run, base) for run, base in pairs if run.a is not None and base.a is not None]
 
+    def sealed_pairs(self, condition: str, baseline: str) -> list[tuple[SealedRun, SealedRun]]:
+        """Sealed runs of both conditions in the replicates where both are valid."""
+        return paired(self.runs.get(condition, ()), self.runs.get(baseline, ()), lambda run: run.replicate)
+
     def compare(self, condition: str, baseline: str) -> Comparison | None:
         """The cost ratios of a condition to its baseline; None without a pair of valid runs."""
         return compare(baseline, self.figures(condition), self.figures(baseline))

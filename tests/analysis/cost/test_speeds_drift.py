@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.analysis.cost.drift import drift, slope_of
+from harness.analysis.cost.speeds import drift, slope_of
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

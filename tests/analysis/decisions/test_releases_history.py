@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis.decisions.across import Value
 from harness.analysis.decisions.gate import GateRun
-from harness.analysis.decisions.history import MIN_POINTS, Placed, change_points, histories
+from harness.analysis.decisions.releases import MIN_POINTS, Placed, change_points, histories
 from harness.errors import SpecError
 from harness.records.manifest import Manifest
 
