@@ -316,12 +316,16 @@ def percent(log_ratio: float) -> str:
     return f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: the chance of even one false difference stays below the level."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    adjusted, highest = [0.0] * len(values), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values, in the order given: the chance of even one false difference stays below the level.
+
+    What has no p-value was not tested: it has no adjusted one, and does not count.
+    """
+    tested = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    adjusted: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (p, place) in enumerate(tested):
+        highest = max(highest, min(1.0, (len(tested) - rank) * p))
         adjusted[place] = highest
     return adjusted
 

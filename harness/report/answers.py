@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
-from harness.analysis.cost.compare import MAX_TAU, Agreement, Comparison
+from harness.analysis.cost.compare import MAX_TAU, Agreement, ChannelRatio, Comparison
 from harness.analysis.decisions.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
+from harness.analysis.figures import figure_at
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
@@ -41,17 +42,22 @@ class Channel:
     def cost_ns(self, row: RunFigures | ConditionFigures) -> int | None:
         return row.a_ns if self.is_a else row.b_ns
 
+    def figures(self, comparison: Comparison | None) -> ChannelRatio | None:
+        """The comparison on this channel; None where nothing is compared on it."""
+        return None if comparison is None else comparison.a if self.is_a else comparison.b
+
     def ratio(self, comparison: Comparison) -> float | None:
-        return comparison.ratio_a if self.is_a else comparison.ratio_b
+        return figure_at(self.figures(comparison), "ratio")
 
     def interval(self, comparison: Comparison) -> Interval | None:
-        channel = comparison.a if self.is_a else comparison.b
-        return None if channel is None else channel.interval
+        return figure_at(self.figures(comparison), "interval")
 
     def ratio_of(self, condition: ConditionFigures, replicate: int) -> float | None:
         """The ratio of one replicate; None where the baseline has no valid run of it."""
-        ratios = () if condition.comparison is None else condition.comparison.per_replicate
-        return next((a if self.is_a else b for number, a, b in ratios if number == replicate), None)
+        comparison, figures = condition.comparison, self.figures(condition.comparison)
+        if comparison is None or figures is None:
+            return None
+        return dict(zip(comparison.replicates, figures.by_block, strict=True)).get(replicate)
 
 
 def channels_of(summary: ExperimentSummary) -> tuple[Channel, ...]:

@@ -6,12 +6,21 @@ import json
 from xml.etree import ElementTree
 
 from harness.analysis.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
-from harness.table import Cell, Table, four_digits, markdown_rows, table_of
+from harness.analysis.figures import cells, same
+from harness.table import Table, four_digits, markdown_rows, table_of
 
 ANSWERS = {
     GateVerdict.PASS: "pass: every figure is shown to stay within its limit",
     GateVerdict.WORSE: "worse: a figure is shown to lie above its limit",
     GateVerdict.CANNOT_TELL: "cannot tell: a figure is shown neither to stay within its limit nor to lie above it",
+}
+# Columns of the table for programs, and where in a test each is.
+COLUMNS = {
+    **same("condition", "figure"),
+    "pairs": "num_pairs",
+    **same("baseline", "new", "ratio", "low", "high", "limit", "p_holm"),
+    "verdict": "verdict.value",
+    **same("why", "more_blocks"),
 }
 
 
@@ -22,25 +31,8 @@ def gate_table(result: GateResult) -> Table:
         "of the same plan; pass: the interval lies below the limit; worse: the ratio lies above it, adjusted over all "
         f"figures (Holm's p below {result.policy.alpha:g})."
     )
-    return table_of(f"Gate of {result.experiment}", caption, map(_row, result.tests), result.origin)
-
-
-def _row(test: GateTest) -> dict[str, Cell]:
-    return {
-        "condition": test.condition,
-        "figure": test.figure,
-        "pairs": test.num_pairs,
-        "baseline": test.baseline,
-        "new": test.new,
-        "ratio": test.ratio,
-        "low": test.low,
-        "high": test.high,
-        "limit": test.limit,
-        "p_holm": test.p_holm,
-        "verdict": test.verdict.value,
-        "why": test.why,
-        "more_blocks": test.more_blocks,
-    }
+    rows = (cells(test, COLUMNS) for test in result.tests)
+    return table_of(f"Gate of {result.experiment}", caption, rows, result.origin)
 
 
 def gate_lines(result: GateResult) -> list[str]:

@@ -95,12 +95,6 @@ class Comparison:
         return self.b.ratio
 
     @property
-    def per_replicate(self) -> tuple[tuple[int, float | None, float | None], ...]:
-        """(replicate, ratio A, ratio B) of each block."""
-        a = (None,) * len(self.replicates) if self.a is None else self.a.by_block
-        return tuple(zip(self.replicates, a, self.b.by_block, strict=True))
-
-    @property
     def device_effects(self) -> dict[str, DeviceEffect]:
         """The comparison device by device, by channel; empty with one device."""
         effects = {"A": None if self.a is None else self.a.devices, "B": self.b.devices}

@@ -62,12 +62,11 @@ def speeds(figures: Sequence[RunFigures]) -> Speeds | None:
     left = _without_conditions(runs)
     values = {name: _by_block([(run, left[run.key]) for run in runs if run.device == name]) for name in names}
     contrasts = {name: _contrast(name, values) for name in names}
-    adjusted = iter(holm([slower.p for slower in contrasts.values() if slower is not None]))
-    devices = []
-    for name, slower in contrasts.items():
+    adjusted = holm([None if slower is None else slower.p for slower in contrasts.values()])
+    devices: list[Speed] = []
+    for (name, slower), p in zip(contrasts.items(), adjusted, strict=True):
         own = [run for run in runs if run.device == name]
         neighbours = float(np.mean([run.neighbours for run in own]))
-        p = None if slower is None else next(adjusted)
         drift, is_emulated = _slope(own, [run.replicate for run in own]), any(run.is_emulated for run in own)
         devices.append(Speed(name, tuple(values[name]), slower, p, drift, neighbours, is_emulated))
     return Speeds(tuple(devices), _slope(runs, [run.neighbours for run in runs]))

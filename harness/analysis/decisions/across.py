@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from harness.analysis.stats import (
     Estimate,
     FloatArray,
     contrast,
+    grouped,
     holm,
     log_mean_values,
     paired,
@@ -214,12 +215,14 @@ def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: boo
     )
 
 
-def _table(name: str, of: str, pairing: str, rows: Sequence[dict[str, Cell]], origin: str) -> Table:
+def _table(name: str, of: str, pairing: str, rows: Sequence[dict[str, Any]], origin: str) -> Table:
     """The rows with their p-values adjusted measure by measure, and the verdicts by them."""
-    for measure in dict.fromkeys(row["measure"] for row in rows):
-        tested = [row for row in rows if row["measure"] == measure and row["p"] is not None]
-        for row, p in zip(tested, holm([float(str(row["p"])) for row in tested]), strict=True):
-            row |= {"p_holm": p, "family": len(tested), "verdict": _verdict(str(measure), float(str(row["ratio"])), p)}
+    for measure, of_measure in grouped(rows, lambda row: str(row["measure"])).items():
+        adjusted = holm([row["p"] for row in of_measure])
+        family = sum(p is not None for p in adjusted)
+        for row, p in zip(of_measure, adjusted, strict=True):
+            if p is not None:
+                row |= {"p_holm": p, "family": family, "verdict": _verdict(measure, row["ratio"], p)}
     caption = (
         f"ratio: condition over baseline, below 1 is less; {of}; interval: 95 %, of this row "
         "alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many), the verdict is "
@@ -240,7 +243,7 @@ def _verdict(measure: str, ratio: float, p: float) -> str:
     return verdict.value
 
 
-def _row(side: Side | PeerSide, base: Side | PeerSide, measure: str) -> Iterator[dict[str, Cell]]:
+def _row(side: Side | PeerSide, base: Side | PeerSide, measure: str) -> Iterator[dict[str, Any]]:
     """The comparison in one measure; nothing where a side has no value of it."""
     pairs = _paired_runs(side, base) if isinstance(side, Side) and isinstance(base, Side) else []
     is_paired = len(pairs) == min(len(side.runs), len(base.runs))

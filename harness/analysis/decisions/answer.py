@@ -132,9 +132,9 @@ def answers(compared: Mapping[str, Comparison | None], backend: str) -> tuple[An
 
 def _adjusted(ratios: Mapping[str, ChannelRatio]) -> dict[str, tuple[float | None, int]]:
     """The adjusted p of each ratio, and the number of hypotheses that were adjusted together."""
-    tested = {name: ratio.p for name, ratio in ratios.items() if ratio.p is not None}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return {name: (adjusted.get(name), len(tested)) for name in ratios}
+    adjusted = holm([ratio.p for ratio in ratios.values()])
+    num_tested = sum(p is not None for p in adjusted)
+    return {name: (p, num_tested) for name, p in zip(ratios, adjusted, strict=True)}
 
 
 def main_answers(every: Sequence[Answer]) -> dict[str, Answer]:

@@ -323,13 +323,12 @@ def _more_blocks(estimate: Estimate, above: float, policy: GatePolicy, family: i
 
 def _adjusted(tests: Sequence[GateTest], alpha: float) -> list[GateTest]:
     """ "Worse" where Holm's p over all figures of all conditions is below alpha; the others as they are."""
-    adjusted = iter(holm([test.p_worse for test in tests if test.p_worse is not None]))
-    judged = [test if test.p_worse is None else replace(test, p_holm=next(adjusted)) for test in tests]
+    adjusted = holm([test.p_worse for test in tests])
     return [
-        replace(test, verdict=GateVerdict.WORSE, why="above its limit", more_blocks=None)
-        if test.p_holm is not None and test.p_holm < alpha
-        else test
-        for test in judged
+        replace(test, p_holm=p, verdict=GateVerdict.WORSE, why="above its limit", more_blocks=None)
+        if p is not None and p < alpha
+        else replace(test, p_holm=p)
+        for test, p in zip(tests, adjusted, strict=True)
     ]
 
 

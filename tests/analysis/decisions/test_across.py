@@ -87,7 +87,7 @@ def test_without_a_baseline_among_them_conditions_are_not_compared(tmp_path: Pat
 def test_holm_bounds_the_chance_of_any_false_difference() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     draws = np.random.default_rng(5).uniform(size=(2000, 10))
-    assert sum(min(holm(list(row))) < 0.05 for row in draws) / 2000 <= 0.06
+    assert sum(any(p is not None and p < 0.05 for p in holm(list(row))) for row in draws) / 2000 <= 0.06
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 30])
