@@ -130,15 +130,12 @@ def aborts_of(proof: Proof) -> list[str]:
 
 
 def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tuple[str, bytes]]:
-    (commit,) = repository.objects(record.commit)
+    """The commit of the freeze, its root tree, and the tree of each folder down to the frozen file."""
+    *folders, _ = PurePosixPath(record.path).parts
+    trees = [f"{record.commit}:{'/'.join(folders[:depth])}" for depth in range(len(folders) + 1)]
+    commit, *contents = repository.objects(record.commit, *trees)
     yield "commit", commit
-    sha = commit.split()[1].decode()
-    for folder in (*PurePosixPath(record.path).parts[:-1], ""):
-        (tree,) = repository.objects(sha)
-        yield "tree", tree
-        sha = _tree_entries(tree, len(record.commit) // 2).get(folder, "")
-        if not sha:
-            return
+    yield from (("tree", content) for content in contents)
 
 
 def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:

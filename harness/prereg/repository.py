@@ -30,14 +30,14 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent
-        try:
-            self.root = Path(_git(folder, "rev-parse", "--show-toplevel").strip())
-        except _GitError as error:
+        root = _git_if(folder, "rev-parse", "--show-toplevel")
+        if root is None:
             raise SpecError(
                 "is in no git repository, so nobody can check what was fixed when",
                 where=str(path),
                 hint="Keep experiments and frozen files in a git repository",
-            ) from error
+            )
+        self.root = Path(root.strip())
 
     def relative(self, path: Path) -> str:
         """The path from the root, with forward slashes; SpecError when it lies outside."""
@@ -70,9 +70,7 @@ class Repository:
         for name in names:
             head, _, text = text.partition(b"\n")
             if head.endswith(b" missing"):
-                raise SpecError(
-                    f"does not have {name[:12]}", where=str(self.root), hint="Fetch it into this repository"
-                )
+                raise SpecError(f"does not have {name}", where=str(self.root), hint="Fetch it into this repository")
             size = int(head.split()[-1])
             contents.append(text[:size])
             text = text[size + 1 :]
@@ -100,14 +98,9 @@ class Repository:
         held = self.resolved(ref)
         if (held or parent) != parent:
             return None
-        try:
-            sha = _git(self.root, "commit-tree", f"{parent}^{{tree}}", "-p", parent, "-m", message, may_write=True)
-        except _GitError as error:
-            raise SpecError(
-                f"git did not write the ledger: {error}", where=str(self.root), hint="Let this user write to .git"
-            ) from error
-        sha, old = sha.strip(), held or "0" * len(parent)
-        moved = _git_if(self.root, "update-ref", "--create-reflog", ref, sha, old, may_write=True)
+        arguments = ("commit-tree", f"{parent}^{{tree}}", "-p", parent, "-m", message)
+        sha = _git(self.root, *arguments, hint="Let this user write to .git").strip()
+        moved = _git_if(self.root, "update-ref", "--create-reflog", ref, sha, held or "0" * len(parent))
         return None if moved is None else sha
 
     def history(self, *patterns: str) -> str:
@@ -117,13 +110,8 @@ class Repository:
     def commit(self, paths: Sequence[Path], message: str) -> Commit:
         """Commit exactly ``paths``; raises SpecError when git refuses (no identity, a hook)."""
         names = [self.relative(path) for path in paths]
-        try:
-            _git(self.root, "add", "--", *names, may_write=True)
-            _git(self.root, "commit", "--quiet", "-m", message, "--", *names, may_write=True)
-        except _GitError as error:
-            raise SpecError(
-                f"git did not commit: {error}", where=str(self.root), hint="Commit the files yourself"
-            ) from error
+        for arguments in (("add",), ("commit", "--quiet", "-m", message)):
+            _git(self.root, *arguments, "--", *names, hint="Commit the files yourself")
         return self.commits_of(names[0])[0]
 
     def tag_at(self, sha: str) -> str:
@@ -141,31 +129,26 @@ class Repository:
 
     def tag(self, name: str, message: str, *, is_signed: bool) -> None:
         """Put an annotated (or signed) tag on the checked-out commit."""
-        try:
-            _git(self.root, "tag", "-s" if is_signed else "-a", name, "-m", message, may_write=True)
-        except _GitError as error:
-            raise SpecError(f"git did not make the tag {name!r}: {error}", hint="Choose another name or key") from error
+        kind = "-s" if is_signed else "-a"
+        _git(self.root, "tag", kind, name, "-m", message, hint="Choose another name or key")
 
 
-class _GitError(Exception):
-    """git ended with an error; the text is its last line."""
+SEE_WHY = "Run it there to see why"
 
 
-def _git(folder: Path, *arguments: str, may_write: bool = False) -> str:
-    return _git_bytes(folder, *arguments, may_write=may_write).decode("utf-8", "replace")
+def _git(folder: Path, *arguments: str, hint: str = SEE_WHY) -> str:
+    return _git_bytes(folder, *arguments, hint=hint).decode("utf-8", "replace")
 
 
-def _git_if(folder: Path, *arguments: str, may_write: bool = False) -> str | None:
+def _git_if(folder: Path, *arguments: str) -> str | None:
     """What git prints; None where it ends with an error."""
     try:
-        return _git(folder, *arguments, may_write=may_write)
-    except _GitError:
+        return _git(folder, *arguments)
+    except SpecError:
         return None
 
 
-def _git_bytes(folder: Path, *arguments: str, may_write: bool = False, content: bytes = b"") -> bytes:
-    # Looking must not write: without this, status may take the index lock from under somebody's commit.
-    locks = {} if may_write else {"GIT_OPTIONAL_LOCKS": "0"}
+def _git_bytes(folder: Path, *arguments: str, content: bytes = b"", hint: str = SEE_WHY) -> bytes:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -173,12 +156,14 @@ def _git_bytes(folder: Path, *arguments: str, may_write: bool = False, content: 
             input=content,
             capture_output=True,
             timeout=TIMEOUT_S,
-            env={**os.environ, **locks},
+            # Looking must not write: without this, status may take the index lock from under somebody's commit.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise _GitError(str(error)) from error
+        raise SpecError(f"git cannot be run: {error}", where=str(folder), hint="Install git") from error
     if done.returncode:
-        raise _GitError(_last_line(done.stderr, done.returncode))
+        what = f"git {arguments[0]} failed: {_last_line(done.stderr, done.returncode)}"
+        raise SpecError(what, where=str(folder), hint=hint)
     return done.stdout
 
 
