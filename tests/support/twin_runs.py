@@ -13,7 +13,7 @@ from harness.plan import Plan, TokenStreams
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
-from harness.stack.rbln.launch.twin.inside.twin_device.device import expected_tokens
+from harness.stack.rbln.launch.twin.inside.twin_device import expected_tokens
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:

@@ -54,7 +54,7 @@ class TwinBackend(ServerBackend):
 
     folder: where the twin is installed; default: what ``server.environment`` names, a folder or a vllm-rbln version, or
     the choice of ``find_twin``. timing: "period" hides the host's work inside the modelled step,
-    "device" adds to it, "none" takes no time. faults: as ``twin_device.settings.Fault`` takes them.
+    "device" adds to it, "none" takes no time. faults: as ``twin_device.Fault`` takes them.
     """
 
     kind: BackendKind = KINDS["twin"]

@@ -21,7 +21,7 @@ from harness.runner.run import LaunchOptions
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
 from harness.stack.rbln.launch.twin.environment import TwinEnvironment
-from harness.stack.rbln.launch.twin.inside.twin_device.device import expected_tokens
+from harness.stack.rbln.launch.twin.inside.twin_device import expected_tokens
 from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

@@ -9,14 +9,16 @@ import pytest
 
 from harness.engine import load_cost_model
 from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.launch.twin.inside.twin_device.device import (
+from harness.stack.rbln.launch.twin.inside.twin_device import (
     Device,
     DeviceError,
     DeviceShape,
+    Settings,
+    costs_from,
     expected_tokens,
     now_ns,
+    settings_from,
 )
-from harness.stack.rbln.launch.twin.inside.twin_device.settings import Settings, costs_from, settings_from
 
 LOW, HIGH = 300, 2000
 PROMPT = [(7 * place + 1) % 1500 for place in range(300)]

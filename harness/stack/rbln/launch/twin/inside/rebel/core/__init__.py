@@ -1,1 +1,0 @@
-"""The modules of the runtime that torch.compile calls."""
