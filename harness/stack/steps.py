@@ -1,30 +1,264 @@
 """Files of engine steps that a server of any stack wrote, and the padding p and h(n) of their decode steps.
 
-A file is recognised by its content; each stack's reader is a file of its own.
+A file is recognised by its content and read into the columns of vLLM's step log. A damaged record is counted and
+quoted, never repaired. A value that a stack does not show is null.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import pyarrow as pa
+import pydantic_core
 
 from harness.errors import RecordsError
-from harness.stack import gaudi, tpu
-from harness.stack.rbln.rules import native_log
-from harness.stack.step_file import StepFile
-from harness.stack.vllm.step_log import read_step_log
+from harness.stack.vllm.step_log import MAX_COUNT, SCHEMA, read_step_log
 from harness.table import Table
 
-READERS = (tpu, gaudi, native_log)
-"""Beside vLLM's step log. Each has PACKAGE, HOW to get the file, the MARK of its content, and ``read``."""
+
+@dataclass(frozen=True, slots=True)
+class StepFile:
+    """The steps of a file. source: the stack, with the version that the format was read from.
+
+    steps: columns of ``SCHEMA``. has_each_step: False where a file names each shape once, so that there are no counts.
+    notes: what the file does not show, and what its figures leave out.
+    """
+
+    source: str
+    steps: pa.Table
+    damaged: Sequence[bytes]
+    notes: tuple[str, ...]
+    has_each_step: bool = True
+
+    @property
+    def first_damaged(self) -> str:
+        """The first damaged record, shortened; "" for none."""
+        return self.damaged[0][:120].decode("utf-8", "replace") if self.damaged else ""
+
+    @property
+    def num_by_kind(self) -> dict[str, int]:
+        """How many steps there are of each kind."""
+        return dict(Counter(cast("list[str]", self.steps["kind"].to_pylist())))
+
+
+def _step_table(records: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Records by column name as a table of ``SCHEMA``; what a record lacks is null."""
+    return pa.Table.from_pylist([dict(record) for record in records], schema=SCHEMA)
+
+
+def _json_object(text: bytes) -> dict[str, Any]:
+    """The JSON object in ``text``; empty where there is none."""
+    try:
+        value = pydantic_core.from_json(text)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+_BATCH_COUNTS = (
+    "batch_id",
+    "total_num_scheduled_tokens",
+    "num_prefill_tokens",
+    "num_decode_tokens",
+    "padded_total_num_scheduled_tokens",
+    "num_reqs",
+)
+_TPU_NOTES = (
+    "times, graph modes, KV use and prefix hits: tpu-inference does not write them to this file",
+    "tokens are padded, not requests: b is the padded number of tokens of a decode step",
+    "a prompt whose last chunk is one token is counted as a decode request by tpu-inference",
+    "the file is written every 100 steps: a killed server loses the last ones",
+)
+
+
+def _read_tpu(content: bytes) -> StepFile:
+    """Batches of tpu-inference, the TPU plugin of vLLM; a line that is no batch, or out of order, is damaged.
+
+    Source: tpu-inference 0.32.0, runner/utils.py (get_batch_composition_stats, AggregatedStatsLogger).
+    """
+    records: list[dict[str, Any]] = []
+    damaged: list[bytes] = []
+    last_id = num_missing = 0
+    for line in content.splitlines():
+        batch = _json_object(line)
+        if not _is_batch(batch) or batch["batch_id"] <= last_id:
+            damaged.append(line)
+            continue
+        num_missing += batch["batch_id"] - last_id - 1
+        last_id = batch["batch_id"]
+        records.append(_batch_record(batch))
+    missing = (f"{num_missing} batches are missing: their numbers are not in the file",) if num_missing else ()
+    return StepFile("tpu-inference (format of 0.32.0)", _step_table(records), damaged, (*missing, *_TPU_NOTES))
+
+
+def _is_batch(batch: Mapping[str, Any]) -> bool:
+    if not all(_is_count(batch.get(name)) for name in _BATCH_COUNTS):
+        return False
+    tokens = batch["num_prefill_tokens"] + batch["num_decode_tokens"]
+    return (
+        batch["num_reqs"] <= tokens
+        and tokens == batch["total_num_scheduled_tokens"] <= batch["padded_total_num_scheduled_tokens"]
+    )
+
+
+def _batch_record(batch: Mapping[str, Any]) -> dict[str, Any]:
+    padded = batch["padded_total_num_scheduled_tokens"]
+    num_requests = batch["num_reqs"]
+    record = {
+        "unpadded_tokens": batch["total_num_scheduled_tokens"],
+        "padded_tokens": padded,
+        "context_tokens": batch["num_prefill_tokens"],
+        "generation_tokens": batch["num_decode_tokens"],
+    }
+    if not batch["total_num_scheduled_tokens"]:
+        return record | {"kind": "idle"}
+    if batch["num_prefill_tokens"]:
+        return record | {"kind": "mixed" if batch["num_decode_tokens"] else "prefill"}
+    if batch["num_decode_tokens"] != num_requests:
+        return record | {"kind": "speculative"}
+    return record | {"kind": "decode", "n": num_requests, "b": padded}
+
+
+# The file is a JSON array that a running server leaves open, all events on one line.
+_EVENT_START = re.compile(rb'(?=\{\s*"pid")')
+_GAUDI_NOTES = (
+    "times, graph modes, KV use and prefix hits are not read from this file",
+    "whether warm-up steps are in the file is not known: start reading after the warm-up, or leave their sizes out",
+    "query lengths and context blocks are padded to buckets too: this padding is not in b",
+)
+
+
+def _read_gaudi(content: bytes) -> StepFile:
+    """Events of a profile, which name a batch and the bucket it was padded to.
+
+    An event that is no JSON, or whose bucket is smaller than its batch, is damaged. Read from documents only: no
+    package of it was available. Its wall-clock times are not read, since no other record of a run has that clock.
+    """
+    records: list[dict[str, Any]] = []
+    damaged: list[bytes] = []
+    for part in _EVENT_START.split(content):
+        text = part.strip(b" \t\r\n,[]")
+        if not text:
+            continue
+        event = _json_object(text)
+        steps = _steps_of_event(event) if event else None
+        if steps is None:
+            damaged.append(text)
+        else:
+            records += steps
+    source = "vLLM on Gaudi (format from documents, no release read)"
+    return StepFile(source, _step_table(records), damaged, _GAUDI_NOTES)
+
+
+def _steps_of_event(event: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The steps that an event counts, mostly none; None where its counts cannot be right."""
+    given = event.get("args")
+    arguments = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    steps: list[dict[str, Any]] = []
+    for phase in ("prompt", "decode"):
+        names = (f"{phase}_batch_size", f"{phase}_bucket_batch_size")
+        if not any(name in arguments for name in names):
+            continue
+        n, b = (arguments.get(name) for name in names)
+        if not (_is_count(n) and _is_count(b)) or cast("int", n) > cast("int", b):
+            return None
+        if phase == "prompt":
+            steps.append({"context_requests": n, "kind": "prefill"})
+            continue
+        tokens = {"unpadded_tokens": n, "padded_tokens": b, "generation_requests": n}
+        steps.append(tokens | ({"kind": "decode", "n": n, "b": b} if n else {"kind": "idle"}))
+    return steps
+
+
+NATIVE_MARK = b"RBLN batch: dp_rank="
+_SHAPE = re.compile(
+    rb"RBLN batch: dp_rank=\d{1,9} route=(?P<route>\w{1,40}) prefill=(?P<prefill>[01]) idle=(?P<idle>[01]) "
+    rb"in=\(num_reqs=(?P<n>\d{1,9}) query_len=(?P<query>\d{1,9})\) -> "
+    rb"\(num_reqs_padded=(?P<b>\d{1,9}) query_len=(?P<padded_query>\d{1,9}) num_tokens_padded=(?:None|\d{1,9})\)\s*$"
+)
+_NATIVE_NOTES = (
+    "counts, p and h(n): vllm-rbln writes each shape once, not each step",
+    "times, KV use and prefix hits: not in these lines",
+    "shapes of the warm-up are in the list where their route is not PINNED",
+)
+
+
+def _read_native(content: bytes) -> StepFile:
+    """Shapes of vllm-rbln's native path in a debug log; other lines are passed over.
+
+    A line is written once for each shape (``debug_once``): the log shows which sizes occurred and how they were
+    padded, not how often. Source: vllm-rbln 0.12.0, v1/worker/rbln_model_runner.py
+    (_determine_batch_execution_and_padding).
+    """
+    records: list[dict[str, Any]] = []
+    damaged: list[bytes] = []
+    for line in content.splitlines():
+        if NATIVE_MARK not in line:
+            continue
+        shape = _SHAPE.search(line)
+        if shape is not None and int(shape["n"]) <= int(shape["b"]):
+            records.append(_shape_record(shape))
+        elif not line.rstrip().endswith(b"-> nothing to run"):
+            damaged.append(line)
+    source = "vllm-rbln native path (format of 0.12.0)"
+    return StepFile(source, _step_table(records), damaged, _NATIVE_NOTES, has_each_step=False)
+
+
+def _shape_record(shape: re.Match[bytes]) -> dict[str, Any]:
+    n, b, query = int(shape["n"]), int(shape["b"]), int(shape["query"])
+    record = {"unpadded_tokens": n * query, "padded_tokens": b * int(shape["padded_query"])}
+    if shape["idle"] == b"1" or shape["route"] == b"PINNED":
+        return record | {"kind": "dummy"}
+    if shape["prefill"] == b"1":
+        return record | {"kind": "prefill"}
+    return record | ({"kind": "decode", "n": n, "b": b} if query == 1 else {"kind": "speculative"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How the files of a package are read. how: the way to get such a file. mark: bytes that only such a file has."""
+
+    package: str
+    how: str
+    mark: bytes
+    read: Callable[[bytes], StepFile]
+
+
+_READERS = (
+    _Reader(
+        "tpu-inference",
+        "AGGREGATED_STATS_DIR=FOLDER writes all_batches_stats_*.jsonl",
+        b'"padded_total_num_scheduled_tokens"',
+        _read_tpu,
+    ),
+    _Reader(
+        "vllm-gaudi",
+        "VLLM_PROFILER_ENABLED=true writes server_events_*.json",
+        b'_bucket_batch_size"',
+        _read_gaudi,
+    ),
+    _Reader(
+        "vllm-rbln",
+        "VLLM_LOGGING_LEVEL=DEBUG logs each shape of the native path once",
+        NATIVE_MARK,
+        _read_native,
+    ),
+)
+"""Beside vLLM's step log."""
 
 
 def ways_to_steps(packages: Collection[str] | None = None) -> list[str]:
     """How each stack, or each of these packages, writes its steps to a file."""
-    return [f"{reader.PACKAGE}: {reader.HOW}" for reader in READERS if packages is None or reader.PACKAGE in packages]
+    return [f"{reader.package}: {reader.how}" for reader in _READERS if packages is None or reader.package in packages]
 
 
 def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
@@ -33,8 +267,8 @@ def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
         log = read_step_log(content, where=where)
         damaged = [log.first_damaged.encode()] * log.num_damaged
         return StepFile(f"vLLM {log.vllm or 'of unknown version'}, step log", log.steps, damaged, log.unseen)
-    for reader in READERS:
-        if reader.MARK in content:
+    for reader in _READERS:
+        if reader.mark in content:
             return reader.read(content)
     known = "; ".join(ways_to_steps())
     raise RecordsError(
