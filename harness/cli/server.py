@@ -107,7 +107,7 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
 
     Example: `harness server patch status --environment /opt/vllm`
     """
-    from harness.stack.rbln.launch.patches import shipped as patches
+    from harness.stack.rbln.launch import patches
 
     for patch in patches.shipped_patches():
         print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
@@ -133,7 +133,7 @@ def patch_verify(
 
     Example: `harness server patch verify vllm_rbln-0.11.1-py3-none-any.whl`
     """
-    from harness.stack.rbln.launch.patches.check import verify_installed, verify_wheel
+    from harness.stack.rbln.launch.patches import verify_installed, verify_wheel
 
     if wheels:
         for wheel in wheels:
@@ -153,7 +153,7 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness server patch apply`
     """
-    from harness.stack.rbln.launch.patches.shipped import make_overlay
+    from harness.stack.rbln.launch.patches import make_overlay
     from harness.stack.rbln.launch.serving import overlay_folder
 
     overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
@@ -180,8 +180,7 @@ def patch_check(
     """
     from harness.cli.progress import watched
     from harness.cli.run import ensure_machine_code
-    from harness.runner.paired import run_paired
-    from harness.stack.rbln.launch.patches.check import paired_spec
+    from harness.runner.paired import paired_spec, run_paired
 
     console = terminal()
     spec = paired_spec(experiment_with(experiment, changes_of(changes, backend))[0], backend)

@@ -26,8 +26,8 @@ from harness.table import TableForm, written
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
-    from harness.stack.rbln.launch.releases.check import ReleaseCheck
-    from harness.stack.rbln.launch.releases.sources import Sources
+    from harness.stack.rbln.launch.releases import ReleaseCheck
+    from harness.stack.rbln.launch.sources import Sources
 
 ReleaseArgument = Annotated[
     Path, typer.Argument(help="Wheel or zip of vllm-rbln, virtual environment, or site-packages folder.")
@@ -52,9 +52,8 @@ def check(
     Exit code 0 when all hold, 3 when something changed that matters, 2 for what is no release. Example:
     `harness stack check vllm_rbln-0.12.1a8-py3-none-any.whl --against 0.12.0`
     """
-    from harness.stack.rbln.launch.releases.check import check_release
-    from harness.stack.rbln.launch.releases.sources import RBLN, Release, open_sources, wheel_beside
-    from harness.stack.rbln.launch.releases.table import load_table
+    from harness.stack.rbln.launch.releases import check_release, load_table
+    from harness.stack.rbln.launch.sources import RBLN, Release, open_sources, wheel_beside
 
     _place, facts = load_table(table)
     rbln = open_sources(release)
@@ -91,8 +90,8 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
 
     Read what `harness stack check` shows first. Example: `harness stack record vllm_rbln-0.12.0-py3-none-any.whl`
     """
-    from harness.stack.rbln.launch.releases.sources import Release, open_sources
-    from harness.stack.rbln.launch.releases.table import load_table, recorded, write_table
+    from harness.stack.rbln.launch.releases import load_table, recorded, write_table
+    from harness.stack.rbln.launch.sources import Release, open_sources
 
     place, facts = load_table(table)
     rbln = open_sources(release)
@@ -152,7 +151,7 @@ def _release_setting(release: str, backend: str) -> str:
 
 
 def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
-    from harness.stack.rbln.launch.releases.sources import VLLM, open_sources, vllm_beside
+    from harness.stack.rbln.launch.sources import VLLM, open_sources, vllm_beside
 
     return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
 

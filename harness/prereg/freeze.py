@@ -35,7 +35,7 @@ from harness.spec.experiment import DEFAULT_SEED
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
 from harness.stack.rbln.launch.artifacts import artifact_identity
-from harness.stack.rbln.launch.patches.shipped import PATCH_ROOTS
+from harness.stack.rbln.launch.patches import PATCH_ROOTS
 from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
 
 SEED_KEY = re.compile(r"(?:^|_)seeds?$")

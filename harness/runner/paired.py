@@ -6,18 +6,20 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
-from harness.errors import RecordsError
+from harness.errors import RecordsError, SpecError
+from harness.kinds import kind_named
 from harness.records import SealedRun, layout
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent
-from harness.spec import ExperimentSpec
-from harness.stack.rbln.launch.patches.check import OBSERVED, PLAIN
+from harness.spec import ConditionSpec, ExperimentSpec
 
+PLAIN, OBSERVED = "plain", "observed"
 INTERVAL_SEED = 20261121
 Place = tuple[int, int]
 """(session, request)."""
@@ -29,6 +31,42 @@ class PairOutcome:
 
     is_same: bool
     lines: tuple[str, ...]
+
+
+def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
+    """An experiment with the first condition of ``spec`` in two forms: plain, and with patch and observer.
+
+    Raises SpecError for a backend with nothing to patch.
+    """
+    kind = kind_named(backend or spec.backend)
+    if not kind.has_stack:
+        raise SpecError(
+            f"backend {kind.name!r} starts no vllm-rbln to patch and observe",
+            where="server patch check",
+            hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
+        )
+    first = spec.condition[0]
+    table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
+    server = {key: value for key, value in first.server.items() if key not in {"patch", "observer"}}
+    pair = [
+        ConditionSpec(
+            name=name,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": patch, "observer": name == OBSERVED},
+        )
+        for name, patch in ((PLAIN, "none"), (OBSERVED, "overlay"))
+    ]
+    return ExperimentSpec.model_validate(
+        {
+            **table,
+            "name": f"{spec.name}-check"[:64],
+            "backend": kind.name,
+            "replicates": 1,
+            "rules": (),
+            "condition": [condition.model_dump() for condition in pair],
+        }
+    )
 
 
 def run_paired(

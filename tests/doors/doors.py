@@ -45,10 +45,10 @@ from harness.stack.rbln.launch.artifacts import CONFIG_FILE, read_artifact
 from harness.stack.rbln.launch.device_watch import exporter_report
 from harness.stack.rbln.launch.devices import parse_devices
 from harness.stack.rbln.launch.launch_log import read_launch
-from harness.stack.rbln.launch.patches.audit import audit
-from harness.stack.rbln.launch.patches.shipped import patched_text
-from harness.stack.rbln.launch.releases.sources import open_sources
-from harness.stack.rbln.launch.releases.table import load_table
+from harness.stack.rbln.launch.patch_audit import audit
+from harness.stack.rbln.launch.patches import patched_text
+from harness.stack.rbln.launch.releases import load_table
+from harness.stack.rbln.launch.sources import open_sources
 from harness.stack.steps import read_steps, step_tables
 from harness.traces.importing import read_recordings
 from harness.traces.recording import read_trace

@@ -125,7 +125,7 @@ for version in sys.argv[1:]:
 
 def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: CopiedCheckout, tmp_path: Path) -> None:
     known, new = "0.12.1a8", "0.12.2"
-    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "launch" / "releases" / "facts.json")
+    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "launch" / "facts.json")
     house.harness("stack", "record", str(stack(tmp_path, known, vllm="0.31.0")))
     wheel = str(stack(tmp_path, new, vllm="0.33.0"))
     assert "rules: yes (vendor-0.12.1" in house.harness("stack", "check", wheel, exit_code=3)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.stack.rbln.launch.patches.shipped import patched_text
+from harness.stack.rbln.launch.patches import patched_text
 from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
@@ -82,7 +82,7 @@ def write_patched_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
         f'sha256_after = "{hashes[2]}"\n'
     )
-    monkeypatch.setattr("harness.stack.rbln.launch.patches.shipped.PATCH_ROOTS", (folder / "patches",))
+    monkeypatch.setattr("harness.stack.rbln.launch.patches.PATCH_ROOTS", (folder / "patches",))
     return root
 
 

@@ -30,7 +30,7 @@ from harness.spec import ServerSpec
 from harness.stack.rbln.launch.artifacts import CONFIG_FILE, check_artifact, read_artifact
 from harness.stack.rbln.launch.compile import require_fresh
 from harness.stack.rbln.launch.devices import find_command, require_idle
-from harness.stack.rbln.launch.releases.check import usable_with
+from harness.stack.rbln.launch.releases import usable_with
 from harness.stack.rbln.launch.remote import check_remote_server, remote_plan
 from harness.stack.rbln.launch.serving import (
     ServedArtifact,

@@ -34,7 +34,7 @@ from harness.spec import ServerSpec
 from harness.stack.rbln.launch.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.launch.compile import TWIN_MODEL, CompileSpec, cached_artifact, twin_spec
 from harness.stack.rbln.launch.devices import read_devices, require_idle
-from harness.stack.rbln.launch.releases.check import usable_with
+from harness.stack.rbln.launch.releases import usable_with
 from harness.stack.rbln.launch.serving import (
     ServedArtifact,
     ServeSetup,

@@ -21,7 +21,7 @@ from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan, start_server
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
-from harness.stack.rbln.launch.patches.shipped import patched_text
+from harness.stack.rbln.launch.patches import patched_text
 from harness.stack.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack

@@ -36,7 +36,7 @@ from harness.stack.rbln.launch.artifacts import (
     settings_applied,
 )
 from harness.stack.rbln.launch.devices import DeviceReport, parse_devices, require_idle
-from harness.stack.rbln.launch.patches.shipped import require_pristine, shipped_patches, status_of, unpatched
+from harness.stack.rbln.launch.patches import require_pristine, shipped_patches, status_of, unpatched
 from harness.stack.rbln.launch.serving import (
     OBSERVER_FOLDER,
     ServedArtifact,

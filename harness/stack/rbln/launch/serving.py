@@ -28,7 +28,7 @@ from harness.stack.rbln.launch.artifacts import (
 )
 from harness.stack.rbln.launch.devices import DeviceReport
 from harness.stack.rbln.launch.inside.remote_host import PACKAGES
-from harness.stack.rbln.launch.patches.shipped import make_overlay, patch_status, require_pristine, unpatched
+from harness.stack.rbln.launch.patches import make_overlay, patch_status, require_pristine, unpatched
 from harness.stack.rbln.rules.kv_rules import release_of
 
 OBSERVER = Plugin("rbln_observer", "RBLN_OBSERVER_FILE")

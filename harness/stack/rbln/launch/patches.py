@@ -1,6 +1,9 @@
 """The shipped patches, the state of the installed package, and the overlay: a patched copy for PYTHONPATH.
 
-Installed files are only read. A manifest names every valid hash. A patch is audited each time it is used.
+Installed files are only read. A manifest names every valid hash. A patch is audited each time it is used. Whether patch
+and observer fit a release is decided by its source text, in a wheel or installed, so before an upgrade; the observer
+itself refuses a stack with missing hooks when a server starts.
+Source: ``rbln_observer/observe.py``; vllm-rbln 0.11.0 to 0.12.1a8, optimum-rbln 0.11.0 to 0.12.0.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from unidiff.patch import PatchSet
 
 from harness.errors import ServerError, SpecError
 from harness.spec import load_toml
-from harness.stack.rbln.launch.patches.audit import AddedLine, audit
+from harness.stack.rbln.launch.inside.observer.rbln_observer.observe import KNOWN_VERSIONS
+from harness.stack.rbln.launch.patch_audit import AddedLine, audit
+from harness.stack.rbln.launch.sources import Read, function_statements, open_sources
 
-_PACKAGE = Path(__file__).resolve().parents[4]
+_PACKAGE = Path(__file__).resolve().parents[3]
 PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")
 """In the checkout, and inside an installed wheel."""
 OVERLAY_FILE = "overlay.json"
@@ -302,3 +307,99 @@ def require_hash(content: bytes, wanted: str, path: Path, hint: str) -> None:
     digest = sha256(content)
     if digest != wanted:
         raise SpecError(f"SHA-256 is {digest[:16]}, not {wanted[:16]}", where=str(path), hint=hint)
+
+
+_SCHEDULER = "vllm_rbln/v1/core/optimum_scheduler.py"
+_MODEL = "vllm_rbln/model_executor/models/optimum/model_base.py"
+_PREFIX_CACHE = "vllm_rbln/v1/core/prefix_cache_manager/optimum_prefix_cache_manager.py"
+Hook = tuple[str, str, tuple[str, ...]]
+"""A function that the observer wraps: file, class, and its name by version."""
+HOOKS: tuple[Hook, ...] = (
+    (_SCHEDULER, "RBLNOptimumScheduler", ("schedule",)),
+    ("vllm_rbln/v1/worker/optimum_model_runner.py", "RBLNOptimumModelRunner", ("execute_model",)),
+    (_MODEL, "RBLNOptimumDecoderMixin", ("decode_layout", "preprocess_for_decoder")),
+    (_MODEL, "RBLNOptimumDecoderMixin", ("copy_cached_kv_blocks", "_copy_cached_kv_blocks")),
+    (_PREFIX_CACHE, "RBLNPrefixKVCacheManager", ("get_dummy_block",)),
+    (_PREFIX_CACHE, "RBLNPrefixKVCacheManager", ("free_request",)),
+    (_PREFIX_CACHE, "RBLNPrefixKVCacheManager", ("_evict_block",)),
+)
+RUNTIME_HOOK: Hook = ("optimum/rbln/utils/runtime_utils.py", "RBLNPytorchRuntime", ("forward",))
+"""Part of optimum-rbln, so not in a wheel of vllm-rbln."""
+OUTPUT_FIELDS = ("cached_length", "dummy_block")
+"""Fields that vllm-rbln adds to vLLM's scheduler output and the observer reads."""
+
+
+def missing_hooks(source: Read, hooks: Sequence[Hook] = HOOKS) -> list[str]:
+    """What the observer needs and a release lacks, as clauses; empty when the observer fits."""
+    missing: list[str] = []
+    for path, owner, names in hooks:
+        text = source(path)
+        if text is None:
+            missing.append(f"{path} is not there")
+        elif not _has_function(text, owner, names):
+            missing.append(f"{path} has no {owner}.{' or '.join(names)}")
+    scheduler = source(_SCHEDULER) or ""
+    fields = [name for name in OUTPUT_FIELDS if scheduler and f"{name}:" not in scheduler]
+    return missing + [f"{_SCHEDULER} has no {name}" for name in fields]
+
+
+def _has_function(text: str, owner: str, names: Sequence[str]) -> bool:
+    try:
+        return bool(function_statements(text, [f"{owner}.{name}" for name in names]))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
+def verify_installed(site_packages: Path) -> str:
+    """Prove the patch that fits an installed package, and check the observer's hooks; returns one line.
+
+    SpecError when no patch fits.
+    """
+    status = patch_status(site_packages)
+    proof = _proof(require_pristine(status), read(status.target), status.target)
+    hooks = _hooks(open_sources(site_packages).read, (*HOOKS, RUNTIME_HOOK))
+    return f"{status.target}: {status.state}; {proof}; {hooks}"
+
+
+def verify_wheel(wheel: Path) -> str:
+    """Prove the patch that fits the package in a wheel, and check the observer's hooks; nothing is installed."""
+    source = open_sources(wheel).read
+    patch, why = fitting_patch(source)
+    if patch is None:
+        raise SpecError(why, where=str(wheel))
+    before = (source(patch.target) or "").encode()
+    return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, HOOKS)}"
+
+
+def fitting_patch(source: Read) -> tuple[Patch | None, str]:
+    """The patch made for exactly the file of a release; or None, and why none fits."""
+    reasons: list[str] = []
+    for patch in shipped_patches():
+        text = source(patch.target)
+        if text is None:
+            reasons.append(f"{patch.target} is not there")
+        elif sha256(text.encode()) == patch.sha256_before:
+            return patch, ""
+        else:
+            reasons.append(f"no patch fits {patch.target}, SHA-256 {sha256(text.encode())[:16]}")
+    return None, reasons[-1] if reasons else "this release ships no patches"
+
+
+def why_no_observer(source: Read, version: str) -> str:
+    """Why the observer refuses a release; "" when it fits."""
+    if not version.startswith(KNOWN_VERSIONS):
+        return f"it takes {', '.join(f'{prefix}x' for prefix in KNOWN_VERSIONS)} only"
+    return "; ".join(missing_hooks(source))
+
+
+def _proof(patch: Patch, before: bytes, where: Path) -> str:
+    after = patch.apply(before, where)
+    lines = ", ".join(f"line {added.line} {added.format!r}" for added in patch.audit(before, after))
+    return f"{patch.path.parent.name}/{patch.name} agrees in all three hashes and adds only logging: {lines}"
+
+
+def _hooks(source: Read, hooks: Sequence[Hook]) -> str:
+    missing = missing_hooks(source, hooks)
+    if missing:
+        return f"the observer does NOT fit: {'; '.join(missing)}"
+    return f"the observer's {len(hooks)} hooks fit"

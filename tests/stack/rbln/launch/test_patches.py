@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.stack.rbln.launch.patches.shipped import (
+from harness.stack.rbln.launch.patches import (
     Patch,
     make_overlay,
     patch_status,
@@ -72,7 +72,7 @@ sha256_after = "{_sha256(after)}"
 def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed little vllm_rbln 0.11.1, and a release whose one patch fits it."""
     _release(tmp_path / "patches" / "vllm_rbln-0.11.1")
-    monkeypatch.setattr("harness.stack.rbln.launch.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
+    monkeypatch.setattr("harness.stack.rbln.launch.patches.PATCH_ROOTS", (tmp_path / "patches",))
     site = tmp_path / "site-packages"
     (site / "vllm_rbln-0.11.1.dist-info").mkdir(parents=True)
     target = site / TARGET
@@ -195,7 +195,7 @@ def test_a_patch_that_acts_is_refused_although_all_its_hashes_agree(
         '    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)', "    b = buckets[-1]"
     )
     _release(tmp_path / "evil" / "vllm_rbln-0.11.1", diff, patched_text(diff, TARGET, BEFORE))
-    monkeypatch.setattr("harness.stack.rbln.launch.patches.shipped.PATCH_ROOTS", (tmp_path / "evil",))
+    monkeypatch.setattr("harness.stack.rbln.launch.patches.PATCH_ROOTS", (tmp_path / "evil",))
     with pytest.raises(SpecError, match=r"bucket_log.patch line 8: adds or changes 'b = buckets\[-1\]'"):
         make_overlay(site_packages, tmp_path / "overlays")
     assert not (tmp_path / "overlays").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.stack.rbln.launch.patches.audit import PatchAuditError, audit
+from harness.stack.rbln.launch.patch_audit import PatchAuditError, audit
 
 BEFORE = '''\
 """A module."""

@@ -8,9 +8,8 @@ import pytest
 from release_wheels import QUEUE, SCHEDULER, SOURCE, empty_table, stack, wheel
 
 from harness.errors import SpecError
-from harness.stack.rbln.launch.releases.check import ReleaseCheck, check_release
-from harness.stack.rbln.launch.releases.sources import Release, open_sources, vllm_beside, wheel_beside
-from harness.stack.rbln.launch.releases.table import Table, load_table, recorded
+from harness.stack.rbln.launch.releases import ReleaseCheck, Table, check_release, load_table, recorded
+from harness.stack.rbln.launch.sources import Release, open_sources, vllm_beside, wheel_beside
 
 
 def _read(folder: Path, *wheels: Path) -> Table:

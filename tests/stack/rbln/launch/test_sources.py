@@ -9,7 +9,7 @@ import pytest
 from release_wheels import SCHEDULER, SOURCE, stack
 
 from harness.errors import SpecError
-from harness.stack.rbln.launch.releases.sources import VLLM, open_sources, vllm_beside
+from harness.stack.rbln.launch.sources import VLLM, open_sources, vllm_beside
 
 
 def test_a_wheel_says_its_version_and_the_vllm_it_is_pinned_to(tmp_path: Path) -> None:

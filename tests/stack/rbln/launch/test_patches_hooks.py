@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack.rbln.launch.patches.check import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks, verify_installed
+from harness.stack.rbln.launch.patches import HOOKS, OUTPUT_FIELDS, RUNTIME_HOOK, missing_hooks, verify_installed
 from harness.stack.rbln.launch.serving import OBSERVER_FOLDER
 from harness.stack.rbln.launch.twin.environment import TwinEnvironment, known_stacks
 from tests.support.little_stack import write_little_stack
@@ -16,7 +16,7 @@ def _missing(root: Path) -> list[str]:
     def read(name: str) -> str | None:
         return (root / name).read_text() if (root / name).is_file() else None
 
-    return missing_hooks(read, (*POINTS, RUNTIME))
+    return missing_hooks(read, (*HOOKS, RUNTIME_HOOK))
 
 
 @pytest.mark.parametrize("twin", [stack.version for stack in known_stacks()], indirect=True)
@@ -28,11 +28,10 @@ def test_the_real_packages_of_a_twin_have_every_hook(twin: TwinEnvironment) -> N
 @pytest.mark.parametrize(
     ("renamed", "said"),
     [
-        ("execute_model", "RBLNOptimumModelRunner has no execute_model"),
-        ("class RBLNPrefixKVCacheManager", "has no class RBLNPrefixKVCacheManager"),
-        ("_evict_block", "RBLNPrefixKVCacheManager has no _evict_block"),
-        ("preprocess_for_decoder", "RBLNOptimumDecoderMixin has no decode_layout or preprocess_for_decoder"),
-        ("preemption", "RBLNPrefixKVCacheManager.free_request takes no preemption"),
+        ("execute_model", "has no RBLNOptimumModelRunner.execute_model"),
+        ("class RBLNPrefixKVCacheManager", "has no RBLNPrefixKVCacheManager.free_request"),
+        ("_evict_block", "has no RBLNPrefixKVCacheManager._evict_block"),
+        ("preprocess_for_decoder", "has no RBLNOptimumDecoderMixin.decode_layout or preprocess_for_decoder"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, renamed: str, said: str) -> None:
@@ -40,12 +39,12 @@ def test_what_is_missing_is_named(tmp_path: Path, renamed: str, said: str) -> No
 
 
 def test_a_tree_without_the_package_lacks_everything(tmp_path: Path) -> None:
-    assert len(_missing(tmp_path)) == len(POINTS) + 1
+    assert len(_missing(tmp_path)) == len(HOOKS) + 1
 
 
 def test_every_function_that_the_observer_wraps_is_among_the_points() -> None:
     source = "".join(path.read_text() for path in (OBSERVER_FOLDER / "rbln_observer").glob("*.py"))
-    for point in (*POINTS, RUNTIME):
-        assert any(name in source for name in point.names)
-        assert point.owner in source
+    for _path, owner, names in (*HOOKS, RUNTIME_HOOK):
+        assert any(name in source for name in names)
+        assert owner in source
     assert all(f"output.{name}" in source for name in OUTPUT_FIELDS)
