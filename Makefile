@@ -71,7 +71,7 @@ pytest: compiled
 compiled: dev  ## machine code of engine and simulator for this machine and this Python
 	@$(BIN)/python -m harness.runner.machine_code
 
-twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0, 3 GB, and those beside it, 1 GB each)
+twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0, 3 GB, and those beside it, 0.9 GB each)
 	@$(BIN)/harness server twin install $(TWIN_ALSO)
 
 # What the tests of the twin skip without it, they skip by name; a machine without room or wheels still passes.

@@ -1,7 +1,7 @@
 """Installs the real server stack into a separate environment, pinned by version and hash.
 
-Each stage is recorded when done, so that a second run continues. Packages that two releases share are hard-linked from
-the installed twin; no file is ever changed in place. Package indexes come from the configuration of pip.
+Each stage is recorded when done, so that a second run continues. uv links what two releases share from its cache, so no
+file is ever changed in place. Package indexes come from the configuration of pip.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import csv
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -30,8 +29,6 @@ from harness.stack.rbln.launch.twin.environment import (
     TwinStack,
     default_folder,
     find_twin,
-    installed_twins,
-    known_stacks,
     read_stamp,
     stack_named,
     twin_variables,
@@ -110,23 +107,18 @@ def install_twin(
     if stamp.get("locks_sha256") != stack.locks_sha256:
         kept = {key: stamp[key] for key in ("python", "torch") if key in stamp}
         stamp = kept | {"stack": stack.version, "locks_sha256": stack.locks_sha256}
-    if "python" not in stamp:
-        # A torch that was named is not replaced by that of another twin.
-        donor = twin_to_share(python) if torch is None else None
-        chosen = str(donor.stamp["python"]) if donor else choose_python(python, torch_options, on_progress)
+    if "torch" not in stamp:
+        chosen, torch_wheel = choose_python(python, torch_options, on_progress)
         on_progress(f"environment: {where} with {chosen}")
         _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
         _record(where, stamp, python=chosen)
-        if donor:
-            on_progress(f"linking the packages that it shares with {donor.folder}, torch above all")
-            link_shared(donor, stack_named(donor.version), where)
-            _record(where, stamp, torch=_version(where, "torch"))
-    if "torch" not in stamp:
         on_progress(f"torch {TORCH}")
-        _pip(where, "install", "--no-deps", "--no-compile", *torch_options)
+        _install(where, ["--no-deps", torch_wheel], ["--no-deps", *torch_options], on_progress)
         _record(where, stamp, torch=_version(where, "torch"))
     if "packages" not in stamp:
-        _install_packages(where, stack, on_progress)
+        on_progress(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
+        wanted = ["--no-deps", "--require-hashes", "-r", str(COMMON_LOCK), "-r", str(stack.lock)]
+        _install(where, wanted, wanted, on_progress)
         _declare_stand_in(TwinEnvironment(where, stamp), stack)
         _record(where, stamp, packages=True)
     on_progress("checking that the installed files are the released ones, and that they load")
@@ -143,38 +135,37 @@ def install_twin(
     return find_twin(where)
 
 
-def _install_packages(where: Path, stack: TwinStack, on_progress: OnProgress) -> None:
-    """Every package but torch, by the locks' hashes: with uv, several times as fast, or with pip where uv fails."""
-    locks = [word for lock in (COMMON_LOCK, stack.lock) for word in ("-r", str(lock))]
-    on_progress(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
-    wanted = ["--no-deps", "--require-hashes", *locks]
+def _install(where: Path, by_uv: Sequence[str], by_pip: Sequence[str], on_progress: OnProgress) -> None:
+    """Install with uv, which links the files of its cache, or with pip where uv fails."""
+    python = str(where / "bin" / "python")
     try:
-        uv_install(str(where / "bin" / "python"), wanted)
+        uv_install(python, by_uv)
     except (OSError, subprocess.CalledProcessError) as error:
         on_progress(f"pip installs them, uv could not ({getattr(error, 'output', '') or error})")
-        _pip(where, "install", *wanted)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
+        _run([*pip, *by_pip], "pip failed", timeout_s=3600)
 
 
 def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
     """Metadata of the stand-in runtime: the stack compares its version with that of vllm-rbln."""
     release = ".".join(map(str, release_of(stack.version)))
-    folder = twin.site_packages / f"{STAND_IN}-{release}.dist-info"
+    folder = twin.site_packages / f"rebel_compiler-{release}.dist-info"
     folder.mkdir(exist_ok=True)
     text = f"Metadata-Version: 2.1\nName: rebel-compiler\nVersion: {release}\nSummary: Stand-in: no compiler inside\n"
     (folder / "METADATA").write_text(text, encoding="utf-8")
 
 
-def choose_python(wanted: str | None, torch_options: Sequence[str], on_progress: OnProgress = print) -> str:
-    """An interpreter of a supported version for which pip can find a CPU build of torch."""
+def choose_python(wanted: str | None, torch_options: Sequence[str], on_progress: OnProgress = print) -> tuple[str, str]:
+    """An interpreter of a supported version for which pip can find a CPU build of torch, and the URL of that build."""
     refused: list[str] = []
     lacks_torch = False
     for candidate in [wanted] if wanted else candidate_pythons():
-        reason = _why_not_python(candidate)
+        reason, torch_wheel = _why_not_python(candidate), ""
         if not reason:
-            reason = _why_not_torch(candidate, torch_options)
+            reason, torch_wheel = _torch_for(candidate, torch_options)
             lacks_torch = lacks_torch or bool(reason)
         if not reason:
-            return candidate
+            return candidate, torch_wheel
         on_progress(f"not {candidate}: {reason}")
         refused.append(f"{candidate}: {reason}")
     raise TwinInstallError(
@@ -210,21 +201,16 @@ def check_released_files(twin: TwinEnvironment) -> int:
     hint = "Delete the folder and run harness server twin install again"
     count = 0
     for described in (path for name in PACKAGES for path in twin.site_packages.glob(f"{name}-*.dist-info")):
-        for path, recorded in _listed_files(described):
+        for name, recorded, *_ in csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines()):
             if not recorded.startswith("sha256="):
                 continue
             count += 1
+            path = Path(os.path.normpath(described.parent / name))
             with ServerError.on_os_error("cannot be read", where=path, hint=hint):
                 digest = hashlib.sha256(path.read_bytes()).digest()
             if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != recorded[7:]:
                 raise ServerError(f"{path.name} is not the released file", where=str(path.parent), hint=hint)
     return count
-
-
-def _listed_files(described: Path) -> Iterator[tuple[Path, str]]:
-    """The files that the RECORD in a package's dist-info lists, each with its hash ("" for none)."""
-    rows = csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines())
-    return ((Path(os.path.normpath(described.parent / row[0])), row[1]) for row in rows)
 
 
 def _why_not_python(python: str) -> str:
@@ -235,7 +221,8 @@ def _why_not_python(python: str) -> str:
     return "" if version in PYTHONS else f"Python {version or '?'} is not one of {', '.join(PYTHONS)}"
 
 
-def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
+def _torch_for(python: str, torch_options: Sequence[str]) -> tuple[str, str]:
+    """Why pip finds no CPU build of torch ("" where it finds one), and the URL of the build."""
     command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
     try:
         report = _run([*command, "--report", "-", *torch_options], "pip finds none")
@@ -246,11 +233,12 @@ def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
                 where=python,
                 hint="Check the network or pip's configuration, run it again",
             ) from error
-        return f"pip finds no torch {TORCH} for it"
-    found = json.loads(report[report.index("{") :])["install"][0]["metadata"]["version"]
-    if sys.platform == "linux" and "+cpu" not in found and os.uname().machine == "x86_64":
-        return f"the torch {found} that pip finds is a GPU build"
-    return ""
+        return f"pip finds no torch {TORCH} for it", ""
+    found = json.loads(report[report.index("{") :])["install"][0]
+    version = found["metadata"]["version"]
+    if sys.platform == "linux" and "+cpu" not in version and os.uname().machine == "x86_64":
+        return f"the torch {version} that pip finds is a GPU build", ""
+    return "", found["download_info"]["url"]
 
 
 def check_disk(where: Path, needed_mib: int) -> None:
@@ -263,11 +251,6 @@ def check_disk(where: Path, needed_mib: int) -> None:
             where=str(existing),
             hint=f"Free {needed_mib - free_mib:,} MiB, or choose a folder on another disk with --path",
         )
-
-
-def _pip(where: Path, *arguments: str) -> None:
-    python = str(where / "bin" / "python")
-    _run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], "pip failed", timeout_s=3600)
 
 
 def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None, timeout_s: float = 900) -> str:
@@ -302,76 +285,3 @@ def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
     stamp.update(done)
     with whole_file(where / STAMP_FILE) as file:
         file.write(f"{json.dumps(stamp, indent=2)}\n".encode())
-
-
-STAND_IN = "rebel_compiler"
-"""Has the version of the release."""
-
-
-def twin_to_share(python: str | None) -> TwinEnvironment | None:
-    """An installed twin of the current locks, made with the interpreter ``python`` (None: any)."""
-    stacks = {stack.version: stack for stack in known_stacks()}
-    for twin in reversed(installed_twins()):
-        stack = stacks.get(twin.version)
-        is_current = stack is not None and twin.stamp.get("locks_sha256") == stack.locks_sha256
-        if is_current and python in (None, twin.stamp["python"]):
-            return twin
-    return None
-
-
-def link_shared(donor: TwinEnvironment, stack: TwinStack, where: Path) -> None:
-    """Link every package of ``donor`` that does not belong to its release into the new environment ``where``.
-
-    stack: the donor's. Packages of ``stack.lock`` and the stand-in for the device runtime are left out.
-    """
-    excluded = _release_files(donor, stack)
-    for folder, folders, names in os.walk(donor.site_packages):
-        folders[:] = [name for name in folders if not name.startswith(STAND_IN)]
-        here = Path(folder)
-        for path in (here / name for name in names):
-            if _source_of(path) not in excluded:
-                _link(path, where / path.relative_to(donor.folder))
-    for script in (donor.folder / "bin").iterdir():
-        if script.is_file() and not script.is_symlink() and script not in excluded:
-            _link_script(script, donor.folder, where)
-
-
-def _release_files(donor: TwinEnvironment, stack: TwinStack) -> set[Path]:
-    """Files of the packages that the stack's lock names, as each package's RECORD lists them."""
-    names = set(re.findall(r"^([\w.-]+)==", stack.lock.read_text(encoding="utf-8"), re.MULTILINE))
-    files: set[Path] = set()
-    for described in donor.site_packages.glob("*.dist-info"):
-        if described.name.split("-")[0].replace("_", "-").lower() not in names:
-            continue
-        files |= set(described.iterdir())
-        files |= {path for path, _ in _listed_files(described)}
-    return files
-
-
-def _source_of(path: Path) -> Path:
-    """The source of a compiled cache; for any other file the file itself."""
-    if path.parent.name != "__pycache__":
-        return path
-    return path.parent.parent / f"{path.name.split('.')[0]}.py"
-
-
-def _link_script(script: Path, donor: Path, where: Path) -> None:
-    """A script names the interpreter of its environment in its first line."""
-    first, newline, rest = script.read_bytes().partition(b"\n")
-    target = where / "bin" / script.name
-    if first.startswith(b"#!") and not target.exists():
-        target.write_bytes(first.replace(os.fsencode(donor), os.fsencode(where)) + newline + rest)
-        shutil.copymode(script, target)
-    else:
-        _link(script, target)
-
-
-def _link(source: Path, target: Path) -> None:
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        # Another disk, or a file system without links.
-        shutil.copy2(source, target)

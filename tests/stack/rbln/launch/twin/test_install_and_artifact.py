@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ExitCode, HarnessError, SpecError
+from harness.errors import ExitCode, HarnessError, ServerError, SpecError
 from harness.stack.rbln.launch.compile import cached_artifact, copy_artifact, twin_spec
 from harness.stack.rbln.launch.serving import logging_config
 from harness.stack.rbln.launch.twin.environment import (
@@ -122,6 +124,25 @@ def test_installing_again_does_nothing(twin: TwinEnvironment) -> None:
 
 def test_the_installed_stack_is_the_released_one(twin: TwinEnvironment) -> None:
     assert check_released_files(twin) > 3000
+
+
+def test_a_file_of_the_stack_that_is_not_the_released_one_is_named(tmp_path: Path) -> None:
+    twin = TwinEnvironment(tmp_path, {})
+    site = tmp_path / "lib/python3.11/site-packages"
+    (site / "vllm_rbln").mkdir(parents=True)
+    (site / "vllm_rbln-1.0.dist-info").mkdir()
+    module = site / "vllm_rbln/__init__.py"
+    module.write_text("released")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"released").digest()).decode().rstrip("=")
+    record = f"vllm_rbln/__init__.py,sha256={digest},8\nRECORD,,\n"
+    (site / "vllm_rbln-1.0.dist-info/RECORD").write_text(record)
+    assert check_released_files(twin) == 1
+    module.write_text("changed")
+    with pytest.raises(ServerError, match=r"__init__\.py is not the released file"):
+        check_released_files(twin)
+    module.unlink()
+    with pytest.raises(ServerError, match="cannot be read"):
+        check_released_files(twin)
 
 
 def test_an_unknown_version_is_refused_with_the_known_versions(tmp_path: Path) -> None:
