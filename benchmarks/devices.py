@@ -20,7 +20,7 @@ from harness.analysis.stats import FloatArray, Interval, mean_interval
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.sim.plans import plan_arrays
-from harness.sim.predict.draws import Draws, Perturbation, jitter, noise_seeds, noise_table, run_draws
+from harness.sim.predict.draws import Perturbation, jittered_draw, run_draws
 from harness.spec import ExperimentSpec, load_experiment
 from harness.spec.sections import EmulatedDevice
 
@@ -77,12 +77,8 @@ def _log_times(runs: Sequence[PlannedRun], of_run: FloatArray, role: int) -> Flo
     """ln of the device time of each run; every one with a jitter of its own."""
     first, perturbation = runs[0], Perturbation(seed=SEED)
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
-    drawn = Draws(
-        jitter(arrays, perturbation, role),
-        tuple(first.cost_model.scaled(float(factor)) for factor in of_run),
-        noise_seeds(perturbation, len(runs), role),
-        noise_table(perturbation.step_sd),
-    )
+    models = [first.cost_model.scaled(float(factor)) for factor in of_run]
+    drawn = jittered_draw(arrays, models, perturbation, role)
     totals = run_draws(drawn, config).totals
     return np.log((totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64))
 

@@ -18,7 +18,7 @@ from harness.advise.diagnose import Diagnosis, diagnose
 from harness.errors import RecordsError, SpecError
 from harness.plan.build import derive_seed
 from harness.records import SealedRun
-from harness.sim.predict.intervals import Prediction, predict
+from harness.sim.predict.intervals import Prediction, Predictor
 from harness.sim.search.run import search
 from harness.sim.search.space import DrawsSpec, SpaceSpec
 from harness.spec import ExperimentSpec, ServerShape, ServerSpec, WorkloadSpec
@@ -66,7 +66,7 @@ class Advice:
         )
         yield f"order: {first}"
         for slots, ratio in self.ladder:
-            verdict = "helps" if ratio.shows_difference and ratio.high < 1 else "no longer helps: stop adding slots"
+            verdict = "helps" if ratio.shows_saving else "no longer helps: stop adding slots"
             yield f"  {slots} slots: {ratio.low:.4f} to {ratio.high:.4f} of the cost with the slots before; {verdict}"
         for step in self.steps:
             ratio = step.prediction
@@ -103,8 +103,9 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
             where=space.name,
             hint="Give the space the baseline that was measured",
         )
-    ladder = slot_ladder(chosen)
-    steps = _steps(chosen, ladder)
+    predictor = Predictor(chosen)
+    ladder = slot_ladder(predictor)
+    steps = _steps(predictor, ladder)
     proposal = smallest_enough(steps, is_reuse_first=diagnosis.is_reuse_first)
     if proposal is None:
         return Advice(diagnosis, chosen, steps, ladder, None)
@@ -171,8 +172,9 @@ def users_of(workload: WorkloadSpec) -> tuple[int, int]:
     return workload.concurrency, workload.num_sessions // workload.concurrency
 
 
-def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
+def slot_ladder(predictor: Predictor) -> tuple[tuple[int, Prediction], ...]:
     """More and more slots with the baseline's buckets, until another step makes no difference."""
+    space = predictor.space
     base = space.baseline.shape
     sizes = {place for place in space.kv_slots if not isinstance(place, str) and place > base.kv_slots}
     rungs: list[tuple[int, Prediction]] = []
@@ -181,33 +183,36 @@ def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
         candidate = before._replace(kv_slots=slots)
         if space.constraints.violated(space.device, candidate):
             break
-        found = predict(space, candidate, space.inputs.users, reference=before)
-        rungs.append((slots, found))
-        if not (found.shows_difference and found.high < 1):
+        prediction = predictor.predict(candidate, space.inputs.users, reference=before)
+        rungs.append((slots, prediction))
+        if not prediction.shows_saving:
             break
         before = candidate
     return tuple(rungs)
 
 
-def _steps(space: SpaceSpec, ladder: Sequence[tuple[int, Prediction]]) -> tuple[Step, ...]:
+def _steps(predictor: Predictor, ladder: Sequence[tuple[int, Prediction]]) -> tuple[Step, ...]:
     """The best change of slots alone, of buckets alone, and of both."""
+    space = predictor.space
     base = space.baseline.shape
-    helped = [slots for slots, found in ladder if found.shows_difference and found.high < 1]
+    helped = [slots for slots, prediction in ladder if prediction.shows_saving]
     steps: list[Step] = []
     if helped:
-        steps.append(_step(space, "slots", base._replace(kv_slots=helped[-1])))
+        steps.append(_step(predictor, "slots", base._replace(kv_slots=helped[-1])))
     buckets = best_buckets(space, base.kv_slots)
     if buckets != base.decode_buckets:
-        steps.append(_step(space, "buckets", base._replace(decode_buckets=buckets)))
+        steps.append(_step(predictor, "buckets", base._replace(decode_buckets=buckets)))
     if helped:
         buckets = best_buckets(space, helped[-1])
         if buckets != base.decode_buckets:
-            steps.append(_step(space, "slots and buckets", base._replace(kv_slots=helped[-1], decode_buckets=buckets)))
+            steps.append(
+                _step(predictor, "slots and buckets", base._replace(kv_slots=helped[-1], decode_buckets=buckets))
+            )
     return tuple(steps)
 
 
-def _step(space: SpaceSpec, name: str, candidate: ServerShape) -> Step:
-    return Step(name, predict(space, candidate, space.inputs.users))
+def _step(predictor: Predictor, name: str, candidate: ServerShape) -> Step:
+    return Step(name, predictor.predict(candidate, predictor.space.inputs.users))
 
 
 def best_buckets(space: SpaceSpec, slots: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from harness.plan.build import derive_seed
 from harness.sim.kernel import arrays as layout
 from harness.sim.plans import is_rearrival, plan_arrays
 from harness.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
-from harness.sim.predict.intervals import interval, sampled
+from harness.sim.predict.intervals import Figures, Predictor, interval
 from harness.sim.predict.windows import user_timelines, window_bounds, window_stats
 from harness.sim.search.space import SpaceSpec
 from harness.spec import ServerShape, ServerSpec
@@ -128,8 +128,8 @@ def check_coverage(
 
 def predicted(space: SpaceSpec, candidate: ServerShape, users: int) -> tuple[FloatArray, ...]:
     """Draws of the FIGURES of one experiment."""
-    ours, base = sampled(space, (candidate, space.baseline.shape), (users,))
-    return ours.cost / base.cost, ours.reuse, base.reuse
+    own, base = Predictor(space).sampled((candidate, space.baseline.shape), (users,))
+    return own.cost / base.cost, own.reuse, base.reuse
 
 
 def _counted(drawn: Sequence[tuple[FloatArray, ...]], outcomes: Sequence[Outcome], level: float) -> tuple[Held, ...]:
@@ -158,7 +158,8 @@ def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) ->
     perturbation = perturbation_of(space.prediction, space.cost_model)
     truth = replace(perturbation, seed=seed)
     model, workload = load_cost_model(space.cost_model), space.inputs.workload_of(users)
-    sums = np.zeros((2, 4))
+    # By role, candidate and baseline.
+    runs: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
     for replicate in range(space.prediction.replicates):
         plan = build_plan(workload, seed, replicate)
         if space.inputs.treatment != "as-drawn":
@@ -167,10 +168,12 @@ def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) ->
             generator = np.random.default_rng([seed, replicate, role])
             late = jittered_plan(plan, perturbation, generator)
             costs = perturbed(model, truth, 0, artifact_key(EngineConfig.of_shape(each, space.rules)))
-            sums[role] += figures(late, each, space, costs, lasting(perturbation.step_sd, generator))
-    cost = sums[:, 0] / np.maximum(sums[:, 1], 1) if space.window is not None else sums[:, 0]
-    reuse = np.where(sums[:, 3] > 0, sums[:, 2] / np.maximum(sums[:, 3], 1), 1.0)
-    return Outcome(float(cost[0] / cost[1]), float(reuse[0]), float(reuse[1]))
+            runs[role].append(figures(late, each, space, costs, lasting(perturbation.step_sd, generator)))
+    own, base = (
+        Figures(*np.array(of_role).T).experiments(len(of_role), is_windowed=space.window is not None)
+        for of_role in runs
+    )
+    return Outcome(float(own.cost[0] / base.cost[0]), float(own.reuse[0]), float(base.reuse[0]))
 
 
 def lasting(step_sd: float, generator: np.random.Generator) -> Callable[[int], int]:

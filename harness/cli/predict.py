@@ -191,18 +191,19 @@ def ratios(
 
     Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
     """
-    from harness.sim.predict.intervals import predict as run_prediction
+    from harness.sim.predict.intervals import Predictor
     from harness.sim.simulate import LABEL, UNCHANGED, ablation
 
     console = terminal()
     spec = _space(space, changes)
     if not console.is_terminal:
         console.width = 160
+    predictor = Predictor(spec)
     rows: list[tuple[str, ...]] = []
     for changed in (UNCHANGED, *(ablation(name) for name in ablations or ())):
         for name, server in spec.named.items():
             for users in spec.inputs.users:
-                prediction = run_prediction(spec, server.shape, users, changed)
+                prediction = predictor.predict(server.shape, users, changed)
                 note = f"{changed.name}: {LABEL}" if changed.name else ""
                 note = note or ("" if prediction.shows_difference else "=")
                 ratios = (prediction.ratio_of_sums, prediction.median_of_pairs, prediction.mean)

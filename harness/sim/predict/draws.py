@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from harness.clock import NS_PER_MS
 from harness.compiled.records import IntArray, record_as_dict
@@ -50,6 +50,19 @@ class StoredInterval(BaseModel):
     def relative_deviation(self, value: float) -> float:
         """Standard deviation relative to ``value``, for an estimate with a normal distribution."""
         return (self.high - self.low) / 2 / NormalDist().inv_cdf((1 + self.level) / 2) / value
+
+
+class StoredFit(BaseModel):
+    """The intervals of a fit by the name of their coefficient."""
+
+    intervals: dict[str, StoredInterval] = {}
+
+
+class StoredCalibration(BaseModel):
+    """What predictions read of [calibration] in a cost file."""
+
+    decode: StoredFit = StoredFit()
+    prefill: StoredFit = StoredFit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,43 +114,37 @@ def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturba
 
 def _calibrated(path: Path) -> dict[str, float]:
     table = load_toml(path)
-    decode, prefill = (_intervals(_table(_table(table, "calibration"), part), path) for part in ("decode", "prefill"))
-    f_ms = {f"f({bucket})": float(value) for bucket, value in _table(_table(table, "decode"), "f_ms").items()}
+    try:
+        known = StoredCalibration.model_validate(table.get("calibration", {}))
+    except ValidationError as error:
+        raise SpecError(
+            f"its interval of {error.errors()[0]['loc'][:3][-1]} cannot be read",
+            where=str(path),
+            hint="Write low, high and level as numbers, or leave [calibration] out",
+        ) from error
+    f_ms = {f"f({bucket})": float(value) for bucket, value in table["decode"]["f_ms"].items()}
+    decode, prefill = known.decode.intervals, known.prefill.intervals
     buckets = [decode[name].relative_deviation(value) for name, value in f_ms.items() if name in decode and value > 0]
     sizes: dict[str, float] = {}
     if buckets:
         sizes["bucket_sd"] = math.sqrt(sum(each * each for each in buckets) / len(buckets))
     # A vLLM computes many tokens in a step; on a compiled NPU the call itself takes most of the time.
     name = "per_call_us_per_token" if "chunked_prefill" in table else "per_call_ms"
-    value = float(_table(table, "prefill").get(name, 0.0))
+    value = float(table["prefill"].get(name, 0.0))
     if name in prefill and value > 0:
         sizes["prefill_sd"] = prefill[name].relative_deviation(value)
     return {name: min(size, 0.49) for name, size in sizes.items()}
 
 
-def _intervals(part: Mapping[str, Any], path: Path) -> dict[str, StoredInterval]:
-    try:
-        return TypeAdapter(dict[str, StoredInterval]).validate_python(_table(part, "intervals"))
-    except ValidationError as error:
-        name = error.errors()[0]["loc"][0]
-        raise SpecError(
-            f"its interval of {name} cannot be read",
-            where=str(path),
-            hint="Write low, high and level as numbers, or leave [calibration] out",
-        ) from error
-
-
-def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    inner = table.get(key, {})
-    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
-
-
 class Draws(NamedTuple):
-    """Perturbed plans, draw after draw, all plans of a draw together; models and noise_seeds: one for each plan."""
+    """Perturbed plans, draw after draw, all plans of a draw together.
+
+    models, noise_seeds: one for each plan. noise_seeds: where in the noise table the steps of a plan begin to draw.
+    """
 
     arrays: layout.PlanArrays
-    models: tuple[CostModel, ...]
-    noise_seeds: tuple[int, ...]
+    models: Sequence[CostModel]
+    noise_seeds: Sequence[int]
     noise: IntArray
 
     def costs(self, config: EngineConfig, *, chunked_prefill_calls: int = 0) -> layout.CostArrays:
@@ -156,12 +163,33 @@ def draw(
 ) -> Draws:
     """The draws with these numbers; a draw does not depend on which others are made."""
     key = zlib.crc32(perturbation.role.encode())
-    num_plans = len(arrays.plans)
-    truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in numbers]
+    parts = [
+        jittered_draw(
+            arrays,
+            [perturbed(model, perturbation, number, artifact_key(config))] * len(arrays.plans),
+            perturbation,
+            key,
+            number,
+        )
+        for number in numbers
+    ]
     return Draws(
-        joined([jitter(arrays, perturbation, key, number) for number in numbers]),
-        tuple(truth for truth in truths for _plan in range(num_plans)),
-        tuple(seed for number in numbers for seed in noise_seeds(perturbation, num_plans, key, number)),
+        joined([part.arrays for part in parts]),
+        [truth for part in parts for truth in part.models],
+        [seed for part in parts for seed in part.noise_seeds],
+        noise_table(perturbation.step_sd),
+    )
+
+
+def jittered_draw(
+    arrays: layout.PlanArrays, models: Sequence[CostModel], perturbation: Perturbation, *key: int
+) -> Draws:
+    """The plans with jitter and noise; models: the costs of each plan. key: identifies the draw, beside the seed."""
+    seeds = np.random.default_rng([perturbation.seed, *key, zlib.crc32(b"steps")])
+    return Draws(
+        jitter(arrays, perturbation, *key),
+        models,
+        seeds.integers(0, 1 << 32, size=len(arrays.plans)).tolist(),
         noise_table(perturbation.step_sd),
     )
 
@@ -256,12 +284,6 @@ class _ScaledBuckets(dict[int, int]):
     def __missing__(self, bucket: int) -> int:
         self[bucket] = round(self._model.bucket_fs(bucket) * float(self._factors[min(bucket, 1024)]))
         return self[bucket]
-
-
-def noise_seeds(perturbation: Perturbation, num_plans: int, *key: int) -> tuple[int, ...]:
-    """Where in the noise table the steps of each plan begin to draw."""
-    generator = np.random.default_rng([perturbation.seed, *key, zlib.crc32(b"steps")])
-    return tuple(generator.integers(0, 1 << 32, size=num_plans).tolist())
 
 
 @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harness.processes import parallel_map
-from harness.sim.predict.intervals import Prediction, predict
+from harness.sim.predict.intervals import Prediction, Predictor
 from harness.sim.search.evaluate import Row
 from harness.sim.search.space import Score, SpaceSpec
 from harness.spec import ServerShape
@@ -279,7 +279,8 @@ def _best_table(result: SearchResult, top: int, *, with_intervals: bool, on_prog
     best = [result.candidate(index) for index in result.ranked[:top]]
     others = best[1:] if with_intervals else []
     beside = [""] * (len(others) + 1)
-    shared = parallel_map(lambda each, _tell: predict(space, each, space.inputs.users, reference=best[0]), others)
+    predictor = Predictor(space)
+    shared = parallel_map(lambda each, _: predictor.predict(each, space.inputs.users, reference=best[0]), others)
     for num_done, (place, prediction) in enumerate(shared, 1):
         beside[place + 1] = _interval_text(prediction)
         on_progress(num_done / len(others))
