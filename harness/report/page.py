@@ -34,7 +34,7 @@ from harness.report.answers import DASH, answers, count, fixed, short_ms
 from harness.report.latency_plots import lateness_plot, serving_plot, sweep_plot
 from harness.report.plots import cost_plot, device_plot, reuse_plot, sequence_plot, step_histograms
 from harness.report.svg import Sheet
-from harness.report.timeline import TimelineView, drawn_lanes, step_segments, timeline_svg
+from harness.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
 from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.spec import factors_text
 from harness.table import cell_text, table_of, to_csv
@@ -284,15 +284,9 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
         resting += f"; the first {lanes} sessions are drawn"
     if not steps:
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
+    frame = Frame(f"tl{index}", view.seconds_unit, _shared_end(view, timeline), view.buckets, lanes)
     return {
-        "svg": timeline_svg(
-            timeline,
-            name=f"tl{index}",
-            unit=view.seconds_unit,
-            end_s=_shared_end(view, timeline),
-            buckets=view.buckets,
-            lanes=lanes,
-        ),
+        "svg": timeline_svg(timeline, frame),
         "json": json.dumps({"unit": unit, "steps": steps, "bars": bars}, separators=(",", ":")),
         "anchor": anchor_of(timeline.label),
         "condition": timeline.condition,

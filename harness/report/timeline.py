@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -165,6 +165,8 @@ WIDTH = 1000.0
 LEFT = 46.0
 RIGHT = 12.0
 MAX_LANES = 96
+# Up to so many lanes, each has this height.
+LANE_HEIGHTS = ((16, 17.0), (32, 11.0), (64, 7.0))
 # That all timelines of a page draw together: a request takes some 440 bytes.
 MAX_DRAWN_REQUESTS = 3_600
 STEP_PANEL_HEIGHT = 86.0
@@ -225,77 +227,170 @@ def drawn_lanes(timeline: TimelineView, num_timelines: int) -> int:
     return max(1, sum(total <= room for total in until))
 
 
-def timeline_svg(  # noqa: PLR0913  # axes that timelines of a page share
-    view: TimelineView, *, name: str, unit: str, end_s: float, buckets: Sequence[int], lanes: int
-) -> str:
-    """The timeline as one inline <svg>.
+class Frame(NamedTuple):
+    """What a page gives a timeline, so that those of one page share their axes.
 
-    name: prefix of its ids. unit: how the page writes seconds of this run. end_s, buckets: end of the time
-    axis and marks of the step axis, so that timelines of one page can share them. lanes: sessions that are drawn.
+    name: prefix of its ids. unit: how the page writes seconds of this run. end_s, buckets: end of the time axis and
+    marks of the step axis. lanes: sessions that are drawn.
     """
-    lane_height = 17.0 if lanes <= 16 else 11.0 if lanes <= 32 else 7.0 if lanes <= 64 else 5.0
-    segments = step_segments(view)
-    top = STALL_HEIGHT + 3.0
-    steps_top = top + lanes * lane_height + PANEL_GAP
-    steps_bottom = steps_top + (STEP_PANEL_HEIGHT if segments else -PANEL_GAP + 4)
-    height = steps_bottom + AXIS_HEIGHT
-    scale = (WIDTH - LEFT - RIGHT) / max(end_s, 1e-9)
-    label = f"Timeline of run {view.label}: {view.num_sessions} sessions over {view.end_s:.1f} {unit}"
-    plot_width = WIDTH - LEFT - RIGHT
-    drawn = list(_stalls(view, scale, steps_bottom))
-    for session in range(lanes):
-        mine = [bar for bar in view.bars if bar.session == session]
-        drawn.extend(_lane(mine, top + session * lane_height, lane_height, scale, unit))
-    if segments:
-        drawn.extend(_steps(segments, steps_bottom, scale, name, buckets))
-    return "".join(
-        [
+
+    name: str
+    unit: str
+    end_s: float
+    buckets: Sequence[int]
+    lanes: int
+
+
+def timeline_svg(view: TimelineView, frame: Frame) -> str:
+    """The timeline as one inline <svg>."""
+    return "".join(_Drawing(view, frame).svg())
+
+
+class _Drawing:
+    """Places on a timeline: lanes from ``top``, and below them steps down to ``bottom``, where the time axis lies."""
+
+    def __init__(self, view: TimelineView, frame: Frame) -> None:
+        self.view, self.frame = view, frame
+        self.segments = step_segments(view)
+        self.lane_height = next((height for most, height in LANE_HEIGHTS if frame.lanes <= most), 5.0)
+        self.top = STALL_HEIGHT + 3.0
+        self.lanes_bottom = self.top + frame.lanes * self.lane_height
+        self.bottom = self.lanes_bottom + (PANEL_GAP + STEP_PANEL_HEIGHT if self.segments else 4)
+        self.width = WIDTH - LEFT - RIGHT
+        self.scale = self.width / max(frame.end_s, 1e-9)
+        most = max((*frame.buckets, *(segment.b for segment in self.segments)), default=1)
+        self.position_height = (STEP_PANEL_HEIGHT - 4) / most
+
+    def svg(self) -> Iterator[str]:
+        """The whole element, piece by piece."""
+        view, frame, height = self.view, self.frame, self.bottom + AXIS_HEIGHT
+        label = f"Timeline of run {view.label}: {view.num_sessions} sessions over {view.end_s:.1f} {frame.unit}"
+        yield (
             f'<svg role="img" aria-label="{escape(label)}" class="plot timeline" viewBox="0 0 {WIDTH:g} {height:g}" '
             f'style="--c: var(--c{view.color % NUM_CONDITION_COLORS})" data-left="{LEFT:g}" '
-            f'data-width="{plot_width:g}" data-end="{end_s:.6g}" data-top="{top:g}" data-bottom="{steps_bottom:g}">',
-            f'<defs><pattern id="{name}-pad" width="5" height="5" patternUnits="userSpaceOnUse" '
-            'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="5" class="t-hatch"/></pattern></defs>',
-            *_time_axis(end_s, scale, top, steps_bottom, unit),
-            *_lane_labels(lanes, lane_height, top),
-            *(_step_axis(segments, steps_bottom, buckets) if segments else ()),
-            # A window of its own, so that a script can zoom time without touching labels.
-            f'<svg class="t-view" x="{LEFT:g}" y="0" width="{plot_width:g}" height="{height:g}" '
-            f'viewBox="{LEFT:g} 0 {plot_width:g} {height:g}" preserveAspectRatio="none">',
-            *drawn,
-            "</svg>",
-            f'<line class="t-cursor" y1="{top:g}" y2="{steps_bottom:g}" x1="-9" x2="-9"/>',
-            f'<rect class="t-select" y="{top:g}" height="{steps_bottom - top:g}" x="-9" width="0"/></svg>',
-        ]
-    )
+            f'data-width="{self.width:g}" data-end="{frame.end_s:.6g}" data-top="{self.top:g}" '
+            f'data-bottom="{self.bottom:g}">'
+            f'<defs><pattern id="{frame.name}-pad" width="5" height="5" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="5" class="t-hatch"/></pattern></defs>'
+        )
+        yield from self._time_axis()
+        yield from self._lane_labels()
+        if self.segments:
+            yield from self._step_axis()
+        # A window of its own, so that a script can zoom time without touching labels.
+        yield (
+            f'<svg class="t-view" x="{LEFT:g}" y="0" width="{self.width:g}" height="{height:g}" '
+            f'viewBox="{LEFT:g} 0 {self.width:g} {height:g}" preserveAspectRatio="none">'
+        )
+        yield from self._stalls()
+        for session, bars in groupby(view.bars, lambda bar: bar.session):
+            if session < frame.lanes:
+                yield from self._lane(session, bars)
+        if self.segments:
+            yield from self._steps()
+        yield (
+            f'</svg><line class="t-cursor" y1="{self.top:g}" y2="{self.bottom:g}" x1="-9" x2="-9"/>'
+            f'<rect class="t-select" y="{self.top:g}" height="{self.bottom - self.top:g}" x="-9" width="0"/></svg>'
+        )
+
+    def _x(self, seconds: float) -> float:
+        return LEFT + seconds * self.scale
+
+    def _y(self, positions: int) -> float:
+        return self.bottom - positions * self.position_height
+
+    def _time_axis(self) -> Iterator[str]:
+        stride_s = nice_stride(self.frame.end_s, 10)
+        decimals = max(0, -math.floor(math.log10(stride_s)))
+        yield '<g class="t-ticks">'
+        for index in range(math.floor(self.frame.end_s / stride_s + 1e-9) + 1):
+            x = self._x(index * stride_s)
+            yield f'<line class="t-grid" x1="{x:.1f}" x2="{x:.1f}" y1="{self.top:g}" y2="{self.bottom:g}"/>'
+            yield _text(x, self.bottom + 13, f"{index * stride_s:.{decimals}f}")
+        yield "</g>"
+        yield _text(LEFT + self.width / 2, self.bottom + 27, f"time since the start [{self.frame.unit}]", "t-label")
+
+    def _lane_labels(self) -> Iterator[str]:
+        lanes = self.frame.lanes
+        for session in range(0, lanes, 1 if lanes <= 32 else 4 if lanes <= 64 else 8):
+            y = self.top + (session + 0.5) * self.lane_height + 3.2
+            yield _text(LEFT - 7, y, str(session), anchor="end")
+        yield _upright(self.top + lanes * self.lane_height / 2, "session")
+
+    def _step_axis(self) -> Iterator[str]:
+        for level in self._readable_buckets():
+            y = self._y(level)
+            yield f'<line class="t-grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            yield _text(LEFT - 7, y + 3.2, str(level), anchor="end")
+        yield _upright(self.bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
+
+    def _readable_buckets(self) -> list[int]:
+        """Zero and those buckets, largest first, whose labels do not run into one another."""
+        levels: list[int] = []
+        for bucket in sorted(self.frame.buckets, reverse=True):
+            above = levels[-1] - bucket if levels else math.inf
+            if min(above, bucket) * self.position_height >= TICK_HEIGHT:
+                levels.append(bucket)
+        return [*levels, 0]
+
+    def _stalls(self) -> Iterator[str]:
+        """Marks above the lanes, with a hair-line through them: what happened there may be the machine's doing."""
+        for start_s, duration_s in self.view.stalls_s:
+            if start_s < self.view.end_s:
+                x, width = self._x(start_s), max(1.0, duration_s * self.scale)
+                yield f'<line class="t-stall-line" x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="{self.bottom:g}"/>'
+                yield _rect("t-stall", x, 0, width, STALL_HEIGHT)
+
+    def _lane(self, session: int, bars: Iterable[Bar]) -> Iterator[str]:
+        """The requests of a session, with lines for the waits between them."""
+        thick, middle = max(3.0, self.lane_height * 0.68), self.top + (session + 0.5) * self.lane_height
+        previous_done_s: float | None = None
+        for bar in bars:
+            if previous_done_s is not None and bar.sent_s is not None:
+                x1, x2 = self._x(previous_done_s), self._x(bar.sent_s)
+                yield f'<line class="t-wait" x1="{x1:.2f}" x2="{x2:.2f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
+            drawn = "".join(self._request(bar, middle - thick / 2, thick))
+            yield f"<g><title>{escape(_describe(bar, self.frame.unit))}</title>{drawn}</g>"
+            previous_done_s = bar.done_s if bar.done_s is not None else previous_done_s
+
+    def _request(self, bar: Bar, y: float, thick: float) -> Iterator[str]:
+        if bar.sent_s is None or bar.done_s is None or bar.status not in ("ok", ABORTED):
+            x = self._x(bar.due_s if bar.sent_s is None else bar.sent_s)
+            yield _rect("t-failed", x, y, 4.0 if bar.done_s is None else max(2.0, self._x(bar.done_s) - x), thick)
+            return
+        x0, x2 = self._x(bar.sent_s), self._x(bar.done_s)
+        x1 = x0 if bar.first_token_s is None else self._x(bar.first_token_s)
+        if bar.first_token_s is None and bar.reuse != "first":
+            x1 = min(x0 + UNSTREAMED_MARK, x2)
+        yield _rect("t-decode", x1, y, x2 - x1, thick)
+        if x1 > x0:
+            yield _rect(f"t-{bar.reuse}", x0, y, max(0.6, x1 - x0), thick)
+        if bar.status == ABORTED:
+            # The client left: the answer has no end of its own.
+            yield _rect("t-left", x2 - LEFT_MARK, y, LEFT_MARK, thick)
+
+    def _steps(self) -> Iterator[str]:
+        """n as an area, padding hatched above it, and the bucket as a line that is at zero where no step ran."""
+        real, padded, outline = list[str](), list[str](), list[str]()
+        bottom, previous_end_s = f"{self.bottom:g}", -math.inf
+        for segment in self.segments:
+            x, width = self._x(segment.start_s), (segment.end_s - segment.start_s) * self.scale
+            y_n, y_b = self._y(segment.n), self._y(segment.b)
+            real.append(f"M{x:.2f} {bottom}V{y_n:.1f}h{width:.2f}V{bottom}z")
+            if segment.b > segment.n:
+                padded.append(f"M{x:.2f} {y_n:.1f}V{y_b:.1f}h{width:.2f}V{y_n:.1f}z")
+            if segment.start_s - previous_end_s > 1e-6:
+                outline.append((f"V{bottom}" if outline else "") + f"M{x:.2f} {bottom}")
+            outline.append(f"V{y_b:.1f}H{self._x(segment.end_s):.2f}")
+            previous_end_s = segment.end_s
+        yield f'<path class="t-real" d="{"".join(real)}"/>'
+        if padded:
+            yield f'<path d="{"".join(padded)}" fill="url(#{self.frame.name}-pad)"/>'
+        style = "t-bucket dense" if len(self.segments) > DENSE_SEGMENTS else "t-bucket"
+        yield f'<path class="{style}" d="{"".join(outline)}V{bottom}"/>'
 
 
-def _stalls(view: TimelineView, scale: float, bottom: float) -> Iterator[str]:
-    """Marks above the lanes, with a hair-line through them: what happened there may be the machine's doing."""
-    for start_s, duration_s in view.stalls_s:
-        if start_s < view.end_s:
-            x, width = _x(start_s, scale), max(1.0, duration_s * scale)
-            yield f'<line class="t-stall-line" x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="{bottom:g}"/>'
-            yield _rect("t-stall", x, 0, width, STALL_HEIGHT)
-
-
-def _x(seconds: float, scale: float) -> float:
-    return LEFT + seconds * scale
-
-
-def _time_axis(end_s: float, scale: float, top: float, bottom: float, unit: str) -> Iterator[str]:
-    stride_s = nice_stride(end_s, 10)
-    decimals = max(0, -math.floor(math.log10(stride_s)))
-    yield '<g class="t-ticks">'
-    for index in range(math.floor(end_s / stride_s + 1e-9) + 1):
-        x = _x(index * stride_s, scale)
-        yield f'<line class="t-grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}"/>'
-        yield _text(x, bottom + 13, f"{index * stride_s:.{decimals}f}")
-    yield "</g>"
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
-    yield _text(middle, bottom + 27, f"time since the start [{unit}]", style="t-label")
-
-
-def _text(x: float, y: float, text: str, *, style: str = "t-tick", anchor: str = "middle") -> str:
+def _text(x: float, y: float, text: str, style: str = "t-tick", *, anchor: str = "middle") -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
@@ -305,55 +400,15 @@ def _upright(y: float, text: str) -> str:
     return f'<text class="t-label" text-anchor="middle" {turned}>{text}</text>'
 
 
+def _rect(style: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{style}" x="{x:.2f}" y="{y:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}"/>'
+
+
 def nice_stride(span: float, max_ticks: int) -> float:
     """The smallest of 1, 2, 5 x 10^k that divides ``span`` into at most ``max_ticks`` parts."""
     rough = max(span, 1e-9) / max_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
-
-
-def _lane_labels(lanes: int, lane_height: float, top: float) -> Iterator[str]:
-    stride = 1 if lanes <= 32 else 4 if lanes <= 64 else 8
-    for session in range(0, lanes, stride):
-        y = top + (session + 0.5) * lane_height + 3.2
-        yield _text(LEFT - 7, y, str(session), anchor="end")
-    middle = top + lanes * lane_height / 2
-    yield _upright(middle, "session")
-
-
-def _lane(bars: Sequence[Bar], y: float, height: float, scale: float, unit: str) -> Iterator[str]:
-    thick = max(3.0, height * 0.68)
-    y_bar, y_line = y + (height - thick) / 2, y + height / 2
-    previous_done_s: float | None = None
-    for bar in bars:
-        if previous_done_s is not None and bar.sent_s is not None:
-            x1, x2 = _x(previous_done_s, scale), _x(bar.sent_s, scale)
-            yield f'<line class="t-wait" x1="{x1:.2f}" x2="{x2:.2f}" y1="{y_line:.1f}" y2="{y_line:.1f}"/>'
-        yield _request(bar, y_bar, thick, scale, unit)
-        previous_done_s = bar.done_s if bar.done_s is not None else previous_done_s
-
-
-def _request(bar: Bar, y: float, thick: float, scale: float, unit: str) -> str:
-    title = f"<title>{escape(_describe(bar, unit))}</title>"
-    if bar.sent_s is None or bar.done_s is None or bar.status not in ("ok", ABORTED):
-        start_s = bar.sent_s if bar.sent_s is not None else bar.due_s
-        x = _x(start_s, scale)
-        width = max(2.0, _x(bar.done_s, scale) - x) if bar.done_s is not None else 4.0
-        return (
-            f'<g>{title}<rect class="t-failed" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{thick:.1f}"/></g>'
-        )
-    x0, x2 = _x(bar.sent_s, scale), _x(bar.done_s, scale)
-    x1 = x0 if bar.first_token_s is None else _x(bar.first_token_s, scale)
-    if bar.first_token_s is None and bar.reuse != "first":
-        x1 = min(x0 + UNSTREAMED_MARK, x2)
-    before = _rect(f"t-{bar.reuse}", x0, y, max(0.6, x1 - x0), thick) if x1 > x0 else ""
-    # The client left: the answer has no end of its own.
-    left = _rect("t-left", x2 - LEFT_MARK, y, LEFT_MARK, thick) if bar.status == ABORTED else ""
-    return f"<g>{title}{_rect('t-decode', x1, y, x2 - x1, thick)}{before}{left}</g>"
-
-
-def _rect(style: str, x: float, y: float, width: float, height: float) -> str:
-    return f'<rect class="{style}" x="{x:.2f}" y="{y:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}"/>'
 
 
 def _describe(bar: Bar, unit: str) -> str:
@@ -372,59 +427,3 @@ def _describe(bar: Bar, unit: str) -> str:
     if bar.completion_tokens is not None:
         lines.append(f"generated {bar.completion_tokens} tokens")
     return "\n".join(lines)
-
-
-def _step_axis(segments: Sequence[Segment], bottom: float, buckets: Sequence[int]) -> Iterator[str]:
-    unit_height = _unit_height(segments, buckets)
-    for level in _readable(buckets, unit_height):
-        y = bottom - level * unit_height
-        yield f'<line class="t-grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield _text(LEFT - 7, y + 3.2, str(level), anchor="end")
-    yield _upright(bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
-
-
-def _unit_height(segments: Sequence[Segment], buckets: Sequence[int]) -> float:
-    return (STEP_PANEL_HEIGHT - 4) / max(*buckets, *(segment.b for segment in segments))
-
-
-def _steps(
-    segments: Sequence[Segment], bottom: float, scale: float, name: str, buckets: Sequence[int]
-) -> Iterator[str]:
-    unit_height = _unit_height(segments, buckets)
-    real, padded = list[str](), list[str]()
-    for segment in segments:
-        x, width = _x(segment.start_s, scale), (segment.end_s - segment.start_s) * scale
-        y_n, y_b = bottom - segment.n * unit_height, bottom - segment.b * unit_height
-        real.append(f"M{x:.2f} {bottom:g}V{y_n:.1f}h{width:.2f}V{bottom:g}z")
-        if segment.b > segment.n:
-            padded.append(f"M{x:.2f} {y_n:.1f}V{y_b:.1f}h{width:.2f}V{y_n:.1f}z")
-    yield f'<path class="t-real" d="{"".join(real)}"/>'
-    if padded:
-        yield f'<path d="{"".join(padded)}" fill="url(#{name}-pad)"/>'
-    style = "t-bucket dense" if len(segments) > DENSE_SEGMENTS else "t-bucket"
-    yield f'<path class="{style}" d="{"".join(_outline(segments, scale, bottom, unit_height))}"/>'
-
-
-def _readable(buckets: Sequence[int], unit_height: float) -> list[int]:
-    """Zero and those buckets, largest first, whose labels do not run into one another."""
-    levels: list[int] = []
-    for bucket in sorted(buckets, reverse=True):
-        lowest_taken = levels[-1] if levels else math.inf
-        if (lowest_taken - bucket) * unit_height >= TICK_HEIGHT and bucket * unit_height >= TICK_HEIGHT:
-            levels.append(bucket)
-    return [*levels, 0]
-
-
-def _outline(segments: Sequence[Segment], scale: float, bottom: float, unit_height: float) -> Iterator[str]:
-    """The bucket as a line that falls to zero wherever no decode step ran."""
-    previous_end_s: float | None = None
-    for segment in segments:
-        x1, x2 = _x(segment.start_s, scale), _x(segment.end_s, scale)
-        y = bottom - segment.b * unit_height
-        if previous_end_s is None or segment.start_s - previous_end_s > 1e-6:
-            if previous_end_s is not None:
-                yield f"V{bottom:g}"
-            yield f"M{x1:.2f} {bottom:g}"
-        yield f"V{y:.1f}H{x2:.2f}"
-        previous_end_s = segment.end_s
-    yield f"V{bottom:g}"
