@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.analysis.cost.compare import Agreement, Comparison, check_channels, compare
+from harness.analysis.cost.compare import Comparison, check_channels, compare
 from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
@@ -291,7 +291,7 @@ COMPARED = {
     **same("ratio_a", "ratio_b"),
     **{f"ratio_{channel}_{end}": f"{channel}.interval.{end}" for channel in "ab" for end in ("low", "high")},
     **same("ratio_of", "tau"),
-    "channels": "verdict.value",
+    "channels": "agreement.value",
     "is_agreed": "is_agreed",
 }
 ANSWERED = {
@@ -337,9 +337,8 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
 def _in_words(answer: Answer) -> str:
     """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
     interval = "" if answer.interval is None else f" ({answer.interval.low:.4f} to {answer.interval.high:.4f})"
-    channels = answer.comparison.verdict
-    is_withheld = channels in (Agreement.DIFFER, Agreement.CANNOT_TELL)
-    shown = f"withheld (channels: {channels.value})" if is_withheld else answer.verdict.value
+    channels = answer.comparison.agreement
+    shown = f"withheld (channels: {channels.value})" if channels.is_missing else answer.verdict.value
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
 
 

@@ -106,13 +106,13 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     comparison = answer.comparison
     basis = "; ".join(filter(None, (answer.basis, answer.family)))
     work = "" if comparison.is_same_work else f" {_other_work(comparison)}"
-    if comparison.verdict is Agreement.DIFFER:
+    if comparison.agreement is Agreement.DIFFER:
         return (
             f"Withheld: {this} against {other}{work}. Modelled device time (A) gives a ratio of "
             f"{comparison.ratio_a:.4f} and time in flight (B) {comparison.ratio_b:.4f}: they differ by "
             f"{comparison.difference:.4f}, more than \u03c4 = {comparison.tau:.4f}. {basis}."
         )
-    if comparison.verdict is Agreement.CANNOT_TELL:
+    if comparison.agreement is Agreement.CANNOT_TELL:
         return (
             f"Cannot tell: {this} against {other}{work}. In the baseline's own runs modelled device time (A) and time "
             f"in flight (B) lie {comparison.residual_share:.4f} of B apart, above {MAX_TAU:g}: agreement of the ratios "
@@ -121,7 +121,7 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     lead = "Predicted: " if comparison.is_predicted else ""
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
-    agreed = "; both channels agree" if comparison.verdict is Agreement.AGREE else ""
+    agreed = "; both channels agree" if comparison.agreement is Agreement.AGREE else ""
     # An interval stands for one comparison, the verdict for the whole family.
     is_adjusted_away = (
         answer.verdict is AnswerVerdict.NO_DIFFERENCE and answer.interval and not answer.interval.contains(1)

@@ -35,13 +35,6 @@ from harness.table import Table, to_rich
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-VERDICTS = {
-    Agreement.AGREE: "agree",
-    Agreement.DIFFER: "withheld",
-    Agreement.CANNOT_TELL: "cannot tell",
-    Agreement.PREDICTED: "predicted",
-    Agreement.B_ALONE: "B alone",
-}
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
 STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
 # (metric, percentile) of the short table.
@@ -102,10 +95,10 @@ def _legend(summary: ExperimentSummary) -> str:
         " No interval below three replicates.": any(each.main.interval is None for each in compared),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
         " Withheld: the ratios of A and B lie too far apart.": any(
-            each.verdict is Agreement.DIFFER for each in compared
+            each.agreement is Agreement.DIFFER for each in compared
         ),
         f" Cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart.": any(
-            each.verdict is Agreement.CANNOT_TELL for each in compared
+            each.agreement is Agreement.CANNOT_TELL for each in compared
         ),
     }
     return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
@@ -225,7 +218,7 @@ def _cells(condition: ConditionFigures, counted: ConditionFigures, channels: Seq
             _ratio(channel.ratio(compared), mark, None if place else channel.interval(compared))
             for place, channel in enumerate(channels)
         ]
-        verdict = VERDICTS[compared.verdict]
+        verdict = compared.agreement.shown
     return (
         condition.name + (f"\n{factors_text(condition.factors)}" if condition.factors else ""),
         *(fixed(channel.cost_ns(counted), 2, NS_PER_S) for channel in channels),

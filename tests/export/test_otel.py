@@ -154,6 +154,13 @@ def test_the_protocols_classes_read_every_span(run: MeasuredRun, collector: Coll
     assert all(span.start_time_unix_nano < span.end_time_unix_nano or span.kind == 1 for span in collector.spans)
 
 
+@pytest.fixture
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused batch is sent again at once."""
+    monkeypatch.setattr("harness.export.otel._WAITS_S", (0, 0))
+
+
+@pytest.mark.usefixtures("_no_waits")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -181,6 +188,7 @@ def test_headers_of_the_usual_variable_are_sent_and_a_wrong_one_shows_no_value(m
     assert collector_headers() == {}
 
 
+@pytest.mark.usefixtures("_no_waits")
 def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun) -> None:
     answers = [503, 429, 200]
     sent: list[bytes] = []
@@ -195,6 +203,7 @@ def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun) -
     assert len(set(sent)) == 1
 
 
+@pytest.mark.usefixtures("_no_waits")
 def test_no_collector_is_one_line_with_the_next_move(run: MeasuredRun) -> None:
     with Collector() as gone:
         url = f"{gone.url}/v1/traces"

@@ -34,6 +34,16 @@ class Agreement(str, Enum):
     PREDICTED = "predicted"
     B_ALONE = "B alone"
 
+    @property
+    def shown(self) -> str:
+        """The word beside a ratio: where the channels differ, the answer is withheld."""
+        return "withheld" if self is Agreement.DIFFER else self.value
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether both channels are there and do not support each other."""
+        return self in (Agreement.DIFFER, Agreement.CANNOT_TELL)
+
 
 class Work(NamedTuple):
     """What a condition was asked for and gave, summed over the replicates that are compared."""
@@ -111,7 +121,7 @@ class Comparison:
         return None if self.a is None else abs(self.a.ratio - self.b.ratio)
 
     @property
-    def verdict(self) -> Agreement:
+    def agreement(self) -> Agreement:
         """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
         if self.is_predicted:
             return Agreement.PREDICTED
@@ -123,7 +133,7 @@ class Comparison:
 
     @property
     def is_agreed(self) -> bool:
-        return self.verdict is Agreement.AGREE
+        return self.agreement is Agreement.AGREE
 
     @property
     def is_same_work(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
 from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.cost.compare import Agreement, Comparison, block_of, compare
+from harness.analysis.cost.compare import Comparison, block_of, compare
 from harness.analysis.decisions import decide
 from harness.analysis.decisions.decide import Block, Costs, Decision, Outcome, withheld
 from harness.analysis.decisions.predictions import Prediction, Predictions, drawn_ratio
@@ -345,7 +345,7 @@ def _margins(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns
 def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios) -> str:
     """Why both channels, where they are there, do not say the same, as in the report; empty otherwise."""
     compared = experiment.compare(ratios.condition, ratios.baseline)
-    if ratios.channel == "b" or compared is None or compared.verdict not in (Agreement.DIFFER, Agreement.CANNOT_TELL):
+    if ratios.channel == "b" or compared is None or not compared.agreement.is_missing:
         return ""
     return (
         f"modelled device time (A) gives a cost ratio of {compared.ratio_a:.4f} and time in flight (B) "

@@ -46,15 +46,15 @@ def run(
     )
 
 
-def verdict(own: tuple[int, int], base: tuple[int, int]) -> Agreement:
+def agreement(own: tuple[int, int], base: tuple[int, int]) -> Agreement:
     found = compare("base", [run(*own)], [run(*base)])
     assert found is not None
-    return found.verdict
+    return found.agreement
 
 
 def test_channels_agree_within_the_papers_tolerance() -> None:
-    assert verdict((950, 960), (1000, 1010)) is Agreement.AGREE
-    assert verdict((950, 1000), (1000, 1010)) is Agreement.DIFFER
+    assert agreement((950, 960), (1000, 1010)) is Agreement.AGREE
+    assert agreement((950, 1000), (1000, 1010)) is Agreement.DIFFER
 
 
 def test_no_difference_above_the_cap_is_agreement_however_noisy_the_baseline() -> None:
@@ -63,19 +63,19 @@ def test_no_difference_above_the_cap_is_agreement_however_noisy_the_baseline() -
     assert found is not None
     assert found.published_tau > 0.3
     assert found.tau == MAX_TAU
-    assert found.verdict is Agreement.CANNOT_TELL
+    assert found.agreement is Agreement.CANNOT_TELL
     assert not found.is_agreed
-    assert verdict((2640, 6000), (1000, 1450)) is Agreement.DIFFER
+    assert agreement((2640, 6000), (1000, 1450)) is Agreement.DIFFER
 
 
 def test_a_noisy_baseline_cannot_bear_out_even_equal_ratios() -> None:
-    assert verdict((1000, 1450), (1000, 1450)) is Agreement.CANNOT_TELL
+    assert agreement((1000, 1450), (1000, 1450)) is Agreement.CANNOT_TELL
 
 
 def test_two_columns_of_one_model_are_predicted_not_agreed() -> None:
     found = compare("base", [run(900, 900)], [run(1000, 1000)], is_predicted=True)
     assert found is not None
-    assert (found.verdict, found.is_agreed) == (Agreement.PREDICTED, False)
+    assert (found.agreement, found.is_agreed) == (Agreement.PREDICTED, False)
 
 
 def test_the_same_work_is_compared_in_total() -> None:
@@ -127,7 +127,7 @@ def test_without_a_step_log_channel_b_answers_alone() -> None:
     own, base = ([run(cost, cost + k, replicate=k) for k in range(4)] for cost in (900, 1000))
     found = compare("base", [without_a(one) for one in own], base)
     assert found is not None
-    assert (found.ratio_a, found.tau, found.verdict) == (None, None, Agreement.B_ALONE)
+    assert (found.ratio_a, found.tau, found.agreement) == (None, None, Agreement.B_ALONE)
     assert found.main.interval is not None
     (answer,) = answers({"c": found}, "attached")
     assert (answer.channel, answer.verdict) == ("b", AnswerVerdict.CHEAPER)

@@ -278,7 +278,7 @@ def test_a_summary_compares_conditions_on_both_channels(tmp_path: Path) -> None:
     assert slow.comparison is not None
     assert (slow.comparison.ratio_a, slow.comparison.ratio_b) == (1.0, 1.25)
     # The baseline's channels lie 94 % apart: the published tolerance would call any ratio agreement.
-    assert slow.comparison.verdict is Agreement.CANNOT_TELL
+    assert slow.comparison.agreement is Agreement.CANNOT_TELL
     assert [finding.code for finding in summary.findings].count("channels-apart") == 2
     assert summary.to_arrow().num_rows == summary.runs_to_arrow().num_rows == 2
 
