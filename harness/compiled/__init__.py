@@ -7,6 +7,7 @@ code without numba. Where no folder can hold it, each process compiles again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 from harness.compiled.aot import AotFunction, JitFunction
@@ -29,6 +30,15 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
         return function
     plain = function.function if isinstance(function, JitFunction) else function
     return cast("Callable[Parameters, Result]", AotFunction(plain, OPTIONS))
+
+
+def bind(function: Callable[..., Result], *tables: Any) -> Callable[..., Result]:
+    """A function that Python calls, with its first arguments fixed: the rest are numbers."""
+    return (
+        cast("Callable[..., Result]", function.bind(*tables))
+        if isinstance(function, AotFunction)
+        else partial(function, *tables)
+    )
 
 
 def jit(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

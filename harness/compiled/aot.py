@@ -13,22 +13,17 @@ import logging
 import os
 import struct
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, update_wrapper
 from importlib import import_module
 from importlib.metadata import version
-from operator import is_
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
 Native = Callable[[Any, bytes], int]
 SYMBOL = "entrypoint"
 """The function's name in its object file: int32 entrypoint(int64 *result, const int64 *words)."""
@@ -65,23 +60,36 @@ class AotFunction:
         self._function = function
         self._options = options
         self._has_result = function.__annotations__.get("return") not in (None, "None")
-        self._codes: dict[str, Native] = {}
-        self._caller = _Caller()
+        self._codes: dict[object, Native] = {}
 
     def __call__(self, *arguments: Any) -> int | None:
         """Its number, or None."""
-        caller = self._caller
-        words = _words(arguments, caller)
-        code = caller.code
-        if code is None:
-            kinds = repr([kind_of(argument) for argument in arguments])
-            if kinds not in self._codes:
-                self._codes[kinds] = _load(self._object_code(arguments, kinds))
-            code = caller.code = self._codes[kinds]
+        return self._run(self._code_for(arguments), _words(arguments))
+
+    def bind(self, *tables: Any) -> Callable[..., int | None]:
+        """The function of its other arguments, which are numbers. The addresses of ``tables`` are read once, here."""
+        words, code = _words(tables), None
+
+        def call(*numbers: int) -> int | None:
+            nonlocal code
+            if code is None:
+                code = self._code_for((*tables, *numbers))
+            return self._run(code, words + _words(numbers))
+
+        return call
+
+    def _run(self, code: Native, words: bytes) -> int | None:
         result = ctypes.c_int64()
         if code(ctypes.byref(result), words):
             raise RuntimeError(f"{self._function.__qualname__}: compiled functions never raise, this one did")
         return result.value if self._has_result else None
+
+    def _code_for(self, arguments: Sequence[Any]) -> Native:
+        kinds = tuple(map(kind_of, arguments))
+        code = self._codes.get(kinds)
+        if code is None:
+            code = self._codes[kinds] = _load(self._object_code(arguments, repr(kinds)))
+        return code
 
     @property
     def has_machine_code(self) -> bool:
@@ -165,64 +173,16 @@ def _folder() -> Path | None:
     return None
 
 
-class _Caller(threading.local):
-    """What a thread called last; threads may use tables of different kinds.
-
-    code: None where it must be looked up.
-    """
-
-    def __init__(self) -> None:
-        self.code: Native | None = None
-        self.seen: dict[int, _Memory] = {}
-
-
-def _words(arguments: Sequence[Any], caller: _Caller) -> bytes:
-    """Arguments as the code takes them; where one is of another kind than before, the code is looked up again."""
-    words: list[bytes] = []
-    for place, argument in enumerate(arguments):
+def _words(arguments: Sequence[Any]) -> bytes:
+    """Arguments as the code takes them: a number, or of each array its address and its shape. See ``linked``."""
+    words: list[int] = []
+    for argument in arguments:
         if isinstance(argument, tuple | np.ndarray):
-            memory = caller.seen.get(place)
-            if memory is None or not memory.is_of(cast("Any", argument)):
-                before, memory = memory, _Memory(cast("Any", argument))
-                caller.seen[place] = memory
-                if before is None or before.kind != memory.kind:
-                    caller.code = None
-            words.append(memory.words)
+            for array in cast("Any", argument if isinstance(argument, tuple) else (argument,)):
+                words += (array.ctypes.data, *array.shape)
         else:
-            words.append(_pack_number(argument))
-    return b"".join(words)
-
-
-class _Memory:
-    """The arrays of one argument as a compiled function takes them, for as long as they are the same arrays.
-
-    Their words, of each its address and its shape: see ``linked``.
-    """
-
-    def __init__(self, argument: Array | tuple[Any, ...]) -> None:
-        arrays = _arrays_of(argument)
-        self._held = [weakref.ref(array) for array in arrays]
-        self.kind = kind_of(argument)
-        words: list[int] = []
-        for array in arrays:
-            words.append(array.ctypes.data)
-            words += array.shape
-        self.words = struct.pack(f"{len(words)}q", *words)
-
-    def is_of(self, argument: Array | tuple[Any, ...]) -> bool:
-        # Runs for each argument of each call, so it loops in C.
-        arrays = _arrays_of(argument)
-        return len(arrays) == len(self._held) and all(map(is_, map(_array_held, self._held), arrays))
-
-
-_array_held = weakref.ref.__call__
-
-
-def _arrays_of(argument: Array | tuple[Any, ...]) -> Sequence[Array]:
-    return argument if isinstance(argument, tuple) else (argument,)
-
-
-_pack_number = struct.Struct("q").pack
+            words.append(argument)
+    return struct.pack(f"{len(words)}q", *words)
 
 
 def kind_of(argument: Any) -> object:
@@ -231,21 +191,13 @@ def kind_of(argument: Any) -> object:
     Raises TypeError for an array that does not lie in memory row after row.
     """
     if isinstance(argument, np.ndarray):
-        array = cast("Array", argument)
-        if not array.flags.c_contiguous:
+        if not argument.flags.c_contiguous:
             raise TypeError("a compiled function takes arrays that lie in memory row after row: copy this one first")
-        return (_fields_of(array.dtype), array.ndim)
+        return (argument.dtype, argument.ndim)
     if isinstance(argument, tuple):
-        parts = cast("tuple[Any, ...]", argument)
-        names = getattr(parts, "_fields", ())
-        return (type(parts).__qualname__, names, [kind_of(part) for part in parts])
+        tables = cast("tuple[Any, ...]", argument)
+        return (type(tables).__qualname__, *map(kind_of, tables))
     return "int64"
-
-
-@lru_cache(maxsize=64)
-def _fields_of(dtype: np.dtype[Any]) -> object:
-    """Names and kinds of an item's fields. Cached: numpy makes them anew, which took longer than a simulation."""
-    return dtype.descr
 
 
 @lru_cache(maxsize=1)

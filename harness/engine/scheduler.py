@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.compiled import compiled
+from harness.compiled import bind, compiled
 from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.engine import steps
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig, new_state
@@ -51,11 +51,7 @@ EVENT_KINDS = (
 CALLERS = ("", "request", "dummy", "preempt")
 FIRST_ROWS = 64
 
-_submit = compiled(steps.submit)
-_schedule = compiled(steps.schedule)
-_finish_steps = compiled(steps.finish_steps)
-_abort = compiled(steps.abort)
-ENTRYPOINTS = (_submit, _schedule, _finish_steps, _abort)
+ENTRYPOINTS = (compiled(steps.submit), compiled(steps.schedule), compiled(steps.finish_steps), compiled(steps.abort))
 
 
 class KvEvent(NamedTuple):
@@ -138,7 +134,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cost_model: CostModel, *, with_events: bool = True) -> None:
         self.config = config
         self.cost_model = cost_model
-        self._state: EngineState = new_state(config, FIRST_ROWS, with_events=with_events)
+        self._bind(new_state(config, FIRST_ROWS, with_events=with_events))
         self._block_tokens = int(self._state.server["block_tokens"][0])
         self._base_fs = [int(value) for value in cost_model.decode_base_fs(config)]
         self._rows: dict[int, int] = {}
@@ -180,9 +176,7 @@ class Scheduler:
         self._keys[row] = keys
         # Only the paper's rules ask for the session: its first block stands for it, where there is a block.
         session = int(keys[0]) if len(keys) else -2 - request
-        _submit(
-            self._state, row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session
-        )
+        self._submit(row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session)
 
     def append_block_key(self, request: int, key: int) -> None:
         """A block of generated text became full; needed only where the request may be preempted and re-prefilled."""
@@ -195,7 +189,7 @@ class Scheduler:
         if row is None:
             return
         # An abort inside a step must not lose the step's own batch.
-        _abort(self._state, row)
+        self._abort(row)
         self._late_events.extend(self._read_events())
         self._drop_row(request)
 
@@ -205,7 +199,7 @@ class Scheduler:
         head = int(state.server["wait_head"][0])
         if head >= 0 and self.config.prefix_caching:
             self._load_keys(head)
-        kind = _schedule(state)
+        kind = self._schedule()
         last = record_as_dict(state.server, 0)
         events = self._read_events() if last["events_len"] else ()
         preempted = tuple(self._handles[row] for row in state.places["preempted"][: last["num_preempted"]].tolist())
@@ -278,7 +272,7 @@ class Scheduler:
         num_steps: more than 1 takes as many equal decode steps at once, see ``equal_durations_ns``.
         """
         state = self._state
-        count = _finish_steps(state, num_steps)
+        count = self._finish_steps(num_steps)
         self._batch = ()
         if count == 0:
             return ()
@@ -358,13 +352,19 @@ class Scheduler:
             return ()
         return tuple(self._state.seat_blocks[seat, : self._state.places["num_blocks"][seat]].tolist())
 
+    def _bind(self, state: EngineState) -> None:
+        self._state = state
+        submit, schedule, finish_steps, abort = ENTRYPOINTS
+        self._submit, self._schedule = bind(submit, state), bind(schedule, state)
+        self._finish_steps, self._abort = bind(finish_steps, state), bind(abort, state)
+
     def _new_row(self, request: int) -> int:
         if not self._free_rows:
             old = len(self._handles)
             rows = new_records(Row, 2 * old)
             for name in record_fields(Row):
                 rows[name][:old] = self._state.rows[name]
-            self._state = self._state._replace(rows=rows)
+            self._bind(self._state._replace(rows=rows))
             self._handles += [-1] * old
             self._keys += [np.zeros(0, dtype=np.int64)] * old
             self._free_rows = list(range(2 * old - 1, old - 1, -1))
