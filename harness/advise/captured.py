@@ -7,7 +7,7 @@ the runs as a whole. Nothing is run here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -22,104 +22,73 @@ from harness.plan.build import derive_seed
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.stack.rbln.rules.kv_rules import AUTO
+from harness.stack.vllm.step_log import StepLog
 
 
 @dataclass(frozen=True)
-class CaptureAdvice:
-    """Steps without a graph in the valid runs of a condition, and the sizes that would cover them. Times in ns.
+class EagerSteps:
+    """Decode steps without a graph, by their number of requests.
 
-    eager_by_n: how many there were. eager_ns: the median of their times, where two of a size followed each other.
-    captured_ns: of a captured step of n requests, by the cost model; None where it states no such times.
-    eager_extra_ns: what a step without a graph takes more, by the cost model. b_ns: channel B. simulated_ns: device
-    time of the runs' plans with the captured sizes, and with the proposed sizes; None without a price of such steps.
-    files: of the experiment that tests the proposal, and of its criteria.
+    count: how many there were. measured_ns: the median of their times, where two of a size followed each other.
+    model: the costs of the server.
     """
 
-    condition: str
-    captured: tuple[int, ...]
-    num_steps: int
-    eager_by_n: Mapping[int, int]
-    eager_ns: Mapping[int, float]
-    captured_ns: Mapping[int, int] | None
-    eager_extra_ns: int
-    b_ns: int
-    simulated_ns: tuple[int, int] | None = None
-    files: tuple[Path, Path] | None = None
+    count: Mapping[int, int]
+    measured_ns: Mapping[int, float]
+    model: CostModel
+
+    @classmethod
+    def of(cls, logs: Sequence[StepLog], model: CostModel) -> EagerSteps:
+        count: Counter[int] = Counter()
+        times_ns: dict[int, list[int]] = {}
+        for log in logs:
+            count.update(log.eager_by_n)
+            for period in decode_periods(log):
+                if period.n in log.eager_by_n and period.is_eager:
+                    times_ns.setdefault(period.n, []).append(period.period_ns)
+        measured_ns = {n: median(times) for n, times in times_ns.items()}
+        return cls(dict(sorted(count.items())), measured_ns, model)
+
+    def captured_ns(self, n: int) -> int | None:
+        """What the cost model gives for a captured step; None where it states no such times."""
+        return None if self.model.chunk_step_fs is None else self.model.decode_step_ns(n, n)
 
     @property
-    def decode_buckets(self) -> tuple[int, ...]:
-        """The proposed captured sizes."""
-        return covering_sizes(self.eager_by_n, self.captured)
-
-    @property
-    def saving_ns(self) -> float | None:
-        """What capturing them is predicted to save; None without a cost model, or where no time is known.
-
-        A size whose time was not measured counts with the cost model's price of a step without a graph.
-        """
-        if self.captured_ns is None or not (self.eager_ns or self.eager_extra_ns):
-            return None
-        measured = self._measured_extra_ns
-        return sum(measured.get(n, self.eager_extra_ns) * count for n, count in self.eager_by_n.items())
+    def extra_ns(self) -> dict[int, float]:
+        """What a step of each measured size took more than a captured step."""
+        captured = {n: self.captured_ns(n) for n in self.measured_ns}
+        return {n: self.measured_ns[n] - ns for n, ns in captured.items() if ns is not None}
 
     @property
     def price_ns(self) -> int:
         """What a step without a graph takes more: by the cost model, else the mean of the measured times."""
-        measured = self._measured_extra_ns
-        if self.eager_extra_ns or not measured:
-            return self.eager_extra_ns
-        num_steps = sum(self.eager_by_n[n] for n in measured)
-        return max(0, round(sum(extra * self.eager_by_n[n] for n, extra in measured.items()) / num_steps))
+        extra_ns = self.extra_ns
+        if self.model.eager_ns or not extra_ns:
+            return self.model.eager_ns
+        num_steps = sum(self.count[n] for n in extra_ns)
+        return max(0, round(sum(extra * self.count[n] for n, extra in extra_ns.items()) / num_steps))
 
-    @property
-    def _measured_extra_ns(self) -> dict[int, float]:
-        captured = self.captured_ns
-        return {} if captured is None else {n: spent - captured[n] for n, spent in self.eager_ns.items()}
-
-    def lines(self) -> Iterator[str]:
-        """The advice as lines of text."""
-        num_eager = sum(self.eager_by_n.values())
-        yield f"condition {self.condition!r}: {self.num_steps:,} decode steps, captured sizes {list(self.captured)}"
-        if not num_eager:
-            yield "proposal: none; every decode step ran as a graph, or graphs are off"
-            return
-        yield f"  without a graph: {num_eager:,} steps, {num_eager / self.num_steps:.1%}"
-        for n, count in self.eager_by_n.items():
-            spent = f", {self.eager_ns[n] / NS_PER_MS:.2f} ms each (median)" if n in self.eager_ns else ""
-            model = "" if self.captured_ns is None else f"; captured {self.captured_ns[n] / NS_PER_MS:.2f} ms (model)"
-            yield f"    n = {n}: {count:,}{spent}{model}"
-        yield f"proposal: server.decode_buckets = {list(self.decode_buckets)}"
-        if self.captured and min(self.eager_by_n) > self.captured[-1]:
-            yield f"  or server.max_num_seqs = {self.captured[-1]}, where fewer requests at once are enough"
-        yield f"  {self._gain()}"
-        if self.simulated_ns is not None:
-            today, proposed = (ns / NS_PER_S for ns in self.simulated_ns)
-            yield (
-                f"  simulated with {self.price_ns / NS_PER_MS:.2f} ms more for each step without a graph: device time "
-                f"{today:.2f} s, with the proposal {proposed:.2f} s ({proposed / today:.4f})"
-            )
-        if self.files is not None:
-            if not self.eager_extra_ns:
-                yield f"  add this price to the cost model, for predictions: [eager] step_ns = {self.price_ns}"
-            yield from commands_of(*self.files)
-
-    def _gain(self) -> str:
-        if self.captured_ns is None:
+    def gain(self, b_ns: int) -> str:
+        """What capturing these sizes is predicted to save, and its share of the time in flight ``b_ns``."""
+        if self.model.chunk_step_fs is None:
             return (
                 "predicted gain: not known, no cost model of this server; name one with [chunked_prefill] in "
                 "server.cost_model"
             )
-        if self.saving_ns is None:
+        if not (self.measured_ns or self.model.eager_ns):
             return (
                 "predicted gain: not known, no two such steps of a size followed each other, and the cost model has no "
                 "[eager] step_ns"
             )
-        share = self.saving_ns / self.b_ns if self.b_ns else 0.0
-        return f"predicted gain: {self.saving_ns / NS_PER_S:.2f} s, {share:.1%} of the time in flight"
+        # A size whose time was not measured counts with the cost model's price.
+        extra_ns = self.extra_ns
+        saving_ns = sum(extra_ns.get(n, self.model.eager_ns) * count for n, count in self.count.items())
+        share = saving_ns / b_ns if b_ns else 0.0
+        return f"predicted gain: {saving_ns / NS_PER_S:.2f} s, {share:.1%} of the time in flight"
 
 
-def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = "") -> CaptureAdvice:
-    """The advice for one condition (default: the baseline), its experiment written into the folder ``output``.
+def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = "") -> Iterator[str]:
+    """The advice for one condition (default: the baseline) as lines, its experiment written into the folder ``output``.
 
     Raises SpecError where no valid run of the condition has a step log.
     """
@@ -129,46 +98,48 @@ def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = 
     ]
     if not logs:
         raise SpecError(f"condition {name!r} has no valid run with a step log", where="advise", hint="Run it first")
-    eager: Counter[int] = Counter()
-    spent: dict[int, list[int]] = {}
-    for _run, log in logs:
-        eager.update(log.eager_by_n)
-        for period in decode_periods(log):
-            if period.n in log.eager_by_n and period.is_eager:
-                spent.setdefault(period.n, []).append(period.period_ns)
-    model = logs[0][0].cost_model
-    advice = CaptureAdvice(
-        condition=name,
-        captured=logs[0][0].manifest.decode_buckets,
-        num_steps=sum(log.decode_steps.num_rows for _run, log in logs),
-        eager_by_n=dict(sorted(eager.items())),
-        eager_ns={n: median(times) for n, times in sorted(spent.items())},
-        captured_ns=None if model.chunk_step_fs is None else {n: model.decode_step_ns(n, n) for n in eager},
-        eager_extra_ns=model.eager_ns,
-        b_ns=sum(run_figures(run).b_ns for run, _log in logs),
+    first = logs[0][0]
+    captured = first.manifest.decode_buckets
+    eager = EagerSteps.of([log for _run, log in logs], first.cost_model)
+    num_steps = sum(log.decode_steps.num_rows for _run, log in logs)
+    yield f"condition {name!r}: {num_steps:,} decode steps, captured sizes {list(captured)}"
+    if not eager.count:
+        yield "proposal: none; every decode step ran as a graph, or graphs are off"
+        return
+    num_eager = sum(eager.count.values())
+    yield f"  without a graph: {num_eager:,} steps, {num_eager / num_steps:.1%}"
+    for n, count in eager.count.items():
+        measured = f", {eager.measured_ns[n] / NS_PER_MS:.2f} ms each (median)" if n in eager.measured_ns else ""
+        captured_ns = eager.captured_ns(n)
+        model = "" if captured_ns is None else f"; captured {captured_ns / NS_PER_MS:.2f} ms (model)"
+        yield f"    n = {n}: {count:,}{measured}{model}"
+    proposed = covering_sizes(eager.count, captured)
+    yield f"proposal: server.decode_buckets = {list(proposed)}"
+    if captured and min(eager.count) > captured[-1]:
+        yield f"  or server.max_num_seqs = {captured[-1]}, where fewer requests at once are enough"
+    yield f"  {eager.gain(sum(run_figures(run).b_ns for run, _log in logs))}"
+    price_ns = eager.price_ns
+    if not price_ns:
+        return
+    today_s, proposed_s = _simulated_s([run for run, _log in logs], proposed, replace(eager.model, eager_ns=price_ns))
+    yield (
+        f"  simulated with {price_ns / NS_PER_MS:.2f} ms more for each step without a graph: device time "
+        f"{today_s:.2f} s, with the proposal {proposed_s:.2f} s ({proposed_s / today_s:.4f})"
     )
-    if not advice.price_ns or not advice.eager_by_n:
-        return advice
-    costs = replace(model, eager_ns=advice.price_ns)
-    return replace(
-        advice,
-        simulated_ns=_simulated(advice, (run for run, _log in logs), costs),
-        files=_validation(advice, logs[0][0]).write(output),
-    )
+    if not eager.model.eager_ns:
+        yield f"  add this price to the cost model, for predictions: [eager] step_ns = {price_ns}"
+    server = first.server.model_copy(update={"rules": AUTO}) if first.server.is_vllm else first.server
+    seed = derive_seed(first.spec.base_seed, "advise/validation") % SEED_RANGE
+    shapes = {"captured": server.shape._replace(decode_buckets=proposed)}
+    yield from commands_of(*Validation(first.spec, server, shapes, seed).write(output))
 
 
-def _simulated(advice: CaptureAdvice, runs: Iterable[SealedRun], costs: CostModel) -> tuple[int, int]:
-    """Device time of the plans of these runs, as they were served and with the proposed sizes."""
+def _simulated_s(runs: Sequence[SealedRun], decode_buckets: tuple[int, ...], costs: CostModel) -> tuple[float, float]:
+    """Device seconds of the plans of these runs, as they were served and with the proposed sizes."""
     today_ns = proposed_ns = 0
     for run in runs:
         server = run.simulated_server
         today_ns += simulate(run.plan, server, costs).device_ns
-        proposed = server.model_copy(update={"decode_buckets": advice.decode_buckets})
+        proposed = server.model_copy(update={"decode_buckets": decode_buckets})
         proposed_ns += simulate(run.plan, proposed, costs).device_ns
-    return today_ns, proposed_ns
-
-
-def _validation(advice: CaptureAdvice, run: SealedRun) -> Validation:
-    server = run.server.model_copy(update={"rules": AUTO}) if run.server.is_vllm else run.server
-    seed = derive_seed(run.spec.base_seed, "advise/validation") % SEED_RANGE
-    return Validation(run.spec, server, {"captured": server.shape._replace(decode_buckets=advice.decode_buckets)}, seed)
+    return today_ns / NS_PER_S, proposed_ns / NS_PER_S

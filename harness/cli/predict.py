@@ -239,11 +239,11 @@ def advise(
 
     sealed = sealed_runs(runs, experiment)
     if any(run.server.is_paged for run in sealed):
-        advice = capture_advice(sealed, output, condition=baseline)
+        lines = list(capture_advice(sealed, output, condition=baseline))
     else:
         chosen = _space(space, None) if space else None
-        advice = run_advice(sealed, output, condition=baseline, space=chosen)
-    for line in advice.lines():
+        lines = list(run_advice(sealed, output, condition=baseline, space=chosen).lines())
+    for line in lines:
         print(line)
 
 
