@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.stack.rbln.rules.log_grammar import LogEvent, OtherEvent
+from harness.stack.rbln.rules.log_grammar import KvLogEvent, LogEvent, OtherEvent
 
 NUM_RANDOM_CUTS = 300
 Said: TypeAlias = tuple[object, ...]
@@ -34,6 +34,8 @@ def told(content: bytes) -> list[Said]:
 
 def kind_of(event: LogEvent) -> str:
     """What kind of line an event stands for."""
+    if isinstance(event, KvLogEvent):
+        return event.kind
     return event.about if isinstance(event, OtherEvent) else type(event).__name__
 
 

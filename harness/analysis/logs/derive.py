@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -182,8 +182,8 @@ def collect(
             kv.add(event)
             if isinstance(event, ev.KvCopyFailedEvent):
                 derived.failed_copies += event.request_ids
-            elif isinstance(event, ev.KvFaultEvent):
-                derived.faults += (f"{event.fault} slot {event.slot}",)
+            elif isinstance(event, ev.KvLogEvent) and event.fault:
+                derived.faults += (f"{event.fault} slot {event.slots[0]}",)
     derived.tables["steps"] = steps.table(buckets)
     derived.tables["kv_events"] = kv.table(has_bucket_lines=steps.num_bucket_steps > 0)
     derived.steps_source = steps.source
@@ -254,32 +254,6 @@ class _StepRows:
         return pa.table([pa.array(step), _instants(log_ns), pa.array(n), pa.array(b)], schema=schema.STEPS)
 
 
-class _KvRow(NamedTuple):
-    """One row of the kv_events table, without its place and instant."""
-
-    kind: str
-    request_id: str = ""
-    slots: tuple[int, ...] = ()
-    num_blocks: int = 0
-    caller: str = ""
-    reused_tokens: int = 0
-
-
-_ROW_OF: dict[type, Callable[[Any], _KvRow]] = {
-    ev.AllocEvent: lambda event: _KvRow("alloc", event.request_id, event.slots, event.num_blocks),
-    ev.EvictionEvent: lambda event: _KvRow("eviction", "", (event.slot,), event.num_blocks),
-    ev.CacheHitEvent: lambda event: _KvRow(
-        "cache_hit", event.request_id, event.slots, event.num_blocks, reused_tokens=event.reused_tokens
-    ),
-    ev.CachePartialEvent: lambda event: _KvRow("cache_partial", event.request_id, reused_tokens=event.reused_tokens),
-    ev.FreeRequestEvent: lambda event: _KvRow(
-        "free_request", event.request_id, event.slots, caller="preempt" if event.is_preemption else "request"
-    ),
-    ev.MappingRemoveEvent: lambda event: _KvRow("mapping_remove", "", (event.slot,), event.num_blocks),
-    ev.KvFaultEvent: lambda event: _KvRow("fault", "", (event.slot,)),
-}
-
-
 class _KvRows:
     """KV events in log order, each eviction attributed when the log has said enough.
 
@@ -327,26 +301,26 @@ class _KvRows:
         """The rows of one event; none of an event that is not about KV."""
         if isinstance(event, ev.KvCopyFailedEvent):
             for request_id in event.request_ids:
-                self._append(event, _KvRow("copy_failed", request_id))
-            return
-        row_of = _ROW_OF.get(type(event))
-        if row_of is None:
-            return
-        row = row_of(event)
-        if isinstance(event, ev.AllocEvent):
+                self._append(ev.KvLogEvent(*event[:3], "copy_failed", request_id))
+        elif isinstance(event, ev.KvLogEvent):
+            self._append(self._with_cause(event))
+
+    def _with_cause(self, event: ev.KvLogEvent) -> ev.KvLogEvent:
+        """The event, with its caller where it is an eviction by a preemption."""
+        if event.kind == "alloc":
             for slot in event.slots:
                 if (eviction := self._open.pop(slot, None)) is not None:
                     self._callers[eviction] = CALLERS.index("request")
-        elif isinstance(event, ev.EvictionEvent):
-            if event.slot in self._preempted_slots:
-                self._preempted_slots.discard(event.slot)
-                row = row._replace(caller="preempt")
-            else:
-                self._open[event.slot] = self.num_rows
-        elif isinstance(event, ev.FreeRequestEvent) and event.is_preemption:
+        elif event.kind == "eviction":
+            (slot,) = event.slots
+            if slot in self._preempted_slots:
+                self._preempted_slots.discard(slot)
+                return event._replace(caller="preempt")
+            self._open[slot] = self.num_rows
+        elif event.kind == "free_request" and event.caller == "preempt":
             self._preempted_slots.update(event.slots)
             self.num_preemptions += 1
-        self._append(event, row)
+        return event
 
     def table(self, *, has_bucket_lines: bool) -> pa.Table:
         kinds, callers = np.array(self._kinds), np.array(self._callers)
@@ -367,19 +341,19 @@ class _KvRows:
         }
         return pa.table([columns[name] for name in schema.KV_EVENTS.names], schema=schema.KV_EVENTS)
 
-    def _append(self, event: LogEvent, row: _KvRow) -> None:
+    def _append(self, event: ev.KvLogEvent) -> None:
         self.has_created |= event.created_ns is not None
-        self._kinds.append(KINDS.index(row.kind))
-        self._callers.append(CALLERS.index(row.caller))
+        self._kinds.append(KINDS.index(event.kind))
+        self._callers.append(CALLERS.index(event.caller))
         self._log_ns.append(_instant_or_absent(self._to_clock, event))
-        self._num_blocks.append(row.num_blocks)
-        self._reused.append(row.reused_tokens)
+        self._num_blocks.append(event.num_blocks)
+        self._reused.append(event.reused_tokens)
         bucket_steps, iteration_steps = self._num_steps
         self._bucket_steps.append(bucket_steps)
         self._iteration_steps.append(iteration_steps)
-        self._slots.extend(row.slots)
+        self._slots.extend(event.slots)
         self._slot_ends.append(len(self._slots))
-        self._ids.append(row.request_id)
+        self._ids.append(event.request_id)
         if len(self._ids) == BLOCK_ROWS:
             self._id_blocks.append(pa.array(self._ids, pa.string()))
             self._ids.clear()

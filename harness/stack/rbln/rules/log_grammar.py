@@ -1,4 +1,4 @@
-"""The message forms of the serving stack's log, as a table, and one event class per form.
+"""The message forms of the serving stack's log, as a table, and the events that they become.
 
 A message either is one of these forms from its first byte to its last, with consistent numbers, or it is not read at
 all. Events start with the place of their line: ``end_offset`` (bytes of the stream up to and including its newline),
@@ -35,85 +35,27 @@ class EqualSteps(NamedTuple):
     bucket: int
 
 
-class AllocEvent(NamedTuple):
-    """A request was given KV slots."""
+class KvLogEvent(NamedTuple):
+    """What happened to KV slots, in the columns of the kv_events table.
+
+    alloc: a request was given slots. eviction: a slot lost its KV; the line has no request id and no cause, ``derive``
+    infers the cause from the order. cache_hit: inner blocks were reused from slots. cache_partial: less KV was reused
+    than the prefix hashes promised (the false-positive size of prefix_cache_hits). free_request: a request freed its
+    slots, which become evictable, or are evicted at once by a preemption. mapping_remove: a slot's list of inner blocks
+    was deleted (the first half of an eviction). copy_failed: see KvCopyFailedEvent. fault: a line that the vendor's
+    code writes only when its bookkeeping is inconsistent, with its name.
+    """
 
     end_offset: int
     created_ns: int | None
     pid: int
-    request_id: str
-    slots: tuple[int, ...]
-    num_blocks: int
-
-
-class EvictionEvent(NamedTuple):
-    """A slot lost its KV. The line has no request id and no cause; ``derive`` infers the cause from the order."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    slot: int
-    num_blocks: int
-    free_slots_after: int
-    inactive_slots_after: tuple[int, ...]
-
-
-class CacheHitEvent(NamedTuple):
-    """KV was reused: ``num_blocks`` inner blocks from ``slots``."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    request_id: str
-    slots: tuple[int, ...]
-    num_blocks: int
-
-    @property
-    def reused_tokens(self) -> int:
-        return BLOCK_TOKENS * self.num_blocks
-
-
-class CachePartialEvent(NamedTuple):
-    """Less KV was reused than the prefix hashes promised (the false-positive size of prefix_cache_hits)."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    request_id: str
-    reused_tokens: int
-    hash_hit_tokens: int
-    missed_tokens: int
-
-
-class FreeRequestEvent(NamedTuple):
-    """A request freed its slots: they become evictable, or are evicted at once by a preemption."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    request_id: str
-    is_preemption: bool
-    slots: tuple[int, ...]
-
-
-class MappingRemoveEvent(NamedTuple):
-    """A slot's list of inner blocks was deleted (the first half of an eviction)."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    slot: int
-    num_blocks: int
-
-
-class KvFaultEvent(NamedTuple):
-    """A line that the vendor's code writes only when its bookkeeping is inconsistent."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    fault: str
-    slot: int
+    kind: str
+    request_id: str = ""
+    slots: tuple[int, ...] = ()
+    num_blocks: int = 0
+    caller: str = ""
+    reused_tokens: int = 0
+    fault: str = ""
 
 
 class KvCopyFailedEvent(NamedTuple):
@@ -165,20 +107,7 @@ class OtherEvent(NamedTuple):
     about: str
 
 
-LogEvent = (
-    BucketEvent
-    | AllocEvent
-    | EvictionEvent
-    | CacheHitEvent
-    | CachePartialEvent
-    | FreeRequestEvent
-    | MappingRemoveEvent
-    | KvFaultEvent
-    | KvCopyFailedEvent
-    | IterationEvent
-    | SettingEvent
-    | OtherEvent
-)
+LogEvent = BucketEvent | KvLogEvent | KvCopyFailedEvent | IterationEvent | SettingEvent | OtherEvent
 
 # A line's content without its place: the event class and its other fields.
 LineContent = tuple[Any, tuple[Any, ...]]
@@ -254,19 +183,38 @@ def _bucket(values: Fields) -> Fields | None:
     return values if 0 < num_seqs <= bucket else None
 
 
-def _slots_and_blocks(values: Fields) -> Fields | None:
+def _kv(kind: str, request_id: str, slots: tuple[int, ...], num_blocks: int = 0, **others: Any) -> Fields:
+    """The fields of a KvLogEvent after its place."""
+    return KvLogEvent(0, None, 0, kind, request_id, slots, num_blocks, **others)[3:]
+
+
+def _alloc(values: Fields) -> Fields | None:
     request_id, num_slots, slots, num_blocks, num_listed = values
-    return (request_id, slots, num_blocks) if (len(slots), num_listed) == (num_slots, num_blocks) else None
+    is_sound = (len(slots), num_listed) == (num_slots, num_blocks)
+    return _kv("alloc", request_id, slots, num_blocks) if is_sound else None
 
 
-def _partial(values: Fields) -> Fields | None:
-    _, reused, hash_hit, missed = values
-    return values if reused + missed == hash_hit else None
+def _cache_hit(values: Fields) -> Fields | None:
+    request_id, num_slots, slots, num_blocks, num_listed = values
+    is_sound = (len(slots), num_listed) == (num_slots, num_blocks)
+    return (
+        _kv("cache_hit", request_id, slots, num_blocks, reused_tokens=BLOCK_TOKENS * num_blocks) if is_sound else None
+    )
+
+
+def _cache_partial(values: Fields) -> Fields | None:
+    request_id, reused, hash_hit, missed = values
+    return _kv("cache_partial", request_id, (), reused_tokens=reused) if reused + missed == hash_hit else None
+
+
+def _free_request(values: Fields) -> Fields:
+    request_id, is_preemption, slots = values
+    return _kv("free_request", request_id, slots, caller="preempt" if is_preemption else "request")
 
 
 def _mapping_remove(values: Fields) -> Fields | None:
     slot, num_blocks, num_listed = values
-    return (slot, num_blocks) if num_listed == num_blocks else None
+    return _kv("mapping_remove", "", (slot,), num_blocks) if num_listed == num_blocks else None
 
 
 def _mapping_search(values: Fields) -> Fields | None:
@@ -286,32 +234,39 @@ _FORMS = (
     _form(BucketEvent, "[BUCKET] ", "request_nums=<int> padded_batch_size=<int>", _bucket),
     # prefix_cache_manager/optimum_prefix_cache_manager.py:308, :361, :172 (one list of inner blocks a slot), :150, :407
     _form(
-        AllocEvent,
+        KvLogEvent,
         "[PFX] [ALLOC]",
         " REQUEST=<text> | OB_COUNT=<int> OB=<ids> | IB_COUNT=<int> IB=<list>",
-        _slots_and_blocks,
+        _alloc,
     ),
     _form(
-        EvictionEvent,
+        KvLogEvent,
         "[PFX] [EVICTION]",
-        " OB=<int> | IB_COUNT=<int> | FREE_BLOCKS_AFTER=<int> | INACTIVE_MAPPINGS_AFTER=<ids>",
+        r" OB=<int> | IB_COUNT=<int> | FREE_BLOCKS_AFTER=<\d{1,9}> | "
+        r"INACTIVE_MAPPINGS_AFTER=<\[(?:\d{1,9}(?:, \d{1,9})*)?\]>",
+        lambda values: _kv("eviction", "", values[:1], values[1]),
     ),
     _form(
-        CacheHitEvent,
+        KvLogEvent,
         "[PFX] [CACHE-HIT]",
         " REQUEST=<text> | OB_COUNT=<int> OB=<ids> | IB_COUNT=<int> IB=<lists>",
-        _slots_and_blocks,
+        _cache_hit,
     ),
     _form(
-        CachePartialEvent,
+        KvLogEvent,
         "[PFX] [CACHE-PARTIAL]",
         r" REQUEST=<text> | REUSED=<int>/<int> tokens (<\d{1,9}\.\d>%) | MISSED=<int> tokens (<\d{1,9}\.\d>%) | "
         "REASON=partial_cache_miss",
-        _partial,
+        _cache_partial,
     ),
-    _form(FreeRequestEvent, "[PFX] [FREE-REQUEST]", " REQUEST=<text> | PREEMPTION=<True|False> | OUTER_BLOCKS=<ids>"),
+    _form(
+        KvLogEvent,
+        "[PFX] [FREE-REQUEST]",
+        " REQUEST=<text> | PREEMPTION=<True|False> | OUTER_BLOCKS=<ids>",
+        _free_request,
+    ),
     # optimum_block_mapping_manager.py:106 and :176
-    _form(MappingRemoveEvent, "[PFX] [MAPPING-REMOVE]", " OB=<int> | IB_COUNT=<int> IB=<list>", _mapping_remove),
+    _form(KvLogEvent, "[PFX] [MAPPING-REMOVE]", " OB=<int> | IB_COUNT=<int> IB=<list>", _mapping_remove),
     _form(
         OtherEvent,
         "[PFX] [MAPPING-SEARCH]",
@@ -320,16 +275,16 @@ _FORMS = (
     ),
     # optimum_prefix_cache_manager.py:97 and :375
     _form(
-        KvFaultEvent,
+        KvLogEvent,
         "[PFX] [DEALLOCATE-WARNING]",
         " BLOCK=<int> | REASON=unallocated_block",
-        lambda values: ("DEALLOCATE-WARNING", *values),
+        lambda values: _kv("fault", "", values, fault="DEALLOCATE-WARNING"),
     ),
     _form(
-        KvFaultEvent,
+        KvLogEvent,
         "[PFX] [EVICTION-ERROR]",
         " OB=<int> | REASON=block_not_found_in_allocator",
-        lambda values: ("EVICTION-ERROR", *values),
+        lambda values: _kv("fault", "", values, fault="EVICTION-ERROR"),
     ),
     # optimum_scheduler.py:674, optimum_model_runner.py:638 and :845
     _other(

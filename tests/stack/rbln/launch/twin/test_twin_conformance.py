@@ -104,7 +104,7 @@ def assert_every_line_is_read(run: SealedRun) -> None:
     assert counts.unread == 0, counts.unread_samples
     assert kinds["BucketEvent"] == len(device_trace(run, "decode"))
     cuts = assert_no_cut_invents_or_loses(content)
-    assert set(cuts) >= {"AllocEvent", "BucketEvent", "EvictionEvent", "FreeRequestEvent", "anywhere"}
+    assert set(cuts) >= {"alloc", "BucketEvent", "eviction", "free_request", "anywhere"}
     print(f"cuts: {', '.join(f'{count} {kind}' for kind, count in cuts.items())}")
 
 

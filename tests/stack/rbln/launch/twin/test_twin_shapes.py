@@ -298,6 +298,6 @@ def test_the_default_log_of_the_real_stack_is_read_whole_and_cut_anywhere(server
     whole = list(parse_log([content], counts))
 
     assert counts.unread == 0, counts.unread_samples
-    assert {type(event).__name__ for event in whole} >= {"BucketEvent", "AllocEvent", "FreeRequestEvent"}
+    assert {kind_of(event) for event in whole} >= {"BucketEvent", "alloc", "free_request"}
     cuts = assert_no_cut_invents_or_loses(content)
     assert {kind_of(event) for event in whole} - set(cuts) <= {kind_of(whole[-1])}
