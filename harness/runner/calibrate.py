@@ -120,7 +120,7 @@ class Calibration:
     @property
     def intervals(self) -> dict[str, Interval]:
         """Of every coefficient, by its name."""
-        eager = {} if self.eager is None else {"eager_ms": self.eager.interval}
+        eager = {} if self.eager is None else self.eager.intervals
         return {**self.decode.intervals, **self.prefill.intervals, **eager}
 
     @property
@@ -476,18 +476,8 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
             "format": FILE_FORMAT,
             **calibration.provenance,
             "packages": calibration.packages,
-            "decode": {
-                "method": decode.method,
-                "points": decode.num_points,
-                **asdict(decode.error),
-                "intervals": _ends(decode.intervals),
-            },
-            "prefill": {
-                "method": "least squares on the median time of each length",
-                "points": prefill.num_points,
-                **asdict(prefill.error),
-                "intervals": _ends(prefill.intervals),
-            },
+            "decode": {"method": decode.method, **_origin(decode)},
+            "prefill": {"method": "least squares on the median time of each length", **_origin(prefill)},
             "runs": calibration.run_hashes,
         },
     }
@@ -498,11 +488,7 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
         }
     if (eager := calibration.eager) is not None:
         table["eager"] = {"step_ns": round(eager.step_ms * NS_PER_MS)}
-        table["calibration"]["eager"] = {
-            "points": eager.num_points,
-            **asdict(eager.error),
-            "intervals": _ends({"eager_ms": eager.interval}),
-        }
+        table["calibration"]["eager"] = _origin(eager)
     return tomli_w.dumps(_rounded(table))
 
 
@@ -519,9 +505,10 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _ends(intervals: Mapping[str, Interval]) -> dict[str, dict[str, Any]]:
-    """Intervals without their estimates, which are the coefficients themselves."""
-    return {
+def _origin(fit: DecodeFit | PrefillFit | EagerFit) -> dict[str, Any]:
+    """Points, errors and intervals of a fit; without the estimates, which are the coefficients themselves."""
+    intervals = {
         name: {key: value for key, value in asdict(interval).items() if key != "estimate"}
-        for name, interval in intervals.items()
+        for name, interval in fit.intervals.items()
     }
+    return {"points": fit.num_points, **asdict(fit.error), "intervals": intervals}

@@ -211,7 +211,7 @@ class EagerFit:
     """What a decode step without a graph takes more than the cost model's step with a graph of its size, ms."""
 
     step_ms: float
-    interval: Interval
+    intervals: Mapping[str, Interval]
     error: FitError
     num_points: int
 
@@ -222,7 +222,7 @@ def fit_eager(points: Sequence[StepPoint], with_graph_ms: Callable[[StepPoint], 
     extra = [point.block_periods_ms - price_ms for point, price_ms in zip(points, prices_ms, strict=True)]
     form = _Form(("eager_ms",), np.ones((len(points), 1)))
     fitted = _fit(form, extra, [point.stratum for point in points], seed, prices_ms)
-    return EagerFit(fitted.coefficients["eager_ms"], fitted.intervals["eager_ms"], fitted.error, len(points))
+    return EagerFit(fitted.coefficients["eager_ms"], fitted.intervals, fitted.error, len(points))
 
 
 class _Form(NamedTuple):

@@ -236,14 +236,13 @@ class _Stream:
         return int(self.tokens[place - 1]) if place else 0
 
 
-def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[Stretch]:
+def chunk_stretches(run: SealedRun) -> Iterator[Stretch]:
     """Stretches between the client's stamps of one stream; n counts the requests between first and last token.
 
-    kernel_stamps: use the kernel's receive stamps where every chunk of a stream has one. Nothing comes of runs that
-    did not stream.
+    Nothing comes of runs that did not stream.
     """
     buckets = run.manifest.decode_buckets
-    streams = _streams(run, kernel_stamps)
+    streams = _streams(run)
     others = _unfollowed(run)
     borders = sorted(
         {at for stream in streams for at in (stream.sent_ns, stream.first_ns, stream.done_ns)}
@@ -279,7 +278,8 @@ def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[S
         )
 
 
-def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
+def _streams(run: SealedRun) -> list[_Stream]:
+    """Stamped by the kernel where every chunk of a stream has such a stamp."""
     chunks = run.table("chunks").sort_by([("session", "ascending"), ("request", "ascending"), ("chunk", "ascending")])
     keys = np.stack([np.asarray(chunks.column(name)) for name in ("session", "request")], axis=1)
     starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1)) if len(keys) else np.zeros(0, np.int64)
@@ -292,7 +292,7 @@ def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
         stream = rows.get((request["session"], request["request"]))
         if request["status"] != "ok" or stream is None:
             continue
-        stamped = stream.column("kernel_ns" if kernel_stamps else "received_ns")
+        stamped = stream.column("kernel_ns")
         if stamped.null_count:
             stamped = stream.column("received_ns")
         received_ns = np.asarray(stamped).astype(np.int64)
