@@ -16,7 +16,7 @@ from harness.analysis import ConditionFigures, ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, on_terminal, write_perfetto
 from harness.report.answers import answers
-from harness.report.timeline import TimelineView, nice_stride, requests_in_stalls, step_segments
+from harness.report.timeline import TimelineView, nice_stride, requests_in_stalls, step_segments, timeline
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 from tests.support.report_runs import MS, Shape, seal_demo, seal_run
@@ -173,3 +173,13 @@ def test_only_requests_that_met_a_stall_are_counted(tmp_path: Path) -> None:
     assert requests_in_stalls(requests, []) == 0
     assert requests_in_stalls(requests, [[first_done_ns - MS // 10, MS // 5]]) == 1
     assert requests_in_stalls(requests, [[rows[0]["due_ns"] - 2 * MS, MS]]) == 0
+
+
+def test_a_session_that_continues_another_shows_what_its_first_request_reused(tmp_path: Path) -> None:
+    for num_background, expected in ((0, "cached"), (9, "recomputed")):
+        workload = {"source": "sequential", "num_background": num_background}
+        spec = small_experiment(backend="sim", replicates=1, workload=workload, condition=[{"name": "m"}])
+        view = timeline(run_experiment(spec, runs_root=tmp_path / str(num_background)).runs[0], 0)
+        assert view is not None
+        assert view.bars[-1].reuse == expected
+        assert {bar.reuse for bar in view.bars[:-1]} == {"first"}
