@@ -89,15 +89,14 @@ class MeasuredRequest:
 class MeasuredRun:
     """One valid run. requests: by session and turn.
 
-    wall_ns: what is added to an instant of the run, so that it counts from 1970. origin: what must stand beside its
-    figures when no device was measured. model, host, port: of the server; empty and 0 where none served.
+    wall_ns: what is added to an instant of the run, so that it counts from 1970. model, host, port: of the server;
+    empty and 0 where none served.
     """
 
     run: SealedRun
     wall_ns: int
     requests: tuple[MeasuredRequest, ...]
     figures: ServingFigures | None
-    origin: str
     model: str
     host: str
     port: int
@@ -152,7 +151,7 @@ class MeasuredRun:
         rate: Rate | None = getattr(self.figures, name, None)
         return None if rate is None else rate.mean
 
-    @property
+    @cached_property
     def metadata(self) -> dict[str, str]:
         """What names the run and says where its figures are from."""
         manifest = self.run.manifest
@@ -161,7 +160,7 @@ class MeasuredRun:
             "condition": manifest.condition,
             "replicate": str(manifest.replicate),
             "backend": manifest.backend,
-            "origin": self.origin or "Measured on a device.",
+            "origin": origin_of([self.run]) or "Measured on a device.",
             "time_scale": str(manifest.time_scale),
             "plan_hash": manifest.plan_hash,
             "seal": manifest.seal,
@@ -179,7 +178,6 @@ def measured(run: SealedRun) -> MeasuredRun:
         wall_ns=start_wall_ns - start_ns,
         requests=tuple(_requests(run, start_wall_ns - start_ns)),
         figures=serving_figures(run.condition, [run]),
-        origin=origin_of([run]),
         model=str(launch.get("model", "")),
         host=str(launch.get("host", "")),
         port=int(launch.get("port", 0) or 0),

@@ -153,11 +153,6 @@ class SealedRun:
         """The device of its fleet; None outside a fleet."""
         return None if self.manifest.fleet is None else self.manifest.fleet.device
 
-    @property
-    def host(self) -> str:
-        """The host of that device; "" outside a fleet."""
-        return "" if self.manifest.fleet is None else self.manifest.fleet.host
-
     @cached_property
     def launch(self) -> LaunchReport:
         """Facts about the server, from its log and metrics."""

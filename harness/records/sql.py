@@ -213,13 +213,14 @@ def _create_views(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) 
 def _run_row(run: SealedRun) -> dict[str, object]:
     """A run's manifest, nested parts as JSON text."""
     manifest = run.manifest
+    fleet = {} if manifest.fleet is None else manifest.fleet.model_dump()
     computed: dict[str, object] = {
         "findings": [finding.model_dump() for finding in manifest.findings],
         "num_earlier_tries": len(manifest.earlier_tries),
         "is_baseline": manifest.condition == manifest.baseline,
         "device": run.device,
-        "host": run.host or None,
-        "neighbours": None if manifest.fleet is None else manifest.fleet.neighbours,
+        "host": fleet.get("host") or None,
+        "neighbours": fleet.get("neighbours"),
         "folder": str(run.path),
     }
     row = {name: computed[name] if name in computed else getattr(manifest, name) for name in schema.RUNS.names}
