@@ -33,7 +33,7 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def bind(function: Callable[..., Result], *tables: Any) -> Callable[..., Result]:
-    """A function that Python calls, with its first arguments fixed: the rest are numbers."""
+    """A function that Python calls, with its first arguments fixed: tables that stay where they are."""
     return (
         cast("Callable[..., Result]", function.bind(*tables))
         if isinstance(function, AotFunction)

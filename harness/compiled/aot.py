@@ -67,14 +67,14 @@ class AotFunction:
         return self._run(self._code_for(arguments), _words(arguments))
 
     def bind(self, *tables: Any) -> Callable[..., int | None]:
-        """The function of its other arguments, which are numbers. The addresses of ``tables`` are read once, here."""
+        """The function of its other arguments, always of the same kinds. The addresses of ``tables`` are read once."""
         words, code = _words(tables), None
 
-        def call(*numbers: int) -> int | None:
+        def call(*rest: Any) -> int | None:
             nonlocal code
             if code is None:
-                code = self._code_for((*tables, *numbers))
-            return self._run(code, words + _words(numbers))
+                code = self._code_for((*tables, *rest))
+            return self._run(code, words + _words(rest))
 
         return call
 

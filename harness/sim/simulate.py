@@ -169,7 +169,7 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
     state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
     outcome, scratch = layout.new_outcome(arrays, config, *room), layout.new_scratch(arrays)
     num_plans = len(arrays.plans)
-    kernel.run_plans(arrays, 0, num_plans, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
+    kernel.run_plans(arrays, state, scratch, outcome, cost, 0, num_plans, FAR if max_steps is None else max_steps)
     stuck = outcome.totals["stuck_session"]
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))

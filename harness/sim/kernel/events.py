@@ -398,12 +398,12 @@ def take_costs(cost: CostArrays, draw: int) -> None:
 @compiled
 def run_plans(
     plans: PlanArrays,
-    first_plan: int,
-    last_plan: int,
     state: EngineState,
-    cost: CostArrays,
     scratch: Scratch,
     outcome: Outcome,
+    cost: CostArrays,
+    first_plan: int,
+    last_plan: int,
     max_steps: int,
 ) -> None:
     """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only entrypoint."""

@@ -7,17 +7,17 @@ steps of up to w requests, the slots, and whether max_num_seqs exceeds w can mat
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from harness.compiled import bind
 from harness.compiled.records import IntArray, Records, sums
 from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import load_cost_model
-from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.experiment import build_plan
@@ -91,6 +91,13 @@ class GroupFigures(NamedTuple):
     evictions: int
 
 
+class _Memory(NamedTuple):
+    """The kernel bound to state and tables of one size of server, and the table that it writes its results to."""
+
+    run_plans: Callable[..., None]
+    outcome: layout.Outcome
+
+
 def build_plans(inputs: InputSpec) -> tuple[list[Plan], list[tuple[int, str, int, int]]]:
     """Every plan of a search, drawn once, and (N, role, first, last) of its groups, by N, then role.
 
@@ -129,7 +136,7 @@ class Evaluator:
         self._arrays = plan_arrays(self.plans)
         self._cost_model = load_cost_model(space.cost_model)
         self._is_sharing = is_sharing
-        self._states: dict[tuple[int, ...], tuple[EngineState, layout.Scratch, layout.Outcome]] = {}
+        self._states: dict[tuple[int, ...], _Memory] = {}
         self._shared: dict[tuple[object, ...], GroupFigures] = {}
         plans, requests = self._arrays.plans, self._arrays.requests
         self._most_requests = int(plans["num_requests"].max())
@@ -259,8 +266,8 @@ class Evaluator:
         if self.space.window is not None:
             return [self._windows(config, group, self.space.window) for group in groups]
         cost = layout.cost_arrays(config, self._cost_model)
-        state, scratch, outcome = self._memory(config)
-        kernel.run_plans(self._arrays, first, last, state, cost, scratch, outcome, FAR)
+        run_plans, outcome = self._memory(config)
+        run_plans(cost, first, last, FAR)
         if outcome.totals["stuck_session"][first:last].max() >= 0:
             raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
         latencies_ns = outcome.requests["completed_ns"] - outcome.requests["arrival_ns"]
@@ -289,15 +296,16 @@ class Evaluator:
             evictions=sum(figures.evictions for figures in of_plans),
         )
 
-    def _memory(self, config: EngineConfig) -> tuple[EngineState, layout.Scratch, layout.Outcome]:
-        """State and tables for servers of this size; those of the sizes used last are kept."""
+    def _memory(self, config: EngineConfig) -> _Memory:
+        """The memory for servers of this size; those of the sizes used last are kept."""
         key = (config.max_num_seqs, config.active_limit, config.kv_slots, config.slot_tokens)
         memory = self._states.pop(key, None)
         if memory is None:
             if len(self._states) >= MOST_STATES:
                 del self._states[next(iter(self._states))]
             state, scratch = new_state(config, self._most_requests), layout.new_scratch(self._arrays)
-            memory = state, scratch, layout.new_outcome(self._arrays, config)
+            outcome = layout.new_outcome(self._arrays, config)
+            memory = _Memory(bind(kernel.run_plans, self._arrays, state, scratch, outcome), outcome)
         self._states[key] = memory
         return memory
 
