@@ -186,7 +186,7 @@ def _as_text(result: ReleaseCheck) -> str:
     ]
     for checked in result.changed:
         known = f"; as in {', '.join(checked.known_in)}" if checked.known_in else ""
-        lines.append(f"{checked.state}: {checked.fact.name} ({', '.join(checked.fact.bears)}){known}")
+        lines.append(f"{checked.state}: {checked.fact.name} ({', '.join(checked.fact.affects)}){known}")
         lines.append(f"    {checked.fact.file}")
         lines += [f"    {line}" for line in checked.diff]
     lines += [f"{use.what}: {use.verdict} ({use.why})" for use in result.uses]
@@ -206,7 +206,7 @@ def _as_json(result: ReleaseCheck) -> str:
                 {
                     "name": checked.fact.name,
                     "file": checked.fact.file,
-                    "bears": list(checked.fact.bears),
+                    "affects": list(checked.fact.affects),
                     "state": checked.state,
                     "known_in": list(checked.known_in),
                     "diff": list(checked.diff),

@@ -229,8 +229,8 @@ class Answer:
         """The event that opens a choice of a chat."""
         choice = self.choices[index]
         choice.is_begun = True
-        recorded = self._recorded(" opening")
-        body = {**recorded, **self._head, "choices": [{**recorded["choices"][0], "index": index}]}
+        opening = self._recorded(" opening")
+        body = {**opening, **self._head, "choices": [{**opening["choices"][0], "index": index}]}
         if self._body.continuous_usage:
             body["usage"] = usage(len(choice.request.prompt), 0)
         if self._body.return_token_ids:

@@ -48,8 +48,10 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
                 if done.returncode == ExitCode.RUN_INVALID:
                     done = _called([*words, "--resume", "--retry-invalid"], tmp_path)
             done.returncode = 0 if done.returncode == ExitCode.RUN_INVALID else done.returncode
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        printed[command] = done.stdout
+        printed[command] = " ".join(done.stdout.split())
+        # As planned, one measurement in ten does not show the gain.
+        is_failed = "decisions are FAIL" in done.stderr
+        assert done.returncode == (ExitCode.RULE_FAILED if is_failed else 0), f"{command}\n{done.stderr}"
     assert (tmp_path / "slots.html").is_file()
     assert (tmp_path / "plans" / "frozen" / "slots.json").is_file()
     needed = re.search(r"twelve-slots: (\d+) replicates show it cheaper", printed["harness power slots.toml"])
@@ -58,10 +60,14 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
     predicted = printed["harness decide slots --runs runs/predicted"]
     assert re.search(SENTENCE + r"NOT SUBJECT \(would be PASS\)", predicted), predicted
     measured = printed["harness decide slots --runs runs/measured"]
-    # Where other tests kept the emulator waiting, its two channels lie apart: then nobody is told an answer.
     of_run = next(text for command, text in printed.items() if "--confirmatory" in command)
-    is_apart = "Cannot tell: " in of_run or "Withheld: " in of_run
-    assert re.search("WITHHELD" if is_apart else SENTENCE + "PASS", measured), measured
+    if "Cannot tell: " in of_run or "Withheld: " in of_run:
+        # Other tests kept the emulator waiting, so that its two channels lie apart.
+        assert "WITHHELD" in measured, measured
+    elif re.search(SENTENCE + "cheaper", of_run):
+        assert re.search(SENTENCE + "PASS", measured), measured
+    else:
+        assert re.search("twelve-slots costs .*: (PASS|FAIL)", measured), measured
     compared = printed["harness compare runs/measured/slots --baseline runs/predicted/slots"]
     assert compared.count("paired by plan") == 2, compared
 

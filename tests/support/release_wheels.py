@@ -27,9 +27,9 @@ class Scheduler:
 LINE = "[PFX] [ALLOC] REQUEST=%s"
 '''
 FACTS = [
-    {"name": "order", "file": SCHEDULER, "functions": ["Scheduler.schedule"], "bears": ["rules"], "says": "oldest"},
-    {"name": "line", "file": SCHEDULER, "formats": "[PFX]", "bears": ["log grammar"], "says": "one line"},
-    {"name": "queue", "file": "vllm/queue.py", "functions": ["Queue"], "bears": ["rules"], "says": "a deque"},
+    {"name": "order", "file": SCHEDULER, "functions": ["Scheduler.schedule"], "affects": ["rules"], "says": "oldest"},
+    {"name": "line", "file": SCHEDULER, "formats": "[PFX]", "affects": ["log grammar"], "says": "one line"},
+    {"name": "queue", "file": "vllm/queue.py", "functions": ["Queue"], "affects": ["rules"], "says": "a deque"},
 ]
 QUEUE = "class Queue:\n    def pop(self):\n        return self.items.popleft()\n"
 

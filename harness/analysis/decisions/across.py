@@ -169,9 +169,6 @@ class PeerSide:
         return self.tool
 
 
-PAIRED = "paired: by drawn plans, runs of other plans left out; unpaired: the two sides replayed different inputs."
-
-
 def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
     """Every pair in every measure: ratio to the baseline, its interval, and a p-value adjusted over the pairs.
 
@@ -185,7 +182,8 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
     return _table(
         "Conditions against their baselines",
         "of sums for costs, of means over runs else",
-        PAIRED + without_a,
+        "paired: by drawn plans, runs of other plans left out; unpaired: the two sides replayed different inputs."
+        + without_a,
         rows,
         origin,
     )

@@ -149,24 +149,25 @@ def runner_of(client: Any) -> ChunkRunner:
     return run
 
 
-def search(  # noqa: PLR0913  # what a search depends on, each with a default
+def search(
     space: SpaceSpec,
     folder: Path,
     *,
     budget_s: float | None = None,
     run_chunks: ChunkRunner = compute_here,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
-    clock: Clock | None = None,
 ) -> SearchResult:
     """Judge every candidate of a space and leave the ledger in ``folder``; an earlier search there is continued.
 
     budget_s: exhaustive when that fits, else successive halving; decided once, and kept when the search is resumed.
     Raises SpecError when the folder holds another search, RecordsError when a chunk was damaged.
     """
-    return _Search(space, folder, run_chunks, on_progress, clock or MonotonicClock()).run(budget_s)
+    return Search(space, folder, run_chunks, on_progress, MonotonicClock()).run(budget_s)
 
 
-class _Search:
+class Search:
+    """``search`` by any clock, which says what a candidate costs and how much time is left."""
+
     def __init__(
         self,
         space: SpaceSpec,

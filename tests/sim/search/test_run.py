@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from harness.shipped import shipped_names
 from harness.sim import simulate
 from harness.sim.search.evaluate import Evaluator, nearest_rank
 from harness.sim.search.result import pareto_front, sensitivity, share_at_most
-from harness.sim.search.run import Chunk, Progress, compute_here, search
+from harness.sim.search.run import Chunk, Progress, Search, compute_here, search
 from harness.sim.search.space import SpaceSpec, load_space, parse_space
 from harness.spec import ServerShape
 from harness.stack.rbln.rules.kv_rules import RULE_SETS
@@ -339,10 +339,16 @@ class SlowClock:
         self.sleep_until_ns(deadline_ns)
 
 
+def timed(
+    clock: SlowClock, spec: SpaceSpec, folder: Path, on_progress: Callable[[Progress], None] = lambda _: None
+) -> Search:
+    return Search(spec, folder, compute_here, on_progress, clock)
+
+
 def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> None:
     spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
-    told: list[Progress] = []
-    result = search(spec, tmp_path, budget_s=40.0, on_progress=told.append, clock=SlowClock(20_000_000_000))
+    shown: list[Progress] = []
+    result = timed(SlowClock(20_000_000_000), spec, tmp_path, shown.append).run(40.0)
     halving = result.halving
     assert halving is not None
     assert 0 < len(result.ranked) < spec.count()
@@ -353,13 +359,13 @@ def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> Non
     assert halving.not_simulated + sum(count for _, count in halving.partial) == left_out
     assert halving.audited == min(200, left_out)
     assert 0 < halving.better_share_at_most <= 1
-    again = search(spec, tmp_path, clock=SlowClock(1))
+    again = timed(SlowClock(1), spec, tmp_path).run(None)
     assert again.ledger.equals(result.ledger)
-    assert told[-1].done == told[-1].total
+    assert shown[-1].done == shown[-1].total
 
 
 def test_a_generous_budget_is_exhaustive(tmp_path: Path) -> None:
-    assert search(space(), tmp_path, budget_s=1000.0, clock=SlowClock(1000)).halving is None
+    assert timed(SlowClock(1000), space(), tmp_path).run(1000.0).halving is None
 
 
 def test_of_none_in_sixty_at_most_five_percent_are_better() -> None:

@@ -56,8 +56,8 @@ class Known(_Row):
 class Fact(_Row):
     """Functions of a file, or formats (strings with this start), or names (exact strings).
 
-    mentioning: keeps only statements of the functions that contain a given word, for long constructors. bears: what
-    relies on the fact (of ``USES``). says: the assumption, as a sentence.
+    mentioning: keeps only statements of the functions that contain a given word, for long constructors. affects: the
+    uses that rely on the fact (of ``USES``). says: the assumption, as a sentence.
     """
 
     name: str
@@ -67,14 +67,14 @@ class Fact(_Row):
     formats: str = ""
     names: tuple[str, ...] = ()
     with_logging: bool = False
-    bears: tuple[str, ...] = Field(min_length=1)
+    affects: tuple[str, ...] = Field(min_length=1)
     says: str
     known: tuple[Known, ...] = ()
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Fact:
-        if sum(map(bool, (self.functions, self.formats, self.names))) != 1 or not set(self.bears) <= set(USES):
-            raise ValueError(f"{self.name}: give functions, formats or names, and bears of {', '.join(USES)}")
+        if sum(map(bool, (self.functions, self.formats, self.names))) != 1 or not set(self.affects) <= set(USES):
+            raise ValueError(f"{self.name}: give functions, formats or names, and affects of {', '.join(USES)}")
         return self
 
     @property
@@ -320,7 +320,7 @@ class _Comparison:
 
     def use(self, what: str, checks: Sequence[FactCheck], rbln: Sources) -> Use:
         """Whether ``what`` of ``USES`` may be used."""
-        concerned = [check for check in checks if what in check.fact.bears]
+        concerned = [check for check in checks if what in check.fact.affects]
         changed = [check.fact.name for check in concerned if check.is_lacking and not check.known_in]
         unseen = sum(check.state == "unseen" for check in concerned)
         if what == "rules":

@@ -188,18 +188,12 @@ def _kv(kind: str, request_id: str, slots: tuple[int, ...], num_blocks: int = 0,
     return KvLogEvent(0, None, 0, kind, request_id, slots, num_blocks, **others)[3:]
 
 
-def _alloc(values: Fields) -> Fields | None:
+def _with_slots(kind: str, values: Fields, tokens_a_block: int = 0) -> Fields | None:
+    """Slots and blocks of a request; nothing where a list is not as long as the line says."""
     request_id, num_slots, slots, num_blocks, num_listed = values
-    is_sound = (len(slots), num_listed) == (num_slots, num_blocks)
-    return _kv("alloc", request_id, slots, num_blocks) if is_sound else None
-
-
-def _cache_hit(values: Fields) -> Fields | None:
-    request_id, num_slots, slots, num_blocks, num_listed = values
-    is_sound = (len(slots), num_listed) == (num_slots, num_blocks)
-    return (
-        _kv("cache_hit", request_id, slots, num_blocks, reused_tokens=BLOCK_TOKENS * num_blocks) if is_sound else None
-    )
+    if (len(slots), num_listed) != (num_slots, num_blocks):
+        return None
+    return _kv(kind, request_id, slots, num_blocks, reused_tokens=tokens_a_block * num_blocks)
 
 
 def _cache_partial(values: Fields) -> Fields | None:
@@ -237,7 +231,7 @@ _FORMS = (
         KvLogEvent,
         "[PFX] [ALLOC]",
         " REQUEST=<text> | OB_COUNT=<int> OB=<ids> | IB_COUNT=<int> IB=<list>",
-        _alloc,
+        lambda values: _with_slots("alloc", values),
     ),
     _form(
         KvLogEvent,
@@ -250,7 +244,7 @@ _FORMS = (
         KvLogEvent,
         "[PFX] [CACHE-HIT]",
         " REQUEST=<text> | OB_COUNT=<int> OB=<ids> | IB_COUNT=<int> IB=<lists>",
-        _cache_hit,
+        lambda values: _with_slots("cache_hit", values, BLOCK_TOKENS),
     ),
     _form(
         KvLogEvent,

@@ -217,8 +217,8 @@ for _name, _content in SUBMODULES.items():
     setattr(sys.modules[_parent], _last, _module)
 
 
-MODULE, CLASS = "vllm_rbln.v1.core.optimum_scheduler", "RBLNOptimumScheduler"
-MARK = "_twin_traced"
+SCHEDULER_MODULE, SCHEDULER_CLASS = "vllm_rbln.v1.core.optimum_scheduler", "RBLNOptimumScheduler"
+TRACED_MARK = "_twin_traced"
 Note = Callable[..., None]
 
 
@@ -227,10 +227,10 @@ def trace_scheduling(note: Note) -> None:
 
     Three methods of the vendor's scheduler are wrapped: each is called once, arguments and result unchanged.
     """
-    scheduler = getattr(sys.modules.get(MODULE), CLASS, None)
-    if scheduler is None or hasattr(scheduler, MARK):
+    scheduler = getattr(sys.modules.get(SCHEDULER_MODULE), SCHEDULER_CLASS, None)
+    if scheduler is None or hasattr(scheduler, TRACED_MARK):
         return
-    setattr(scheduler, MARK, True)
+    setattr(scheduler, TRACED_MARK, True)
     scheduler.add_request = _traced_arrival(scheduler.add_request, note)
     scheduler.finish_requests = _traced_abort(scheduler.finish_requests, note)
     scheduler.schedule = _traced_schedule(scheduler.schedule, note)
