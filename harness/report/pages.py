@@ -132,6 +132,7 @@ def write_history(path: Path, histories: Sequence[History]) -> Path:
 def _write_history_svg(path: Path, histories: Sequence[History], origins: str) -> Path:
     with Sheet() as sheet:
         figure = sheet.figure(PAGE_WIDTH_IN, HISTORY_HEIGHT_IN * len(histories))
+        figure.set_layout_engine("constrained")
         for axes, history in zip(figure.subplots(len(histories), 1, squeeze=False)[:, 0], histories, strict=True):
             _history_plot(axes, history)
             axes.set_title(_history_title(history), loc="left", color=INK)
