@@ -9,7 +9,7 @@ Definitions: docs/method.md, "Decisions"; docs/planning-method.md, "Equivalence"
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -61,7 +61,7 @@ class Decision:
 
     numbers: everything that was used, by name, times in seconds. would_be: what the rule would have said of something
     that is not subject to it. intervals: with method, unit and seed. sentence: the answer in words, without its
-    outcome.
+    outcome. num_blocks: replicates that it was applied to; None where that was not counted.
     """
 
     rule: str
@@ -73,6 +73,7 @@ class Decision:
     intervals: Mapping[str, stats.Interval] = field(default_factory=dict[str, stats.Interval])
     would_be: Outcome | None = None
     sentence: str = ""
+    num_blocks: int | None = None
 
     @property
     def answer(self) -> str:
@@ -288,6 +289,7 @@ def decide_recompilation(
     }
     whose = "model p50 of the server's report" if source == "reported" else "whole step periods"
     reason = f"{whose}: medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
+    reason += nothing_varied(null_ms)
     label = "WITHIN" if is_within else "OUTSIDE"
     return Decision(rule.name, subject, Outcome.of(is_within), reason, label, numbers)
 
@@ -309,8 +311,15 @@ def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float
     covering = (tau0 for tau0 in sorted(rule.tau0_grid) if sums.q95 <= tolerance(tau0) + ROUNDING)
     numbers["least_covering_tau0"] = next(covering, None)
     reason = f"q95 of {sums.num_values} pairs of {rule.sum_size}-run sums {sums.q95:.4f}, tau {tau:.4f}"
+    reason += nothing_varied((singles.maximum, sums.maximum))
     label = "COVERED" if is_covered else "NOT COVERED"
     return Decision(rule.name, subject, Outcome.of(is_covered), reason, label, numbers)
+
+
+def nothing_varied(differences: Iterable[float]) -> str:
+    """The words beside a decision on a spread that is zero, as runs in virtual time have it; empty otherwise."""
+    varied = any(difference > ROUNDING for difference in differences)
+    return "" if varied else "; nothing varied between these runs, so this says nothing of a device that varies"
 
 
 def one_sided_p(distance: float, standard_error: float, degrees: int) -> float:
@@ -449,6 +458,7 @@ def decide_stopped(status: SequentialStatus) -> list[Decision]:
             f"{looks.description}; declared: {status.stop}{note}",
             label=looks.verdict.value.upper(),
             numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
+            num_blocks=looks.num_blocks,
         )
         for looks in status.comparisons
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
@@ -132,15 +133,18 @@ def _apply(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Decision]
         factors = experiment.factors.get(case.condition, {})
         if case.condition and not rule.applies_to(case.condition, factors):
             continue
-        if case.num_replicates < rule.min_replicates:
-            reason = f"{case.num_replicates} valid replicates, the rule needs {rule.min_replicates}"
-            yield withheld(rule.name, case.subject, reason, num_replicates=case.num_replicates)
-        elif case.missing:
-            yield withheld(rule.name, case.subject, case.missing)
-        elif case.condition and rule.is_exploratory(case.condition, factors):
-            yield case.decide().not_subject("exploratory condition")
-        else:
-            yield case.decide()
+        yield replace(_decided(rule, case, factors), num_blocks=case.num_replicates)
+
+
+def _decided(rule: DecisionRule, case: Case, factors: Mapping[str, Factor]) -> Decision:
+    if case.num_replicates < rule.min_replicates:
+        reason = f"{case.num_replicates} valid replicates, the rule needs {rule.min_replicates}"
+        return withheld(rule.name, case.subject, reason, num_replicates=case.num_replicates)
+    if case.missing:
+        return withheld(rule.name, case.subject, case.missing)
+    if case.condition and rule.is_exploratory(case.condition, factors):
+        return case.decide().not_subject("exploratory condition")
+    return case.decide()
 
 
 NO_PREDICTION = "nothing was predicted for these runs"

@@ -251,6 +251,8 @@ def test_recompilations_of_a_deterministic_device_are_within(simulated: Runs) ->
     relaxed = rule.model_copy(update={"min_replicates": 2})
     decisions = decide_experiment([relaxed], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["WITHIN"] * 12
+    assert all("nothing varied between these runs" in one.reason for one in decisions)
+    assert {one.num_blocks for one in decisions} == {2}
     assert {row["null_pairs"] for row in analysed(runs).table("sessions").records()} == {3}
 
 

@@ -15,6 +15,7 @@ from harness.spec.rules import (
     CostRule,
     DirectionRule,
     NoTreatmentRule,
+    RecompilationRule,
     SaturationRule,
     load_rule,
     parse_rule,
@@ -110,6 +111,20 @@ def test_no_treatment_compares_the_sums_that_decisions_use() -> None:
     # Neither r/B of these runs (0.0185) nor the default of 0.02 covers the sums; 0.03 would.
     assert decision.numbers["sum_q95"] > 0.02  # type: ignore[operator]
     assert decision.numbers["least_covering_tau0"] == 0.03
+
+
+def test_a_decision_on_a_spread_of_zero_says_that_nothing_varied() -> None:
+    words = "nothing varied between these runs"
+    no_treatment = NoTreatmentRule(name="t", kind="no-treatment")
+    covered = decide.decide_no_treatment(no_treatment, "n6", [10.0] * 10, [10.1] * 10)
+    assert (covered.label, words in covered.reason) == ("COVERED", True)
+    varied = decide.decide_no_treatment(no_treatment, "n6", [10.0] * 9 + [10.1], [10.1] * 10)
+    assert (varied.label, words in varied.reason) == ("COVERED", False)
+    recompiled = RecompilationRule(name="r", kind="recompilation", comparisons=(("a1", "a3"),))
+    within = decide.decide_recompilation(recompiled, "a1 vs a3", ([12.0] * 3, [12.0] * 3), [0.0] * 6)
+    assert (within.label, words in within.reason) == ("WITHIN", True)
+    noisy = decide.decide_recompilation(recompiled, "a1 vs a3", ([12.0] * 3, [12.0] * 3), [0.0] * 5 + [0.1])
+    assert (noisy.label, words in noisy.reason) == ("WITHIN", False)
 
 
 @pytest.mark.parametrize("name", shipped_names("rules"))
