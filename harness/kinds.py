@@ -6,7 +6,7 @@ not have; it still opens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import SpecError
 
@@ -82,16 +82,31 @@ def kind_named(name: str) -> BackendKind:
 
 
 def origin_note(name: str) -> str:
-    """The note beside a figure of such a run that was not measured on a device; "" for a device."""
+    """Where the figures of such a run are from, to stand beside them."""
     kind = kind_of_run(name)
     if kind.is_virtual:
         return "Predicted: simulated in virtual time; no server ran and no accelerator was measured."
-    if kind.has_device is not False:
-        return ""
+    if kind.has_device is None:
+        return f"From a server of kind {kind.label}, which this version does not know."
+    if kind.has_device:
+        return "Measured on a device." if kind.is_restarted else "Measured on a server that somebody else started."
     what = "On the twin, the real stack" if kind.has_stack else "Emulated"
     return f"{what} with modelled step times; no accelerator was measured."
 
 
-def kind_of_run(name: str) -> BackendKind:
-    """The kind that a sealed run names; an unknown kind has its name as label, and no known device."""
-    return KINDS.get(name) or BackendKind(name=name, label=name or "not named", has_device=None)
+_EMULATOR = "-emulator"
+
+
+def kind_of_run(name: str, *, is_emulator: bool = False) -> BackendKind:
+    """The kind that a sealed run names; an unknown kind has its name as label, and no known device.
+
+    is_emulator: the server showed itself to be the emulator, whatever started it; such a kind has a name of its own.
+    """
+    backend = name.removesuffix(_EMULATOR)
+    if name not in KINDS and backend in KINDS:
+        return kind_of_run(backend, is_emulator=True)
+    kind = KINDS.get(name) or BackendKind(name=name, label=name or "not named", has_device=None)
+    if not is_emulator or kind.has_device is False:
+        return kind
+    label = f"emulator (modelled step times, no device), reached as: {kind.label}"
+    return replace(kind, name=name + _EMULATOR, label=label, has_device=False, has_stack=False)

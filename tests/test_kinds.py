@@ -10,7 +10,7 @@ import pytest
 import harness
 from harness.errors import SpecError
 from harness.experiment import resolve
-from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named, kind_of_run
+from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named, kind_of_run, origin_note
 from harness.runner.backends import backend_named, readiness, what_you_can_do
 from harness.runner.experiment import checked
 from harness.server.doctor import Check
@@ -93,3 +93,19 @@ def test_no_file_but_its_own_keeps_a_list_of_backends() -> None:
 def _names(node: ast.AST) -> set[str]:
     """Names of backends that stand as text in an expression."""
     return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and one.value in KINDS}
+
+
+def test_a_kind_whose_server_showed_itself_to_be_the_emulator_has_a_name_of_its_own_and_no_device() -> None:
+    emulated = kind_of_run("attached", is_emulator=True)
+    assert emulated.name != "attached"
+    assert emulated == kind_of_run(emulated.name)
+    assert emulated.has_device is False
+    assert not emulated.is_restarted
+    assert all(kind_of_run(name, is_emulator=True) == kind for name, kind in KINDS.items() if kind.has_device is False)
+
+
+def test_where_figures_are_from_is_never_empty() -> None:
+    notes = {name: origin_note(name) for name in (*KINDS, "attached-emulator", "next-years-card")}
+    assert all(notes.values())
+    assert {name for name, note in notes.items() if note.startswith("Measured")} == {"rbln", "vllm", "attached"}
+    assert notes["attached-emulator"] == notes["emulator"]

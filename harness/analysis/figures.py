@@ -37,7 +37,6 @@ from harness.analysis.reuse import (
 from harness.analysis.stats import sum_or_none, when_known
 from harness.analysis.validity.plan_answers import ROUNDING_NS, with_logged_prefills
 from harness.clock import NS_PER_MS
-from harness.kinds import kind_of_run
 from harness.records import RunKey, SealedRun, once_per_run, schema
 from harness.spec import Place
 
@@ -373,7 +372,7 @@ def place_of(run: SealedRun) -> RunPlace:
         device=str(place),
         unit=run.spec.unit_of(run.replicate),
         neighbours=len(fleet.neighbours),
-        is_emulated=kind_of_run(run.manifest.backend).has_device is False,
+        is_emulated=run.manifest.kind.has_device is False,
     )
 
 

@@ -25,7 +25,7 @@ from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
-from harness.records import Finding, SealedRun, declared_by, served_by
+from harness.records import Finding, SealedRun, declared_by, kind_of, served_by
 from harness.spec import Factor, Factors
 from harness.table import Cell, Table, table_of, to_html
 
@@ -117,8 +117,7 @@ class ExperimentSummary:
 
     @property
     def origin(self) -> str:
-        """What must stand beside the figures: what stood in for a device, the stack that served, and what was declared
-        and not verified."""
+        """Where the figures are from, the stack that served, and what was declared and not verified."""
         return " ".join(filter(None, (origin_note(self.backend), self.served, self.declared)))
 
     @property
@@ -222,7 +221,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         )
         for name, group in grouped(figures, lambda run: run.condition).items()
     }
-    backend = ordered[0].manifest.backend
+    backend = kind_of(ordered).name
     is_predicted = kind_of_run(backend).is_virtual
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()

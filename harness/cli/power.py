@@ -14,7 +14,6 @@ import typer
 from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption, experiment_with
 from harness.cli.terminal import format_duration
 from harness.errors import SpecError
-from harness.kinds import kind_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,7 +126,7 @@ def noise(
     sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]
     if not sealed:
         raise SpecError("no valid runs", where=experiment, hint="See `harness runs` for the reasons")
-    kind = kind_named(sealed[0].manifest.backend)
+    kind = sealed[0].manifest.kind
     if kind.is_virtual:
         raise SpecError(
             "its runs are simulated and scatter by what they were told",

@@ -118,7 +118,7 @@ def _runs_listed(store: RunStore) -> Table:
             "is_valid": run.is_valid,
             "invalid_reasons": "; ".join(run.invalid_reasons),
             "num_earlier_tries": len(run.manifest.earlier_tries),
-            "backend": run.manifest.backend,
+            "backend": run.manifest.kind.name,
             "folder": str(run.path),
         }
         for run in store.sealed()

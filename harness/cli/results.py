@@ -108,7 +108,7 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     from harness.prereg import check_sealed_runs, predictions_for
     from harness.records import origin_of
 
-    kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
+    kind, valid = sealed[0].manifest.kind.name, [run for run in sealed if run.is_valid]
     predictions = (
         prediction_table(ExperimentRuns(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
     )

@@ -63,7 +63,7 @@ _RUN = (
     column("condition", _TEXT, "name of the condition"),
     column("replicate", _INT, "which replicate, from 0"),
     column("backend", _TEXT, "kind of server"),
-    column("origin", _TEXT, "what was simulated or emulated"),
+    column("origin", _TEXT, "where the figures are from"),
     column("model", _TEXT, "model that the server named; empty where none served"),
 )
 _TYPES = {

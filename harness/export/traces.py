@@ -167,7 +167,7 @@ def _run_span(sent: MeasuredRun, start_ns: int) -> dict[str, Any]:
         time = {} if row["log_ns"] is None else {"time": _instant(row["log_ns"] + sent.wall_ns - start_ns)}
         events.append(step | time)
     length_ns = max((request.done_ns - start_ns for request in sent.requests), default=0)
-    name = f"{run.experiment}/{run.label} ({run.manifest.backend})"
+    name = f"{run.experiment}/{run.label} ({run.manifest.kind.name})"
     return {**_span(run, "run", name, (0, length_ns), {"gen_ai.operation.name": "invoke_agent"}), "events": events}
 
 

@@ -110,7 +110,7 @@ def confirmed_range(source: Source) -> Rows:
         if not source.has(experiment):
             return f"{experiment}: not run"
         runs = source.runs(experiment)
-        backends = ", ".join(sorted({run.manifest.backend for run in runs}))
+        backends = ", ".join(sorted({run.manifest.kind.name for run in runs}))
         return f"{experiment}: {len(runs)} {runs[0].manifest.label} runs ({backends})"
 
     rows: list[Row] = []

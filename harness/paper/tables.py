@@ -105,7 +105,7 @@ def printed(value: Cell, form: str = "") -> str:
 
 def _origin(spec: TableSpec, source: Source) -> str:
     runs = [run for experiment in spec.experiments if source.has(experiment) for run in source.runs(experiment)]
-    backends = sorted({run.manifest.backend for run in runs})
+    backends = sorted({run.manifest.kind.name for run in runs})
     if not backends:
         return ""
     counted = f"{len(runs)} sealed runs of {', '.join(spec.experiments)}, backend {', '.join(backends)}."

@@ -15,6 +15,15 @@ from harness.records.manifest import (
     PreregistrationRecord,
     ServerRecord,
 )
-from harness.records.run import RunKey, SealedRun, by_condition, declared_by, once_per_run, origin_of, served_by
+from harness.records.run import (
+    RunKey,
+    SealedRun,
+    by_condition,
+    declared_by,
+    kind_of,
+    once_per_run,
+    origin_of,
+    served_by,
+)
 from harness.records.store import RunStore
 from harness.records.writer import RawFile, RunWriter, earlier_tries, keep_for_retry

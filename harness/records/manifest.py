@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RecordsError
+from harness.kinds import BackendKind, kind_of_run
 from harness.records.schema import NAMES_OF_LAYOUT_3, READABLE_VERSIONS, SCHEMA_VERSION
 
 DeviceMetrics = dict[str, dict[str, dict[str, float]]]
@@ -51,7 +52,7 @@ class LaunchReport(_Facts):
     settings: last value of each changed setting. engine: from its first configuration line.
     cache_config_info: labels of that gauge. vllm: its version. pool_tokens: of the whole KV pool, vLLM's null block
     included. device_metrics: tracker ("MODEL", "SAMPLER") -> phase ("decode", "prefill") -> numbers; latencies in ms,
-    averages in us. observer: lines of the observer.
+    averages in us. observer: lines of the observer. is_emulator: its metrics say that it is the emulator.
     """
 
     settings: dict[str, str] = Field(default_factory=dict)
@@ -61,6 +62,7 @@ class LaunchReport(_Facts):
     pool_tokens: int | None = None
     device_metrics: DeviceMetrics = Field(default_factory=dict)
     observer: tuple[str, ...] = ()
+    is_emulator: bool = False
 
     def decode_p50_ms(self, tracker: str) -> float | None:
         """Median of one tracker over all decode steps of the server; None where it reported none."""
@@ -260,6 +262,14 @@ class Manifest(_Record):
     @property
     def is_valid(self) -> bool:
         return self.status == "valid"
+
+    @property
+    def kind(self) -> BackendKind:
+        """What served: the backend's kind, or an emulator where the server's metrics said so."""
+        is_emulator = LaunchReport.tolerant(table_at(self.effective, "launch")).is_emulator
+        # Of a server that somebody else started, only the emulator shows its rules. Runs without the key need this.
+        shows_rules = "rules" in (self.effective.get("shown") or ()) and not kind_of_run(self.backend).is_restarted
+        return kind_of_run(self.backend, is_emulator=is_emulator or shows_rules)
 
     @property
     def label(self) -> Literal["confirmatory", "exploratory"]:

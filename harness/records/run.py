@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError, in_one_line
-from harness.kinds import origin_note
+from harness.kinds import BackendKind, origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.manifest import ClientAudit, LaunchReport, Manifest
@@ -398,10 +398,16 @@ class HasManifest(Protocol):
 
 
 def origin_of(runs: Iterable[HasManifest]) -> str:
-    """The note on the origin of these runs' figures: what replaced a device, and which settings were declared."""
+    """The note on the origin of these runs' figures: where they are from, and which settings were declared."""
     listed = list(runs)
-    kinds = dict.fromkeys(origin_note(run.manifest.backend) for run in listed)
+    kinds = dict.fromkeys(origin_note(run.manifest.kind.name) for run in listed)
     return " ".join(filter(None, (*kinds, served_by(listed), declared_by(listed))))
+
+
+def kind_of(runs: Iterable[HasManifest]) -> BackendKind:
+    """The kind of server behind these runs; of several, the one that says least of a device."""
+    kinds = [run.manifest.kind for run in runs]
+    return min(kinds, key=lambda kind: (not kind.is_virtual, kind.has_device is not False))
 
 
 def served_by(runs: Iterable[HasManifest]) -> str:

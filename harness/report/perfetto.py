@@ -44,7 +44,7 @@ def write_perfetto(runs: Sequence[SealedRun], path: Path) -> Path:
 def _pieces(runs: Sequence[SealedRun]) -> Iterator[str]:
     facts = {
         f"{run.experiment}/{run.label}": {
-            "backend": run.manifest.backend,
+            "backend": run.manifest.kind.name,
             "time_scale": run.manifest.clock.scale,
             "plan_hash": run.manifest.plan_hash,
         }

@@ -216,7 +216,7 @@ def gather(  # noqa: PLR0913  # an option each
     return ReportView(
         title=title or summary.title,
         question=first.manifest.question,
-        backend=first.manifest.backend,
+        backend=summary.backend,
         summary=summary,
         sealed=sealed,
         checks={run.key: _checks(sealed[run.key], run) for run in summary.runs},

@@ -40,8 +40,7 @@ from harness.engine import CostModel, load_cost_model
 from harness.engine.config import PAGED_STEP_TOKENS
 from harness.engine.cost import FS_PER_MS, FS_PER_US, to_fs
 from harness.errors import RecordsError, SpecError
-from harness.kinds import kind_of_run
-from harness.records import SealedRun, layout
+from harness.records import SealedRun, kind_of, layout
 from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
 
 Layout = Literal["separate", "joined"]
@@ -284,8 +283,8 @@ def fit_runs(
     else:
         prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
         prefill = fit_prefill(prefills, seed=seed)
-    backend = valid[0].manifest.backend
-    is_measured = kind_of_run(backend).has_device
+    kind = kind_of(valid)
+    backend, is_measured = kind.name, kind.has_device
     notes = (
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
         "" if is_measured else f"No accelerator was measured: the backend was {backend}.",

@@ -19,7 +19,6 @@ from harness.analysis.decisions.predictions import Predictions
 from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.analysis.stats import Interval
 from harness.errors import SpecError
-from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
 from harness.table import Cell, Table, TableForm, table_of, written
 
@@ -183,7 +182,7 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
         notes=tuple(notes),
         intervals=analysis.intervals(experiment),
         origin=origin_of(runs),
-        is_simulated=kind_of_run(runs[0].manifest.backend).is_virtual,
+        is_simulated=runs[0].manifest.kind.is_virtual,
     )
 
 

@@ -135,7 +135,7 @@ def prediction_table(experiment: ExperimentRuns) -> Rows:
         yield {
             "condition": condition,
             "prediction": source_of_prediction(predicted[0]).value,
-            "observation": source_of(experiment.runs[condition][0].manifest.backend).value,
+            "observation": source_of(experiment.runs[condition][0].manifest.kind.name).value,
             "predicted_ratio": ratio_predicted,
             **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
             "observed_ratio_A": compared.ratio_a,

@@ -31,7 +31,6 @@ from harness.analysis.stats import (
 )
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
 from harness.table import Cell, Table, table_of
 
@@ -55,16 +54,16 @@ class Side:
     @property
     def backends(self) -> str:
         """The backends of the runs, each once."""
-        return "+".join(dict.fromkeys(run.manifest.backend for run in self.runs))
+        return "+".join(dict.fromkeys(run.manifest.kind.name for run in self.runs))
 
     @property
     def source(self) -> str:
         """The sources of the runs' costs, each once."""
-        return "+".join(dict.fromkeys(source_of(run.manifest.backend).value for run in self.runs))
+        return "+".join(dict.fromkeys(source_of(run.manifest.kind.name).value for run in self.runs))
 
     @property
     def is_simulated(self) -> bool:
-        return all(kind_of_run(run.manifest.backend).is_virtual for run in self.runs)
+        return all(run.manifest.kind.is_virtual for run in self.runs)
 
 
 class Value(NamedTuple):

@@ -30,7 +30,6 @@ from harness.analysis.stats import (
 )
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
 from harness.records.layout import COST_MODEL
 from harness.records.manifest import Manifest, table_at
@@ -334,7 +333,7 @@ def _adjusted(tests: Sequence[GateTest], alpha: float) -> list[GateTest]:
 
 # What makes a pair meaningless when it differs, as a function of the manifest.
 _FIXED: Mapping[str, Callable[[Manifest], object]] = {
-    "kind of server": lambda manifest: kind_of_run(manifest.backend).label,
+    "kind of server": lambda manifest: manifest.kind.label,
     "time scale": lambda manifest: manifest.time_scale,
     "answers as a stream": lambda manifest: manifest.requested_client.get("stream", True),
     "measurement window": lambda manifest: dict(table_at(manifest.requested_experiment, "window")),

@@ -230,7 +230,7 @@ def _history(key: tuple[str, str], places: Sequence[Placed], figure: str) -> His
     ]
     if len(points) < MIN_BETWEEN:
         return None
-    kinds = sorted({run.manifest.backend for runs in chosen for run in runs})
+    kinds = sorted({run.manifest.kind.name for runs in chosen for run in runs})
     if len(kinds) > 1:
         notes = [*notes, f"several kinds of server: {', '.join(kinds)}; a change may be from one to another"]
     if len(points) < MIN_POINTS:

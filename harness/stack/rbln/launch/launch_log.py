@@ -117,6 +117,7 @@ class LaunchFacts:
             pool_tokens=self.pool_tokens,
             device_metrics=self.device_metrics,
             observer=tuple(self.observer),
+            is_emulator=bool(self.emulator),
         )
 
 
