@@ -1,4 +1,4 @@
-"""The table of backends: name, label in reports, abilities. Nothing is started here.
+"""The table of backends: name, label in reports, abilities. Those of plug-ins are in it too. Nothing is started here.
 
 Specs are checked against it, and reports take their labels from it. A sealed run may name a kind that this version does
 not have; it still opens.
@@ -6,9 +6,11 @@ not have; it still opens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from harness.errors import SpecError
+from harness.plugins import plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,29 @@ _TABLE = (
         lifecycle_s=1.5,
     ),
 )
-KINDS = {kind.name: kind for kind in _TABLE}
+
+
+class Kinds(Mapping[str, BackendKind]):
+    """The kinds of the table by name, then those of plug-ins, which are looked up when a name is not in the table."""
+
+    def __init__(self, own: Iterable[BackendKind]) -> None:
+        self._own = {kind.name: kind for kind in own}
+
+    def __getitem__(self, name: str) -> BackendKind:
+        return self._own[name] if name in self._own else self._plugged()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys([*self._own, *self._plugged()])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @staticmethod
+    def _plugged() -> dict[str, BackendKind]:
+        return {kind.name: kind for plugin in plugins().usable for kind in plugin.kinds}
+
+
+KINDS = Kinds(_TABLE)
 DEFAULT_BACKEND = _TABLE[0].name
 
 

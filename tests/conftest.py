@@ -58,7 +58,7 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("advise", "analysis", "engine", "export", "paper", "plan", "prereg", "sim", "traces"),
+    *("advise", "analysis", "engine", "export", "extras", "plan", "prereg", "sim", "traces"),
     *("differential", "stack/vllm"),
     *(f"stack/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),

@@ -21,7 +21,7 @@ from harness.table import Table, TableForm, table_of, to_text, with_four_digits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.analysis.decisions.across import Side
+    from harness.analysis.decisions.across import PeerSide, Side
     from harness.analysis.decisions.gate import GateResult, GateRun
     from harness.analysis.decisions.releases import Placed
     from harness.records import SealedRun
@@ -73,10 +73,9 @@ def compare(
 def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     """The places against their baselines; SpecError where both sides are of other benchmarks."""
     from harness.analysis.decisions.across import compare_all, compare_with_peer, pairs_of
-    from harness.export import peer_side
 
-    peer = peer_side([Path(place) for place in places])
-    base = None if baseline is None else peer_side([Path(baseline)])
+    peer = _peer_side([Path(place) for place in places])
+    base = None if baseline is None else _peer_side([Path(baseline)])
     if peer is None and base is None:
         sides = [side for place in places for side in sides_at(place, runs)]
         return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
@@ -91,6 +90,14 @@ def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     theirs = peer or base
     assert theirs is not None
     return compare_with_peer(sides, theirs, is_baseline=peer is None)
+
+
+def _peer_side(places: Sequence[Path]) -> PeerSide | None:
+    """The places as results of another benchmark, by the first plug-in that reads them; None where none does."""
+    from harness.plugins import part_at, plugged
+
+    sides = (part_at(place)(places) for place in plugged("result_files").values())
+    return next((side for side in sides if side is not None), None)
 
 
 def _by_pair(table: Table) -> list[Table]:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from harness.cli.addresses import RunsOption
-from harness.cli.terminal import escape_markup, say, terminal
+from harness.cli.terminal import escape_markup, printable_lines, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from harness.runner.backends.base import FirstExperiment, Line
     from harness.server.probe import ProbeReport
     from harness.traces.recording import TraceFile
@@ -277,9 +279,22 @@ def doctor(
         if not check.ok:
             say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim")
             say(console, f"{'':>9}{'do':>{width}}  {check.how}")
+    _show_plugins(console)
     say(console, f"Steps of other stacks: harness stack steps FILE ({'; '.join(ways_to_steps())})", "dim")
     say(console, what_you_can_do(checks), "bold")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
+
+
+def _show_plugins(console: Console) -> None:
+    """Print the plug-ins that are here, and a line for each that does not load."""
+    from harness.plugins import plugins
+
+    found = plugins()
+    for plugin in found.usable:
+        say(console, f"[green]plug-in[/]  {escape_markup(plugin.name)}: {escape_markup(plugin.summary)}")
+    for broken in found.unusable:
+        why = f"{broken.name} ({broken.package}) does not load and is left out: {broken.why}"
+        say(console, f"[yellow]plug-in[/]  {escape_markup(printable_lines(why))}")
 
 
 def _ask_server(url: str, api_key_env: str) -> None:

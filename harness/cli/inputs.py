@@ -201,26 +201,8 @@ def trace_export(
     from harness.export.traces import export_trace
     from harness.outputs import write_atomic
 
-    write_atomic(output, [export_trace(_run(experiment, run, runs), form)], what="the trace")
+    write_atomic(output, [export_trace(sealed_run(experiment, run, runs), form)], what="the trace")
     print(f"wrote {output}")
-
-
-def perfetto(
-    experiment: SealedArgument,
-    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
-    ],
-    runs: RunsOption = Path("runs"),
-) -> None:
-    """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
-
-    Example: `harness trace perfetto demo base-waits/0 -o trace.json.gz --runs runs/today`
-    """
-    from harness.report import write_perfetto
-
-    print(f"trace: {write_perfetto([_run(experiment, label, runs) for label in run], output)}")
 
 
 def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
@@ -241,7 +223,8 @@ def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
     print(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
 
 
-def _run(experiment: str, run: str, runs: Path) -> SealedRun:
+def sealed_run(experiment: str, run: str, runs: Path) -> SealedRun:
+    """The run "condition/replicate" of an experiment; SpecError that lists those there are."""
     labels = {sealed.label: sealed for sealed in sealed_runs(runs, experiment)}
     if run not in labels:
         raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")

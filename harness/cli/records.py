@@ -178,19 +178,18 @@ def export(
 
     Example: `harness records export demo/base-waits --format aiperf -o aiperf-demo --runs runs/today`
     """
-    from harness.export import measured, named_format, post_spans, write_runs
-    from harness.export.otel import traces_url
+    from harness.export import measured, named_format, write_runs
 
     chosen = named_format(form)
-    if otlp and chosen.name != "otel":
+    if otlp and chosen.send is None:
         raise SpecError(f"spans are sent as otel, not as {form}", where="--otlp", hint="Use --format otel")
-    url = traces_url(otlp) if otlp else ""
+    send = chosen.send(otlp) if otlp and chosen.send else None
     selected = valid_runs(name, runs)
     experiment = selected[0].experiment
     for path in write_runs(selected, chosen, output or Path(f"{experiment}-{chosen.name}"), may_replace=force):
         print(f"wrote {path}")
     for left in chosen.no_room:
         print(f"no room in {chosen.name}: {left}")
-    if url:
-        num_spans = sum(post_spans(measured(run), url) for run in selected)
-        print(f"sent {num_spans} spans of {len(selected)} runs to {url}")
+    if send:
+        num_spans = sum(send(measured(run)) for run in selected)
+        print(f"sent {num_spans} spans of {len(selected)} runs to {otlp}")

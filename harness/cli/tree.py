@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from harness.cli import print_version
+from harness.plugins import part_at, plugged
 
 
 def _problem_in_words(error: typer.BadParameter) -> str:
@@ -58,69 +58,89 @@ class Group(_PlainHelp, TyperGroup):
 
 
 def _load(place: str) -> Any:
-    """The command whose function is at "module:function" of ``harness.cli``."""
-    module, _, function = place.partition(":")
+    """The command whose function is at "package.module:function"."""
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    settings = PASSED_ON if place == "server:emulator" else {}
-    alone.command(cls=Command, **settings)(getattr(import_module(f"harness.cli.{module}"), function))
+    settings = PASSED_ON if place == "harness.cli.server:emulator" else {}
+    alone.command(cls=Command, **settings)(part_at(place))
     command: Any = typer.main.get_command(alone)
     command.short_help = command.help.partition("\n\n")[0]
     return command
 
 
 class Commands(Mapping[str, Any]):
-    """The commands of a group by name; each is loaded when it is looked up. headings: of some commands, for help."""
+    """The commands of a group by name, then those that plug-ins add to it; each is loaded when it is looked up.
 
-    def __init__(self, commands: Mapping[str, Any], headings: Mapping[str, str] | None = None) -> None:
+    words: those of the group itself, "" at the root. headings: of some commands, for help.
+    """
+
+    def __init__(self, words: str, commands: Mapping[str, Any], headings: Mapping[str, str] | None = None) -> None:
+        self._words = words
         self._commands = dict(commands)
         self._headings = headings or {}
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._commands:
+            self._commands[name] = _plugged_below(self._words)[name]
         if isinstance(command := self._commands[name], str):
-            command = self._commands[name] = _load(command)
-        command.name, command.rich_help_panel = name, self._headings.get(name)
+            command = self._commands[name] = _load(command if "." in command else f"harness.cli.{command}")
+        command.name, command.rich_help_panel = name, self._headings.get(name, "More" if not self._words else None)
         return command
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._commands)
+        yield from dict.fromkeys([*self._commands, *_plugged_below(self._words)])
 
     def __len__(self) -> int:
-        return len(self._commands)
+        return sum(1 for _ in self)
 
 
-def _group(meaning: str, commands: Mapping[str, Any]) -> Group:
-    """A group of commands: each name with "module:function", or with a group below this one."""
+def _group(words: str, meaning: str, commands: Mapping[str, Any]) -> Group:
+    """A group of commands: each name with "module:function" of ``harness.cli``, or with a group below this one."""
     return Group(
         help=meaning,
         short_help=meaning.partition("\n\n")[0],
-        commands=Commands(commands),  # pyright: ignore[reportArgumentType]  # only read
+        commands=Commands(words, commands),  # pyright: ignore[reportArgumentType]  # only read
         no_args_is_help=True,
         rich_markup_mode="markdown",
     )
 
 
+def _plugged_below(words: str) -> dict[str, Any]:
+    """What plug-ins add to a group: the places of commands, and groups that are new with them."""
+    above = f"{words} " if words else ""
+    added: dict[str, Any] = {}
+    for path, place in plugged("commands").items():
+        name, _, deeper = path.removeprefix(above).partition(" ")
+        if path.startswith(above) and name not in added:
+            group = above + name
+            added[name] = _group(group, plugged("groups").get(group, ""), {}) if deeper else place
+    return added
+
+
 GROUPS = {
     "plan": _group(
+        "plan",
         "Inputs of an experiment: session plans and tool waits.\n\nExample: `harness plan build demo -o plans/demo`",
         {
             "build": "inputs:plan_build",
             "show": "inputs:plan_show",
             "waits": _group(
+                "plan waits",
                 "Distributions of tool waits.\n\nExample: `harness plan waits show tracelab-v0.0.2`",
                 {"show": "inputs:waits_show", "import": "inputs:waits_import"},
             ),
         },
     ),
     "trace": _group(
+        "trace",
         "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`",
         {
             "import": "inputs:trace_import",
             "show": "inputs:trace_show",
             "export": "inputs:trace_export",
-            "perfetto": "inputs:perfetto",
         },
     ),
     "predict": _group(
+        "predict",
         "What to expect before a run: replicates, noise, costs, advice.\n\nExample: `harness predict power demo`",
         {
             "power": "power:power",
@@ -132,6 +152,7 @@ GROUPS = {
         },
     ),
     "prereg": _group(
+        "prereg",
         "Criteria fixed before a run, applied after it.\n\n"
         "Example: `harness prereg decide demo --rule superiority --runs runs/today`",
         {
@@ -142,19 +163,23 @@ GROUPS = {
         },
     ),
     "records": _group(
+        "records",
         "Sealed runs as files: check, rebuild, export.\n\nExample: `harness records verify --runs runs/today`",
         {"verify": "records:verify", "derive": "records:derive", "export": "records:export"},
     ),
     "server": _group(
+        "server",
         "Servers to measure: emulator, twin, NPUs, patch, calibration.\n\nExample: `harness server devices`",
         {
             "emulator": "server:emulator",
             "twin": _group(
+                "server twin",
                 "The real vLLM + vllm-rbln on a stand-in device.\n\nExample: `harness server twin install`",
                 {"install": "server:twin_install", "artifact": "server:twin_artifact"},
             ),
             "compile": "server:compile_model",
             "patch": _group(
+                "server patch",
                 "The observation patch of vllm-rbln.\n\nExample: `harness server patch status --twin`",
                 {
                     "status": "server:patch_status",
@@ -168,20 +193,12 @@ GROUPS = {
         },
     ),
     "stack": _group(
+        "stack",
         "Releases of vllm-rbln, and step files of other stacks.\n\nExample: `harness stack check .venv`",
         {"check": "stack:check", "record": "stack:record", "compare": "stack:compare", "steps": "stack:steps"},
     ),
-    "paper": _group(
-        "The paper's experiments, analyses and tables.\n\nExample: `harness paper catalogue`",
-        {
-            "catalogue": "paper:catalogue",
-            "analyse": "paper:analyse",
-            "tables": "paper:tables",
-            "signs": "paper:signs",
-            "rules": "paper:rules",
-        },
-    ),
     "fleet": _group(
+        "fleet",
         "Several devices or hosts at once.\n\nExample: `harness fleet status demo --runs runs/today`",
         {"status": "watch:fleet_status", "worker": "watch:fleet_worker"},
     ),
@@ -238,17 +255,20 @@ class Root(Group):
         super().__init__(**given)
         headings = {name: heading for heading, shown in HEADINGS.items() for name in shown}
         everyday = {name: place for shown in HEADINGS.values() for name, place in shown.items()}
-        self.commands = Commands(everyday, headings)  # pyright: ignore[reportAttributeAccessIssue]  # only read
+        self.commands = Commands("", everyday, headings)  # pyright: ignore[reportAttributeAccessIssue]  # only read
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*FIRST_WORDS.get(args[0], args[:1]), *args[1:]] if args else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        below = [f"{group} {name}" for group in GROUPS for name in GROUPS[group].commands if name not in self.commands]
-        near = difflib.get_close_matches(args[0], [*self.commands, *(path.split()[1] for path in below)], n=1)
-        if args[0] not in self.commands and near and near[0] not in self.commands:
-            meant = ", ".join(repr(path) for path in below if path.split()[1] == near[0])
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
+        if args[0] not in self.commands:
+            groups = {name: command for name in self.commands if isinstance(command := self.commands[name], Group)}
+            below = [f"{name} {word}" for name, group in groups.items() for word in group.commands]
+            words = [path.split()[1] for path in below if path.split()[1] not in self.commands]
+            near = difflib.get_close_matches(args[0], [*self.commands, *words], n=1)
+            if near and near[0] not in self.commands:
+                meant = ", ".join(repr(path) for path in below if path.split()[1] == near[0])
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
         return super().resolve_command(ctx, args)
 
 

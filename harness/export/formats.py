@@ -1,6 +1,6 @@
-"""The formats by name, the files that each writes, and what each cannot hold. A format is a row of a table.
+"""The formats by name, the files that each writes, and what each cannot hold.
 
-The plain tables (CSV, Parquet) are made here.
+The plain tables (CSV, Parquet) are made here; other formats come from plug-ins.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from harness.analysis import summarise
 from harness.errors import SpecError
-from harness.export import aiperf, guidellm, inference_perf, otel, vllm_bench
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
 from harness.outputs import write_atomic
+from harness.plugins import Registry
 from harness.records import SealedRun, origin_of
 from harness.records.disk import csv_bytes, parquet_bytes
 from harness.records.schema import column
@@ -29,12 +29,16 @@ Content = Any
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. of_run: the files of each run. of_all: files for all runs. no_room: what its shape cannot hold."""
+    """One format. of_run: the files of each run. of_all: files for all runs. no_room: what its shape cannot hold.
+
+    send: for a URL, what sends a run there and returns how many of its parts arrived; None where nothing is sent.
+    """
 
     name: str
     no_room: tuple[str, ...]
     of_run: Mapping[str, Callable[[MeasuredRun], Content]] = field(default_factory=dict[str, Any])
     of_all: Mapping[str, Callable[[Sequence[SealedRun]], Content]] = field(default_factory=dict[str, Any])
+    send: Callable[[str], Callable[[MeasuredRun], int]] | None = None
 
     def names(self, runs: Sequence[SealedRun]) -> list[str]:
         """The files that these runs make, in the order of ``files``."""
@@ -111,42 +115,28 @@ def serving_table(runs: Sequence[SealedRun]) -> pa.Table:
     )
 
 
-_TABLE = (
-    Format("vllm-bench", vllm_bench.NO_ROOM, {"result.json": vllm_bench.result_file}),
-    Format(
-        "aiperf",
-        aiperf.NO_ROOM,
-        {"profile_export.jsonl": aiperf.records, "profile_export_aiperf.json": aiperf.summary_file},
-    ),
-    Format("guidellm", guidellm.NO_ROOM, {"benchmarks.json": guidellm.report}),
-    Format(
-        "inference-perf",
-        inference_perf.NO_ROOM,
-        {
-            "summary_lifecycle_metrics.json": inference_perf.summary_file,
-            "stage_0_lifecycle_metrics.json": inference_perf.summary_file,
-            "per_request_lifecycle_metrics.json": inference_perf.records,
-        },
-    ),
-    Format("otel", otel.NO_ROOM, {"traces.json": lambda run: otel.resource_spans(run, otel.spans_of(run))}),
-    Format(
-        "csv",
-        ("instants of tokens and gaps between them (Parquet has them)",),
-        of_all={
-            "requests.csv": partial(requests_table, has_tokens=False),
-            "serving.csv": serving_table,
-        },
-    ),
-    Format(
-        "parquet",
-        (),
-        of_all={
-            "requests.parquet": partial(requests_table, has_tokens=True),
-            "serving.parquet": serving_table,
-        },
-    ),
+FORMATS: Mapping[str, Format] = Registry(
+    "export_formats",
+    {
+        "csv": Format(
+            "csv",
+            ("instants of tokens and gaps between them (Parquet has them)",),
+            of_all={
+                "requests.csv": partial(requests_table, has_tokens=False),
+                "serving.csv": serving_table,
+            },
+        ),
+        "parquet": Format(
+            "parquet",
+            (),
+            of_all={
+                "requests.parquet": partial(requests_table, has_tokens=True),
+                "serving.parquet": serving_table,
+            },
+        ),
+    },
 )
-FORMATS = {form.name: form for form in _TABLE}
+"""The plain tables, and the formats of plug-ins."""
 
 
 def named_format(name: str) -> Format:

@@ -65,7 +65,7 @@ class ExperimentSpec(Spec):
     name: Name
     title: str = ""
     question: str = ""
-    backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
+    backend: BackendName = Field(default=DEFAULT_BACKEND, description="kind of server; harness doctor lists them")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
     replicates: int = Field(default=3, ge=1, le=1000)
     base_seed: int = Field(

@@ -5,27 +5,31 @@ Files of two formats in one call are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
+from harness.plugins import Registry
 from harness.traces import columns, mooncake, otel, rounds
 from harness.traces.base import Progress, TraceFormat, json_lines, record_of, whole_json
 from harness.traces.recording import ReadNotes, Recording, TraceHead, check_recording, write_trace
 
 LINES_LOOKED_AT = 50
-TRACE_FORMATS: dict[str, TraceFormat] = {
-    "weka": mooncake.WEKA,
-    "tracelab": rounds.TRACELAB,
-    "claude": rounds.CLAUDE,
-    "codex": rounds.CODEX,
-    "agentic-mooncake": mooncake.AGENTIC,
-    "bailian": mooncake.BAILIAN,
-    "mooncake": mooncake.MOONCAKE,
-    "otel": otel.FORMAT,
-    "csv": columns.FORMAT,
-}
-"""By name. The format of a record is the first whose keys it has."""
+TRACE_FORMATS: Mapping[str, TraceFormat] = Registry(
+    "trace_formats",
+    {
+        "weka": mooncake.WEKA,
+        "tracelab": rounds.TRACELAB,
+        "claude": rounds.CLAUDE,
+        "codex": rounds.CODEX,
+        "agentic-mooncake": mooncake.AGENTIC,
+        "bailian": mooncake.BAILIAN,
+        "mooncake": mooncake.MOONCAKE,
+        "otel": otel.FORMAT,
+        "csv": columns.FORMAT,
+    },
+)
+"""By name; those of plug-ins come last. The format of a record is the first whose keys it has."""
 
 
 def import_trace(

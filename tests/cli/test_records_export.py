@@ -61,7 +61,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(runs: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("small", "--format", "xml"), "unknown format 'xml'. Use vllm-bench"),
+        (("small", "--format", "xml"), "unknown format 'xml'. Use csv, parquet, otel"),
         (("nothing", "--format", "csv"), "no sealed runs of experiment 'nothing'"),
         (("small/none", "--format", "csv"), "no valid sealed runs of that name. Valid there:"),
         (("small", "--format", "csv", "--otlp", "http://127.0.0.1:1"), "Use --format otel"),

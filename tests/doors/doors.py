@@ -27,7 +27,7 @@ from harness.emulator.config import load_config, parse_config
 from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
 from harness.engine.cost import load_cost_model
 from harness.experiment import build_plan
-from harness.export import peer_side
+from harness.extras.peers.results import peer_side
 from harness.plan import read_plan, write_plan
 from harness.plan.waits import load_waits
 from harness.prereg.frozen import load_preregistration

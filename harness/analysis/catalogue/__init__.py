@@ -1,4 +1,4 @@
-"""The analyses that an experiment can name, and their results. A module here registers its analyses in ``ANALYSES``.
+"""The analyses that an experiment can name, and their results: of the modules here (``ANALYSES``) and of plug-ins.
 
 An analysis turns valid sealed runs into a few small tables. It decides nothing.
 Definitions: docs/method.md, "Experiments".
@@ -19,6 +19,7 @@ from harness.analysis.decisions.predictions import Predictions
 from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.analysis.stats import Interval
 from harness.errors import SpecError
+from harness.plugins import Registry
 from harness.records import SealedRun, origin_of
 from harness.table import Cell, Table, TableForm, table_of, written
 
@@ -148,7 +149,8 @@ def analyses() -> dict[str, Analysis]:
     """Every analysis by name, in the order of the names."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     registered: list[Analysis] = [analysis for module in modules for analysis in getattr(module, "ANALYSES", ())]
-    return {analysis.name: analysis for analysis in sorted(registered, key=lambda analysis: analysis.name)}
+    own = {analysis.name: analysis for analysis in registered}
+    return dict(sorted(Registry("analyses", own).items()))
 
 
 def analysis_named(name: str, where: str) -> Analysis:

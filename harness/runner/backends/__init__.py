@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 
 from harness.kinds import KINDS, kind_named
+from harness.plugins import part_at, plugged
 from harness.runner.backends.base import Backend
 from harness.server.doctor import Check
 
 
 def backend_named(name: str) -> Backend:
-    """The backend of a known kind: ``BACKEND`` in the module of that name; SpecError for an unknown one."""
-    backend: Backend = import_module(f"{__name__}.{kind_named(name).name}").BACKEND
+    """The backend of a known kind: ``BACKEND`` in the module of that name, or a plug-in's; SpecError for an unknown."""
+    name = kind_named(name).name
+    backend: Backend = part_at(plugged("backends").get(name, f"{__name__}.{name}:BACKEND"))
     return backend
 
 

@@ -12,8 +12,9 @@ from harness.analysis.logs.derive import rebuild
 from harness.analysis.validity.plan_answers import check_aborts
 from harness.errors import SpecError
 from harness.experiment import resolve
+from harness.extras.perfetto.trace import write_perfetto
 from harness.records import SealedRun
-from harness.report import write_perfetto, write_report
+from harness.report import write_report
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.export.formats import Format
 from harness.export.measured import MeasuredRequest, MeasuredRun
 
 NO_ROOM = (
@@ -77,3 +78,6 @@ def _most_at_once(requests: list[MeasuredRequest]) -> int:
     """The most requests in flight at one instant."""
     changes = sorted(change for request in requests for change in ((request.sent_ns, 1), (request.done_ns, -1)))
     return int(np.cumsum([change for _, change in changes]).max()) if changes else 0
+
+
+FORMAT = Format("vllm-bench", NO_ROOM, {"result.json": result_file})

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.clock import NS_PER_S
+from harness.export.formats import Format
 from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 
 NO_ROOM = (
@@ -142,3 +143,14 @@ def _block(known: Summary | None) -> dict[str, float] | None:
         return None
     percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in known.percentiles.items()}
     return {"mean": known.mean, "min": known.low, "max": known.high, **percentiles}
+
+
+FORMAT = Format(
+    "inference-perf",
+    NO_ROOM,
+    {
+        "summary_lifecycle_metrics.json": summary_file,
+        "stage_0_lifecycle_metrics.json": summary_file,
+        "per_request_lifecycle_metrics.json": records,
+    },
+)

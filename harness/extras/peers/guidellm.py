@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.export.formats import Format
 from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 from harness.records import layout
 
@@ -208,3 +209,6 @@ def _distribution(known: Summary) -> dict[str, Any]:
         "total_sum": known.total,
         "percentiles": {name: known.at(q) for q, name in _PERCENTILES.items()},
     }
+
+
+FORMAT = Format("guidellm", NO_ROOM, {"benchmarks.json": report})

@@ -10,7 +10,8 @@ import pytest
 
 from harness.analysis.decisions.across import PeerSide, Side, compare_with_peer
 from harness.errors import SpecError
-from harness.export import FORMATS, peer_side, write_runs
+from harness.export import FORMATS, write_runs
+from harness.extras.peers.results import peer_side
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.command_line import harness

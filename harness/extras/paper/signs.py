@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.paper.printed import PRINTED, rendered
+from harness.extras.paper.printed import PRINTED, rendered
 from harness.processes import parallel_map
 from harness.sim.kernel.arrays import PlanArrays, with_column
 from harness.sim.plans import Input, input_arrays

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.export.formats import Format
 from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit
 
 SCHEMA_VERSION = "1.4"
@@ -122,3 +123,6 @@ def _distribution(known: Summary, unit: str) -> dict[str, Any]:
 
 def _date(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / NS_PER_S, timezone.utc).isoformat()
+
+
+FORMAT = Format("aiperf", NO_ROOM, {"profile_export.jsonl": records, "profile_export_aiperf.json": summary_file})

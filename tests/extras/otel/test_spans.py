@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from harness.errors import HarnessError, SpecError
-from harness.export import MeasuredRun, batches, measured, post_spans, spans_of
-from harness.export.otel import _post, collector_headers, traces_url
+from harness.export import MeasuredRun, measured
+from harness.extras.otel.spans import _post, batches, collector_headers, post_spans, spans_of, traces_url
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
@@ -157,7 +157,7 @@ def test_the_protocols_classes_read_every_span(run: MeasuredRun, collector: Coll
 @pytest.fixture
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused batch is sent again at once."""
-    monkeypatch.setattr("harness.export.otel._WAITS_S", (0, 0))
+    monkeypatch.setattr("harness.extras.otel.spans._WAITS_S", (0, 0))
 
 
 @pytest.mark.usefixtures("_no_waits")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from harness.paper.signs import (
+from harness.extras.paper.signs import (
     ALTERNATIVES,
     BASE_SEED,
     GRID,

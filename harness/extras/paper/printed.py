@@ -202,7 +202,7 @@ def page(tell: Callable[[float], None] = lambda _share: None) -> str:
 def rendered(template: str, **facts: object) -> str:
     """A page of this package as Markdown."""
     environment = Environment(
-        loader=PackageLoader("harness.paper", ""),
+        loader=PackageLoader("harness.extras.paper", ""),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,

@@ -209,7 +209,8 @@ def tables(
 
     Example: `harness paper tables --runs runs/today --format latex -o tables.tex`
     """
-    from harness.paper import Source, paper_tables
+    from harness.extras.paper.source import Source
+    from harness.extras.paper.tables import paper_tables
 
     if output is not None:
         check_output(output)  # before minutes of work, not after
@@ -228,7 +229,7 @@ def signs(
 
     Example: `harness paper signs -o docs/table-signs.md`
     """
-    from harness.paper.signs import page
+    from harness.extras.paper.signs import page
 
     if output is not None:
         check_output(output)
@@ -246,7 +247,7 @@ def rules(
 
     Example: `harness paper rules -o docs/paper-rules.md`
     """
-    from harness.paper.printed import page
+    from harness.extras.paper.printed import page
 
     if output is not None:
         check_output(output)

@@ -13,7 +13,7 @@ from typing import Any
 from harness.analysis.decisions.decide import Outcome
 from harness.analysis.decisions.verdicts import decide_experiment
 from harness.analysis.figures import total_of
-from harness.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
+from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
 from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs
 from harness.sim.search.result import sensitivity

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -16,6 +16,7 @@ import httpx
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError, SpecError, in_one_line
+from harness.export.formats import Format
 from harness.export.measured import MeasuredRequest, MeasuredRun, in_unit
 
 NO_ROOM = (
@@ -172,6 +173,12 @@ def collector_headers() -> dict[str, str]:
     return headers
 
 
+def sender(url: str) -> Callable[[MeasuredRun], int]:
+    """Sends runs to the collector there; SpecError for what is no address or no header."""
+    address, _checked = traces_url(url), collector_headers()
+    return lambda run: post_spans(run, address)
+
+
 def post_spans(run: MeasuredRun, url: str) -> int:
     """How many spans of the run the collector took; HarnessError where it took not all of them."""
     num_sent = 0
@@ -212,3 +219,6 @@ def _answered(client: httpx.Client, url: str, batch: dict[str, Any]) -> httpx.Re
                 return answer
         clock.sleep_until_ns(clock.now_ns() + wait_s * NS_PER_S)
     return client.post(url, json=batch)
+
+
+FORMAT = Format("otel", NO_ROOM, {"traces.json": lambda run: resource_spans(run, spans_of(run))}, send=sender)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.paper.printed import (
+from harness.extras.paper.printed import (
     BASELINE,
     COMPARISONS,
     MORE_SLOTS,

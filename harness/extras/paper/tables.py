@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from harness.errors import SpecError
+from harness.extras.paper import rows
+from harness.extras.paper.source import NotRunError, Row, Rows, Source
 from harness.kinds import kind_of_run
-from harness.paper import rows
-from harness.paper.source import NotRunError, Row, Rows, Source
 from harness.spec import Spec, load_toml
 from harness.table import ABSENT, Cell, Table
 

@@ -1,0 +1,29 @@
+"""``harness trace perfetto``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.addresses import RunsOption, SealedArgument
+from harness.cli.inputs import sealed_run
+
+
+def perfetto(
+    experiment: SealedArgument,
+    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
+    ],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
+
+    Example: `harness trace perfetto demo base-waits/0 -o trace.json.gz --runs runs/today`
+    """
+    from harness.extras.perfetto.trace import write_perfetto
+
+    print(f"trace: {write_perfetto([sealed_run(experiment, label, runs) for label in run], output)}")

@@ -1,0 +1,181 @@
+"""A package adds a command, a backend, formats and an analysis by its entry point; one that breaks is left out.
+
+The package is built and installed into an environment of its own, as a user's is. Source: CONTRIBUTING.md, "A plug-in".
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.plugins import Plugin, Registry, part_at, plugins
+from tests.support.checkout import ROOT
+
+PROJECT = """
+[build-system]
+requires = ["hatchling>=1.25"]
+build-backend = "hatchling.build"
+[project]
+name = "tried-plugin"
+version = "1.2"
+[project.entry-points."rbln_harness.plugins"]
+tried = "tried_plugin:PLUGIN"
+broken = "tried_plugin.broken:PLUGIN"
+[tool.hatch.build.targets.wheel]
+packages = ["tried_plugin"]
+"""
+PACKAGE = """
+from harness.kinds import BackendKind
+from harness.plugins import Plugin
+
+PLUGIN = Plugin(
+    name="tried",
+    summary="a backend, two formats, an analysis and a command, to try",
+    commands={"tried hello": "tried_plugin.parts:hello", "records count": "tried_plugin.parts:count"},
+    groups={"tried": "Commands of the plug-in."},
+    kinds=(BackendKind(name="tried", label="tried by its plug-in", scales_time=True, is_virtual=True),),
+    backends={"tried": "tried_plugin.parts:BACKEND"},
+    export_formats={"tokens": "tried_plugin.parts:TOKENS"},
+    trace_formats={"pairs": "tried_plugin.parts:PAIRS"},
+    analyses={"counted": "tried_plugin.parts:COUNTED"},
+)
+"""
+PARTS = '''
+from dataclasses import dataclass
+
+from harness.analysis.catalogue import Analysis
+from harness.engine.config import ENGINE_KEYS
+from harness.export import Format
+from harness.kinds import KINDS, BackendKind
+from harness.runner.backends.base import Backend
+from harness.runner.backends.sim import perform_simulated_run
+from harness.server.doctor import Check
+from harness.table import table_of
+from harness.traces.base import TraceFormat, json_lines
+from harness.traces.recording import RecordedRequest, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class TriedBackend(Backend):
+    kind: BackendKind = KINDS["tried"]
+    shown_keys = ENGINE_KEYS
+
+    def readiness(self):
+        return Check(name="backend tried", ok=True, found="a page of Python", need="nothing", how="Use it")
+
+    def perform(self, run, context):
+        return perform_simulated_run(run, context)
+
+
+BACKEND = TriedBackend()
+TOKENS = Format("tokens", (), {"tokens.json": lambda run: [request.output_tokens for request in run.requests]})
+COUNTED = Analysis(
+    "counted",
+    "how many runs there are",
+    (lambda experiment: table_of("counted", "Runs of all conditions", [{"runs": len(experiment.valid_runs)}]),),
+)
+
+
+def read_pairs(paths, notes, progress):
+    for path in paths:
+        for _, record in json_lines(path, notes, progress):
+            request = RecordedRequest(None, (), 0, "none", record["in"], 0, record["out"])
+            yield Recording(str(path), 0, (request,))
+
+
+PAIRS = TraceFormat("together", read_pairs, keys=(frozenset({"in", "out"}),))
+
+
+def hello() -> None:
+    """Say hello."""
+    print("hello from a plug-in")
+
+
+def count() -> None:
+    """Count to three."""
+    print("1 2 3")
+'''
+
+
+TRIED = ["--backend", "tried", "--replicates", "1", "--set", 'analysis="counted"']
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of an environment with the harness's packages, the harness, and the plug-in, each installed."""
+    root = tmp_path_factory.mktemp("plugin")
+    package = root / "source" / "tried_plugin"
+    package.mkdir(parents=True)
+    (root / "source" / "pyproject.toml").write_text(PROJECT)
+    (package / "__init__.py").write_text(PACKAGE)
+    (package / "parts.py").write_text(PARTS)
+    (package / "broken.py").write_text("import a_package_that_nobody_has\n")
+    environment = root / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    (site,) = environment.glob("lib/python*/site-packages")
+    # The packages of this environment stand for those that an index would give.
+    (site / "packages.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--python", python, "--no-index"]
+    places = [str(root / "source"), "--editable", str(ROOT)]
+    subprocess.run([*uv, "--no-build-isolation", "--no-deps", *places], check=True)
+    return environment / "bin" / "harness"
+
+
+def run(harness: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([harness, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_an_installed_plugin_measures_exports_reads_and_adds_commands(harness: Path, tmp_path: Path) -> None:
+    made = run(harness, "run", "demo", *TRIED, "--runs", "runs", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    exported = run(
+        harness, "records", "export", "demo", "--format", "tokens", "-o", "out", "--runs", "runs", cwd=tmp_path
+    )
+    assert exported.returncode == 0, exported.stderr
+    (first, *_) = sorted((tmp_path / "out").rglob("tokens.json"))
+    assert all(tokens > 0 for tokens in json.loads(first.read_text()))
+    (tmp_path / "pairs.jsonl").write_text('{"in": 500, "out": 20}\n')
+    read = run(harness, "trace", "import", "pairs.jsonl", "-o", "trace.jsonl", cwd=tmp_path)
+    assert read.returncode == 0, read.stderr
+    assert "pairs" in read.stdout
+    analysed = run(harness, "paper", "analyse", "demo", "--runs", "runs", cwd=tmp_path)
+    assert analysed.returncode == 0, analysed.stderr
+    assert "Runs of all conditions" in analysed.stdout
+    assert run(harness, "tried", "hello", cwd=tmp_path).stdout == "hello from a plug-in\n"
+    assert run(harness, "records", "count", cwd=tmp_path).stdout == "1 2 3\n"
+
+
+def test_the_doctor_lists_plugins_and_says_in_one_line_what_does_not_load(harness: Path, tmp_path: Path) -> None:
+    lines = run(harness, "doctor", cwd=tmp_path).stdout.splitlines()
+    assert any("plug-in" in line and "tried: a backend, two formats" in line for line in lines)
+    broken = [line for line in lines if "broken" in line]
+    assert len(broken) == 1
+    assert "tried-plugin 1.2" in broken[0]
+    assert "a_package_that_nobody_has" in broken[0]
+
+
+def test_the_extras_of_the_harness_register_as_any_plugin_does() -> None:
+    assert {"otel", "paper", "peers", "perfetto"} <= {plugin.name for plugin in plugins().usable}
+    folders = {path.name for path in (ROOT / "harness" / "extras").iterdir() if (path / "__init__.py").is_file()}
+    assert folders == {plugin.name for plugin in plugins().usable}
+
+
+@pytest.mark.parametrize("plugin", plugins().usable, ids=lambda plugin: plugin.name)
+def test_every_part_of_an_extra_loads(plugin: Plugin) -> None:
+    mappings = [
+        getattr(plugin, name) for name in Plugin.__dataclass_fields__ if isinstance(getattr(plugin, name), dict)
+    ]
+    places = [place for parts in mappings if parts is not plugin.groups for place in parts.values()]
+    assert places
+    assert all(part_at(place) is not None for place in places)
+
+
+def test_a_name_of_the_core_cannot_be_taken_by_a_plugin() -> None:
+    formats = Registry("export_formats", {"aiperf": "the core's own"})
+    assert formats["aiperf"] == "the core's own"
+    assert list(formats).count("aiperf") == 1
