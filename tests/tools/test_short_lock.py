@@ -1,10 +1,10 @@
-"""A lock of the twin keeps the hashes of files that a twin installs, and no others."""
+"""A lock keeps the hashes of files that Linux and a supported Python install, and no others."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tools import twin_lock
+from tools import short_lock
 
 INDEX = "https://index.example/"
 
@@ -44,14 +44,14 @@ plain==2.0 ; python_full_version < '3.11' \\
 
 
 def test_files_of_other_systems_and_interpreters_are_left_out() -> None:
-    assert twin_lock.hashes_needed(FAST, "") == ["any", "linux"]
+    assert short_lock.hashes_needed(FAST, "") == ["any", "linux"]
 
 
 def test_the_source_stands_in_where_no_wheel_fits() -> None:
-    assert twin_lock.hashes_needed(SOURCE_ONLY, "") == ["only source"]
+    assert short_lock.hashes_needed(SOURCE_ONLY, "") == ["only source"]
 
 
 def test_a_package_of_another_system_leaves_the_lock_and_markers_stay() -> None:
-    lines = list(twin_lock.shortened(LOCK, {"packages": [FAST, SOURCE_ONLY, WINDOWS]}))
+    lines = list(short_lock.shortened(LOCK, {"packages": [FAST, SOURCE_ONLY, WINDOWS]}))
     assert [line.split(" \\\n")[0] for line in lines] == ["fast==1.0", "plain==2.0 ; python_full_version < '3.11'"]
     assert lines[1].endswith("--hash=sha256:only source")

@@ -1,7 +1,7 @@
-"""Writes a lock of the twin again with the hashes of those files alone that a twin can install.
+"""Writes a lock again with the hashes of those files alone that Linux and the supported Pythons can install.
 
 A lock made with ``uv pip compile --generate-hashes`` names every file of a release, for every system: four fifths of
-it never apply. ``python tools/twin_lock.py harness/stack/rbln/launch/twin/requirements-twin.lock`` asks the index once.
+it never apply. ``python tools/short_lock.py requirements.lock`` asks the index once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from harness.spec import load_toml
-from harness.stack.rbln.launch.twin.install import PYTHONS
 
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 GLIBC_MINORS = range(5, 60)
 """manylinux1 to well beyond today's systems."""
@@ -41,7 +41,7 @@ def tags_of(python: str, machine: str) -> set[Tag]:
 
 
 def hashes_needed(package: Mapping[str, Any], marker: str) -> list[str]:
-    """SHA-256 of each file of a ``[[packages]]`` entry that a twin may install; the source where no wheel fits."""
+    """SHA-256 of each file of a ``[[packages]]`` entry that may be installed; the source where no wheel fits."""
     needed: set[str] = set()
     for python in PYTHONS:
         for machine in MACHINES:
@@ -63,7 +63,7 @@ def hashes_needed(package: Mapping[str, Any], marker: str) -> list[str]:
 
 
 def shortened(lock: str, pylock: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of ``lock`` without the hashes that no twin needs, and without packages of other systems."""
+    """Lines of ``lock`` without the hashes that nothing needs, and without packages of other systems."""
     packages = {(package["name"], package["version"]): package for package in pylock["packages"]}
     for name, version, marker in REQUIREMENT.findall(lock):
         hashes = hashes_needed(packages[name, version], marker)
