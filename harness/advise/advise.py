@@ -18,6 +18,7 @@ from harness.advise.diagnose import Diagnosis, diagnose
 from harness.errors import RecordsError, SpecError
 from harness.plan.build import derive_seed
 from harness.records import SealedRun
+from harness.sim.predict.deciding import BreakEven
 from harness.sim.predict.intervals import Prediction, Predictor
 from harness.sim.search.run import search
 from harness.sim.search.space import DrawsSpec, SpaceSpec
@@ -32,14 +33,31 @@ SEED_RANGE = 2**31
 
 @dataclass(frozen=True)
 class Step:
-    """One change on the way, with its prediction against the baseline."""
+    """One change on the way, with its prediction against the baseline.
+
+    break_even: how far the deciding costs may be off; None where no difference was shown. unmeasured: which of its
+    sizes have no measured cost, in words.
+    """
 
     name: str
     prediction: Prediction
+    break_even: BreakEven | None = None
+    unmeasured: str = ""
 
     @property
     def saving(self) -> float:
         return 1.0 - self.prediction.mean
+
+    @property
+    def sentence(self) -> str:
+        """What it changes, what that is predicted to save, and given which costs."""
+        ratio = self.prediction
+        given = f"; {self.unmeasured}" if self.unmeasured else ""
+        turns = f"; {self.break_even}" if self.break_even else ""
+        return (
+            f"{self.name}, {ratio.candidate.label}, predicted to save {self.saving:.1%} +- {ratio.error:.1%} "
+            f"({ratio.level:.0%} of outcomes {1 - ratio.high:.1%} to {1 - ratio.low:.1%}){given}{turns}"
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,7 @@ class Advice:
             ratio = step.prediction
             note = "" if ratio.shows_difference else ", no difference from the baseline shown"
             yield (
-                f"  {step.name:<18} {ratio.candidate.label:<28} predicted {ratio.mean:.4f} "
+                f"  {step.name:<18} {ratio.candidate.label:<28} predicted {ratio.mean:.4f} +- {ratio.error:.4f} "
                 f"({ratio.level:.0%} {ratio.low:.4f} to {ratio.high:.4f}{note})"
             )
         if self.proposal is None:
@@ -80,7 +98,7 @@ class Advice:
             return
         candidate = self.proposal.prediction.candidate
         device = self.space.device
-        yield f"proposal: {self.proposal.name}, {candidate.label}, predicted to save {self.proposal.saving:.1%}"
+        yield f"proposal: {self.proposal.sentence}"
         yield (
             f"  costs {device.memory_gib(candidate):.2f} GiB per device, {device.compile_s(candidate):.0f} s to compile"
             f" and {device.artifact_gib(candidate):.1f} GiB of artifact"
@@ -212,7 +230,10 @@ def _steps(predictor: Predictor, ladder: Sequence[tuple[int, Prediction]]) -> tu
 
 
 def _step(predictor: Predictor, name: str, candidate: ServerShape) -> Step:
-    return Step(name, predictor.predict(candidate, predictor.space.inputs.users))
+    users = predictor.space.inputs.users
+    prediction = predictor.predict(candidate, users)
+    turns = predictor.break_even(candidate, users) if prediction.shows_difference else None
+    return Step(name, prediction, turns, predictor.unmeasured(candidate, predictor.space.baseline.shape))
 
 
 def best_buckets(space: SpaceSpec, slots: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Prints how sure each prediction is; writes only ledgers and the files that the o
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,13 +22,14 @@ from harness.cli.addresses import (
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, SpecError
-from harness.shipped import find_shipped
+from harness.shipped import find_shipped, shipped_names
 from harness.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.analysis.decisions.predictions import Predictions
+    from harness.experiment import PlannedRuns
     from harness.sim.search.result import SearchResult
     from harness.sim.search.run import Progress
     from harness.sim.search.space import SpaceSpec
@@ -48,7 +49,11 @@ def simulate(
         Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Simulations of each run; 1: one, nominal. Default: the experiment's.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Simulations of each run; 1: one, nominal. Default: as many as make the error of each ratio small.",
+        ),
     ] = None,
 ) -> None:
     """Predict every run of an experiment without a server.
@@ -91,7 +96,7 @@ def _print_results(results: Iterable[str], source: str) -> None:
 def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.analysis.decisions.predictions import drawn_interval
     from harness.experiment import resolve
-    from harness.prereg.predict import predict_experiment
+    from harness.prereg.predict import predict_experiment, predict_until_sure
     from harness.runner.experiment import checked
     from harness.sim.predict.draws import perturbation_of
 
@@ -100,9 +105,14 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))
     with time_left("predicting") as on_progress:
-        predictions = predict_experiment(planned, on_progress=on_progress)
+        if draws is None:
+            predictions = predict_until_sure(planned, _margin(spec), on_progress=on_progress)
+        else:
+            predictions = predict_experiment(planned, on_progress=on_progress)
     console, wanted = terminal(), spec.prediction
-    interval = [f"{wanted.level:.0%} interval"] * (wanted.draws > 1)
+    made = next(iter(next(iter(predictions.values())).values())).draws
+    num_draws = 1 if made is None else len(made.device_ns)
+    interval = [f"{wanted.level:.0%} interval"] * (num_draws > 1)
     headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
     rows: list[tuple[str, ...]] = []
     for run in planned:
@@ -119,29 +129,58 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
         drawn = [ends] * len(interval)
         device_s = f"{means.device_ns / NS_PER_S:.3f}"
         rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
-    how = f"means of {wanted.draws} draws" if wanted.draws > 1 else "one simulation of each, without perturbations"
+    how = f"means of {num_draws} draws" if num_draws > 1 else "one simulation of each, without perturbations"
     console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
     console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
-    if wanted.draws > 1:
+    if num_draws > 1:
         for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
             console.print(line)
     show(console, Table("", "", headings, tuple(rows)))
-    _print_ratios(console, spec, predictions)
+    for line in _ratio_lines(planned, predictions):
+        console.print(line, highlight=False)
 
 
-def _print_ratios(console: Console, spec: ExperimentSpec, predictions: Predictions) -> None:
-    """Predicted device time of every condition over its baseline's, all replicates summed."""
+def _margin(spec: ExperimentSpec) -> float:
+    """The margin of the experiment's stopping rule, else the default of ``harness power``."""
+    return 0.02 if spec.stop is None else spec.stop.margin
+
+
+def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
+    """Predicted device time of every condition over its baseline's, all replicates summed; how sure, and given what."""
     from harness.analysis.decisions.answer import source_of_prediction
-    from harness.analysis.decisions.predictions import drawn_ratio, predicted_ratio
+    from harness.analysis.decisions.predictions import drawn_ratio, mean_ratio, predicted_ratio
+    from harness.sim.predict.deciding import planned_break_even, unmeasured_of_runs
 
+    spec, margin = planned.spec, _margin(planned.spec)
     for condition in spec.condition:
         baseline = spec.baseline_of(condition)
         if baseline == condition.name:
             continue
         own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
-        drawn, source = drawn_ratio(own, base), source_of_prediction(own).value
-        ends = "" if drawn is None else f", {drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}"
-        console.print(f"{condition.name} / {baseline}: {predicted_ratio(own, base):.4f} ({source}){ends}")
+        drawn, mean, source = drawn_ratio(own, base), mean_ratio(own, base), source_of_prediction(own).value
+        parts = [f"{predicted_ratio(own, base):.4f} ({source})"]
+        if mean is not None:
+            parts[0] = f"{mean.ratio:.4f} +- {mean.error:.4f} (mean of {mean.num_draws} draws)"
+        if drawn is not None:
+            parts.append(f"{drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}")
+        runs = [planned.by_condition[name] for name in (condition.name, baseline)]
+        parts += unmeasured_of_runs(runs[0][0], runs[1][0])
+        yield f"{condition.name} / {baseline}: {', '.join(parts)}"
+        if mean is not None and not mean.is_sure(margin):
+            yield (
+                f"  not sure: an error of {mean.wanted_error(margin):.4f}, a tenth of the effect or of the margin, "
+                f"needs --draws {mean.draws_needed(margin)}"
+            )
+        if mean is None or mean.shows_effect:
+            found = planned_break_even(runs[0], runs[1], 1 if mean is None else mean.num_draws)
+            yield from () if found is None else (f"  {found}",)
+        else:
+            yield "  no difference shown by the draws"
+    num_plans = spec.replicates
+    yield (
+        f"Of the {num_plans} plan{'s' * (num_plans > 1)} of this experiment; +-: what the draws leave open (95 %). "
+        f"Over new plans: harness power"
+    )
 
 
 def search(
@@ -191,6 +230,7 @@ def ratios(
 
     Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
     """
+    from harness.sim.predict.deciding import deciding_sizes, sizes_in_words
     from harness.sim.predict.intervals import Predictor
     from harness.sim.simulate import LABEL, UNCHANGED, ablation
 
@@ -206,16 +246,27 @@ def ratios(
                 prediction = predictor.predict(server.shape, users, changed)
                 note = f"{changed.name}: {LABEL}" if changed.name else ""
                 note = note or ("" if prediction.shows_difference else "=")
-                ratios = (prediction.ratio_of_sums, prediction.median_of_pairs, prediction.mean)
+                mean = f"{prediction.mean:.4f} +- {prediction.error:.4f}"
+                ratios = (f"{prediction.ratio_of_sums:.4f}", f"{prediction.median_of_pairs:.4f}", mean)
                 interval = f"{prediction.low:.4f} - {prediction.high:.4f}"
-                rows.append((name, str(users), prediction.rules, *(f"{ratio:.4f}" for ratio in ratios), interval, note))
+                turns = ""
+                if prediction.shows_difference and not changed.name:
+                    turns = predictor.break_even(server.shape, users).short
+                rows.append((name, str(users), prediction.rules, *ratios, interval, turns, note))
+    headings = ("configuration", "N", "rules", "sums", "median", "mean")
     table = Table(
         f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
-        "sums, median: nominal; mean: of draws; =: no difference from the baseline shown",
-        ("configuration", "N", "rules", "sums", "median", "mean", f"{spec.prediction.level:.0%} interval", ""),
+        "sums, median: nominal; mean: of draws, +- what they leave open (95 %); turns at: the error of the deciding "
+        "costs that makes the ratio 1; =: no difference from the baseline shown",
+        (*headings, f"{spec.prediction.level:.0%} interval", "turns at", ""),
         tuple(rows),
     )
     show(console, table)
+    for name, server in spec.named.items():
+        sizes = deciding_sizes(server.shape.decode_buckets, spec.baseline.shape.decode_buckets)
+        parts = [f"turns at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
+        parts += filter(None, [predictor.unmeasured(server.shape, spec.baseline.shape)])
+        console.print(f"{name}: {'; '.join(parts)}", highlight=False)
 
 
 def advise(
@@ -276,8 +327,22 @@ def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
     from harness.sim.search.space import parse_space
     from harness.spec import load_toml
 
+    if name_or_path in shipped_names("experiments") and name_or_path not in shipped_names("spaces"):
+        raise _not_a_space(name_or_path)
     path = find_shipped("spaces", name_or_path, what="search space")
-    return parse_space(override_table(load_toml(path), changes or []), where=str(path))
+    table = load_toml(path)
+    if "condition" in table:
+        raise _not_a_space(name_or_path)
+    return parse_space(override_table(table, changes or []), where=str(path))
+
+
+def _not_a_space(experiment: str) -> SpecError:
+    spaces = ", ".join(shipped_names("spaces"))
+    return SpecError(
+        "is an experiment, and a search space is wanted",
+        where=experiment,
+        hint=f"`harness simulate {experiment}` predicts its conditions; spaces: {spaces}, or a file like these",
+    )
 
 
 @contextmanager

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.decisions.predictions import DrawnFigures, Prediction, Predictions
+from harness.analysis.decisions.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
+from harness.analysis.planning.monte_carlo import DrawnRatio
 from harness.analysis.stats import grouped
+from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.compiled.records import IntArray
 from harness.engine import EngineConfig
 from harness.experiment import PlannedRun, PlannedRuns
@@ -21,22 +23,28 @@ from harness.sim.kernel.arrays import Outcome, PlanArrays
 from harness.sim.plans import is_rearrival, plan_arrays
 from harness.sim.predict.draws import draw, perturbation_of, run_draws
 from harness.sim.simulate import run_batch
-from harness.spec import RulesName
+from harness.spec import ExperimentSpec, RulesName
 
+MOST_DRAWS, MOST_NS = 4_000, 20 * NS_PER_S
+"""Most draws of a run, and most time, to make the error of a prediction small."""
 # Limit of requests, over all draws, of a simulator call: it bounds the memory for a long trace.
 MOST_REQUESTS = 500_000
 
 
-def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:
-    """The prediction of one run, planned or sealed: the mean of the draws that its experiment sets.
+def predict_run(
+    run: PlannedRun | SealedRun, rules: RulesName | None = None, num_draws: int | None = None
+) -> Prediction:
+    """The prediction of one run, planned or sealed: the mean of its draws.
 
-    rules: KV rules to predict with; default: the rules of its server. A single draw is the nominal simulation. The
-    draws of each run have their own jitter.
+    rules: KV rules to predict with; default: the rules of its server. num_draws: default: what its experiment sets. A
+    single draw is the nominal simulation. The draws of each run have their own jitter, and draw k is the same however
+    many there are.
     """
     server = run.simulated_server if isinstance(run, SealedRun) else run.server
     if rules is not None:
         server = server.model_copy(update={"rules": rules})
-    config, cost_model, num_draws = EngineConfig.from_server(server), run.cost_model, run.spec.prediction.draws
+    config, cost_model = EngineConfig.from_server(server), run.cost_model
+    num_draws = run.spec.prediction.draws if num_draws is None else num_draws
     arrays = plan_arrays([run.plan])
     filled_in = cost_model.filled_in_buckets(config.decode_buckets)
     if num_draws == 1:
@@ -90,17 +98,52 @@ def predict_experiment(
     planned: PlannedRuns,
     rules: RulesName | None = None,
     on_progress: Callable[[float], None] = lambda _share: None,
+    num_draws: int | None = None,
 ) -> dict[str, dict[int, Prediction]]:
     """Predictions of every planned run of an experiment, by condition and replicate.
 
-    on_progress: receives the share of runs that are predicted.
+    on_progress: receives the share of runs that are predicted. num_draws: default: what the experiment sets.
     """
     predictions: dict[str, dict[int, Prediction]] = {name: {} for name in planned.by_condition}
     runs = [(name, run) for name, of_condition in planned.by_condition.items() for run in of_condition]
     for count, (name, run) in enumerate(runs, 1):
-        predictions[name][run.replicate] = predict_run(run, rules)
+        predictions[name][run.replicate] = predict_run(run, rules, num_draws)
         on_progress(count / len(runs))
     return predictions
+
+
+def predict_until_sure(
+    planned: PlannedRuns,
+    margin: float,
+    on_progress: Callable[[float], None] = lambda _share: None,
+    clock: Clock | None = None,
+) -> dict[str, dict[int, Prediction]]:
+    """Predictions with as many draws as make the Monte Carlo error of every ratio small enough.
+
+    At least the draws that the experiment sets; at most MOST_DRAWS, and those for which MOST_NS are enough. Small
+    enough: a tenth of the effect, or of the margin where that is larger. A single draw stays a nominal simulation.
+    """
+    clock = clock or MonotonicClock()
+    num_draws, began_ns = planned.spec.prediction.draws, clock.now_ns()
+    predictions = predict_experiment(planned, on_progress=on_progress)
+    while num_draws > 1:
+        each_ns = max((clock.now_ns() - began_ns) / num_draws, 1)
+        needed = max((ratio.draws_needed(margin) for ratio in drawn_ratios(planned.spec, predictions)), default=0)
+        more = min(needed, max(MOST_DRAWS, num_draws), int(MOST_NS / each_ns))
+        if more <= num_draws:
+            break
+        num_draws, began_ns = more, clock.now_ns()
+        predictions = predict_experiment(planned, on_progress=on_progress, num_draws=num_draws)
+    return predictions
+
+
+def drawn_ratios(spec: ExperimentSpec, predictions: Predictions) -> Iterator[DrawnRatio]:
+    """The predicted ratio of each condition to its baseline with its Monte Carlo error, where draws were made."""
+    for condition in spec.condition:
+        if (baseline := spec.baseline_of(condition)) != condition.name:
+            own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
+            if (ratio := mean_ratio(own, base)) is not None:
+                yield ratio
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:

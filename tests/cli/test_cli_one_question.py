@@ -169,7 +169,7 @@ def the_answer_says_which_channel_it_stands_on(folder: Path, printed: dict[str, 
 def prediction_and_both_measurements_agree_within_their_intervals(folder: Path, printed: dict[str, str]) -> None:
     """The mean of draws, one simulated draw, emulated servers, and servers by URL on the client's clock."""
     predicted = re.search(
-        r"eight-slots / base: (\d\.\d+) \(mean of draws\), 90\s?% of outcomes (\d\.\d+) to (\d\.\d+)",
+        r"eight-slots / base: (\d\.\d+) \+- \d\.\d+ \(mean of \d+\s+draws\), 90\s?% of outcomes (\d\.\d+) to (\d\.\d+)",
         called(folder, "simulate", "slots.toml"),
     )
     assert predicted is not None

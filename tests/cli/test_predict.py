@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,50 @@ def test_an_unknown_space_lists_those_that_ship(
     status, text = harness(monkeypatch, capsys, "search", "papers")
     assert status == 2
     assert "paper" in text
+
+
+def test_a_prediction_says_its_error_what_was_not_measured_and_where_it_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = harness(monkeypatch, capsys, "simulate", "demo")
+    assert status == 0
+    said = " ".join(text.split())
+    for condition in ("bucket6-waits / base-waits", "bucket6-nowaits / base-nowaits"):
+        found = re.search(rf"{condition}: (0\.\d{{4}}) \+- (0\.\d{{4}}) \(mean of \d+ draws\), [^:]*", said)
+        assert found is not None, said
+        ratio, error = map(float, found.groups())
+        assert error <= 0.1 * max(1 - ratio, 0.02) + 1e-4
+        assert "f(6) was not measured, but interpolated the answer turns where f(6) is" in found[0]
+    assert "Of the 3 plans of this experiment" in said
+
+
+def test_one_draw_is_nominal_and_too_few_draws_are_said_to_be_too_few(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "(nominal simulation)" in harness(monkeypatch, capsys, "simulate", "demo", "--draws", "1")[1]
+    assert "not sure: an error of 0.0" in harness(monkeypatch, capsys, "simulate", "demo", "--draws", "3")[1]
+
+
+def test_named_configurations_have_an_error_and_a_break_even(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = harness(monkeypatch, capsys, "predict", "ratios", "paper")
+    assert status == 0
+    assert re.search(r"slots-and-grid +8 .* 0\.\d{4} \+- 0\.\d{4} .* \+\d+\.\d %", text)
+    said = " ".join(text.split())
+    assert "grid-only: turns at f(6); f(6) was not measured, but interpolated" in said
+
+
+@pytest.mark.parametrize("command", [("predict", "ratios"), ("search",)])
+def test_an_experiment_in_place_of_a_space_is_called_one(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\n[[condition]]\nname = "base"\n', encoding="utf-8")
+    for experiment in ("demo", str(file)):
+        status, text = harness(monkeypatch, capsys, *command, experiment)
+        assert status == 2
+        said = " ".join(text.split())
+        assert "is an experiment, and a search space is wanted" in said
+        assert f"harness simulate {experiment}" in said
+        assert "unknown key" not in said

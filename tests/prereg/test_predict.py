@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.decisions.predictions import drawn_interval, drawn_ratio
+from harness.analysis.decisions.predictions import Predictions, drawn_interval, drawn_ratio
 from harness.analysis.stats import t_quantile
+from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError
 from harness.experiment import PlannedRuns, resolve
-from harness.prereg.predict import predict_experiment, predict_runs
+from harness.prereg.predict import drawn_ratios, predict_experiment, predict_runs, predict_until_sure
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.sim.predict.draws import perturbation_of
@@ -104,3 +105,39 @@ def test_what_is_not_calibrated_is_said_to_be_assumed(tmp_path: Path) -> None:
     assert found.bucket_sd == pytest.approx(0.1 / 1.96 / 12.97, rel=1e-3)
     assert {"lag_ms", "bucket_sd"}.isdisjoint(found.assumed)
     assert "assumed, not calibrated: start_ms" in found.line()
+
+
+def test_draws_go_on_until_the_error_is_a_tenth_of_the_effect_or_of_the_margin() -> None:
+    runs = planned(draws=4)
+    few, enough = (next(drawn_ratios(runs.spec, made(runs))) for made in (predict_experiment, sure))
+    assert not few.is_sure(MARGIN)
+    assert enough.is_sure(MARGIN)
+    assert enough.num_draws > 4
+    same = predict_experiment(runs, num_draws=enough.num_draws)
+    assert next(drawn_ratios(runs.spec, same)) == enough
+
+
+def test_draws_end_where_the_time_for_them_is_over_and_a_nominal_prediction_stays_one() -> None:
+    runs = planned(draws=4)
+    slow = predict_until_sure(runs, MARGIN, clock=Slow())
+    assert next(drawn_ratios(runs.spec, slow)).num_draws == 4
+    nominal = planned(draws=1)
+    assert predict_until_sure(nominal, MARGIN) == predict_experiment(nominal)
+
+
+MARGIN = 0.02
+
+
+def sure(runs: PlannedRuns) -> Predictions:
+    return predict_until_sure(runs, MARGIN)
+
+
+class Slow(MonotonicClock):
+    """A machine on which each look at the clock comes a minute after the one before."""
+
+    def __init__(self) -> None:
+        self.at_ns = 0
+
+    def now_ns(self) -> int:
+        self.at_ns += 60 * NS_PER_S
+        return self.at_ns

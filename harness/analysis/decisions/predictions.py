@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.cost.padding import Padding
+from harness.analysis.planning.monte_carlo import DrawnRatio, ratio_of_means
 from harness.analysis.stats import Interval, prediction_interval
 from harness.spec import Spec
 
@@ -65,6 +66,14 @@ def drawn_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> Interv
     if costs[0] is None or costs[1] is None or len(costs[0]) != len(costs[1]):
         return None
     return prediction_interval(costs[0] / costs[1], own[0].level)
+
+
+def mean_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> DrawnRatio | None:
+    """The ratio with its Monte Carlo error; None where nothing was drawn. Both sides of a draw share true costs."""
+    costs, base_costs = (_drawn_sums(runs, "device_ns") for runs in (own, base))
+    if costs is None or base_costs is None or len(costs) != len(base_costs):
+        return None
+    return ratio_of_means(costs, base_costs)
 
 
 def drawn_interval(runs: Sequence[Prediction], figure: str) -> Interval | None:

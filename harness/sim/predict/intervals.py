@@ -6,9 +6,11 @@ The draws never use a seed of the search or of the evaluation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,14 @@ from harness.engine.cost import load_cost_model
 from harness.errors import SpecError
 from harness.sim.kernel import arrays as layout
 from harness.sim.plans import Input, check_slots, input_arrays, is_rearrival, joined
+from harness.sim.predict.deciding import (
+    NO_CHANGE,
+    BreakEven,
+    CostChange,
+    break_even,
+    deciding_sizes,
+    unmeasured_in_words,
+)
 from harness.sim.predict.draws import artifact_key, jittered_draw, perturbation_of, perturbed
 from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import SpaceSpec
@@ -35,7 +45,7 @@ class Prediction:
 
     ratio_of_sums, median_of_pairs: at nominal costs and without jitter, on the space's evaluation plans (its search
     plans when it has none). mean, low, high: mean and ``level`` interval of the ratio of sums in an experiment of
-    ``replicates`` runs per condition, see DrawsSpec.
+    ``replicates`` runs per condition, see DrawsSpec. error: half width of the 95 % Monte Carlo interval of ``mean``.
     """
 
     candidate: ServerShape
@@ -47,6 +57,7 @@ class Prediction:
     low: float
     high: float
     level: float
+    error: float = math.nan
 
     @property
     def shows_difference(self) -> bool:
@@ -128,8 +139,8 @@ class Predictor:
         chosen = (users,) if isinstance(users, int) else tuple(users)
         base = space.baseline.shape if reference is None else reference
         costs, base_costs = self._nominal((candidate, base), chosen, changed)
-        own, base_drawn = self.sampled((candidate, base), chosen, changed)
-        ratios = own.cost / base_drawn.cost
+        ratios = self._ratios((candidate, base), chosen, changed)
+        error = NormalDist().inv_cdf(0.975) * float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
         return Prediction(
             candidate,
             base,
@@ -139,16 +150,59 @@ class Predictor:
             float(np.mean(ratios)),
             *interval(ratios, space.prediction.level),
             space.prediction.level,
+            error,
         )
 
+    def break_even(
+        self,
+        candidate: ServerShape,
+        users: int | Sequence[int],
+        changed: Ablation = UNCHANGED,
+        reference: ServerShape | None = None,
+    ) -> BreakEven:
+        """The change of the deciding costs at which the mean of the same draws is 1; arguments: as ``predict``."""
+        base = self.space.baseline.shape if reference is None else reference
+        chosen = (users,) if isinstance(users, int) else tuple(users)
+        sizes = deciding_sizes(candidate.decode_buckets, base.decode_buckets)
+        return BreakEven(
+            sizes,
+            break_even(
+                lambda change: float(
+                    np.mean(self._ratios((candidate, base), chosen, changed, CostChange(sizes, change)))
+                )
+            ),
+        )
+
+    def unmeasured(self, *shapes: ServerShape) -> str:
+        """Which sizes of these configurations have no measured cost, in words; "" where all have."""
+        return unmeasured_in_words(self._model, [size for shape in shapes for size in shape.decode_buckets])
+
+    def _ratios(
+        self,
+        pair: tuple[ServerShape, ServerShape],
+        users: tuple[int, ...],
+        changed: Ablation,
+        costs: CostChange = NO_CHANGE,
+    ) -> FloatArray:
+        """The cost ratio of each simulated experiment."""
+        own, base = self.sampled(pair, users, changed, costs)
+        return own.cost / base.cost
+
     def sampled(
-        self, pair: Sequence[ServerShape], users: Sequence[int], changed: Ablation = UNCHANGED
+        self,
+        pair: Sequence[ServerShape],
+        users: Sequence[int],
+        changed: Ablation = UNCHANGED,
+        costs: CostChange = NO_CHANGE,
     ) -> list[Experiments]:
         """Simulated experiments of several configurations, which have the same plans and the same true costs."""
-        return [self._experiments(shape, role, tuple(users), changed) for role, shape in enumerate(pair)]
+        return [
+            self._experiments(shape, role, tuple(users), changed, costs.seen_by(shape.decode_buckets))
+            for role, shape in enumerate(pair)
+        ]
 
     def _simulate_experiments(
-        self, shape: ServerShape, role: int, users: tuple[int, ...], changed: Ablation
+        self, shape: ServerShape, role: int, users: tuple[int, ...], changed: Ablation, costs_change: CostChange
     ) -> Experiments:
         """One configuration's part of every simulated experiment; role: its place among those compared."""
         space = self.space
@@ -156,7 +210,8 @@ class Predictor:
         drawn = self._drawn_plans(users, self._treatment(changed))
         plans_each = len(drawn.plans) // num_draws
         config = EngineConfig.of_shape(shape, changed.rules or space.rules)
-        truths = [perturbed(self._model, perturbation, number, artifact_key(config)) for number in range(num_draws)]
+        model = costs_change.of(self._model)
+        truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in range(num_draws)]
         draws = jittered_draw(drawn, [truth for truth in truths for _plan in range(plans_each)], perturbation, role)
         costs = draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls)
         figures = plan_figures(self._pinned(draws.arrays, changed), config, costs, changed, space.window)

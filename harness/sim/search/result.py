@@ -265,7 +265,9 @@ def search_tables(
             f"selected, so at most {halving.better_share_at_most:.1%} of all left out do (95 % confidence)"
         )
     # Intervals are drawn by the compiled simulator, which does not know paged rules.
-    yield _best_table(result, top, with_intervals=with_intervals and not space.is_paged, on_progress=on_progress)
+    with_intervals = with_intervals and not space.is_paged
+    yield _best_table(result, top, with_intervals=with_intervals, on_progress=on_progress)
+    yield _best_sentence(result, with_intervals=with_intervals)
     yield _front_table(result)
     if len(space.inputs.users) > 1:
         yield _sensitivity_table(result)
@@ -303,6 +305,22 @@ def _best_table(result: SearchResult, top: int, *, with_intervals: bool, on_prog
         "",
         (*headings, *(("beside the first",) if with_intervals else ())),
         tuple(rows),
+    )
+
+
+def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
+    """The best against the baseline on new draws, how sure that is, and given which costs."""
+    space, best = result.space, result.candidate(result.ranked[0])
+    base, predictor = space.baseline.shape, Predictor(space)
+    unmeasured = predictor.unmeasured(best, base)
+    given = f"; {unmeasured}" if unmeasured else ""
+    if not with_intervals or best == base:
+        return f"best: {best.label}{given}"
+    found = predictor.predict(best, space.inputs.users)
+    turns = f"; {predictor.break_even(best, space.inputs.users)}" if found.shows_difference else ""
+    return (
+        f"best: {best.label} costs {found.mean:.4f} +- {found.error:.4f} of {base.label} on new draws "
+        f"({found.level:.0%} of outcomes {found.low:.4f} to {found.high:.4f}){given}{turns}"
     )
 
 
