@@ -16,14 +16,14 @@ import numpy as np
 from benchmarks.figure import Figure
 from harness.analysis.cost.padding import padding_of_histogram
 from harness.analysis.cost.reconstruct import union_ns
-from harness.analysis.decisions.across import Value
-from harness.analysis.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
-from harness.analysis.planning.power import superiority_power
 from harness.analysis.stats import FloatArray, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled.records import Records
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
+from harness.judge.decisions.across import Value
+from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
+from harness.judge.planning.power import superiority_power
 from harness.records.manifest import Manifest
 from harness.sim.kernel.arrays import RequestResult
 from harness.sim.plans import plan_arrays

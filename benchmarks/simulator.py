@@ -15,11 +15,11 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
-from harness.analysis.decisions.predictions import drawn_ratio
 from harness.clock import NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import load_cost_model
 from harness.experiment import build_plan, resolve
+from harness.judge.decisions.predictions import drawn_ratio
 from harness.plan import Plan
 from harness.prereg import predict_experiment
 from harness.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from harness.advise.power import log_ratio_values, simulated_pairs
-from harness.analysis.decisions.decide import cheaper_p
-from harness.analysis.planning.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
-from harness.analysis.planning.stopping import boundary_of, t_mixture_boundary
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
+from harness.judge.decisions.decide import cheaper_p
+from harness.judge.planning.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
+from harness.judge.planning.stopping import boundary_of, t_mixture_boundary
 from harness.spec import ExperimentSpec, StopSpec, load_experiment
 
 EXPERIMENTS, LOOKS, POPULATION = 1_000, 60, 4_000

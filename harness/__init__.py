@@ -17,15 +17,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.analysis import ExperimentSummary, summarise
-    from harness.analysis.catalogue import analyse
     from harness.cli.notebook import compare, open_runs, power, sweep
     from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
     from harness.experiment import build_plan
+    from harness.judge import ExperimentSummary, summarise
+    from harness.judge.catalogue import analyse
     from harness.plan import Plan, WaitDistribution, load_waits
-    from harness.prereg import Judgement, judge
+    from harness.prereg import Judgement
+    from harness.prereg import judge as decide
     from harness.records import RunStore, SealedRun
     from harness.report import write_report
     from harness.runner import ExperimentOutcome, run_experiment
@@ -35,21 +36,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "harness.analysis": ("ExperimentSummary", "summarise"),
-    "harness.analysis.catalogue": ("analyse",),
     "harness.cli.notebook": ("compare", "open_runs", "power", "sweep"),
     "harness.cli.progress": ("TerminalProgress",),
     "harness.engine": ("CostModel", "load_cost_model"),
     "harness.errors": ("HarnessError", "RuleFailedError", "RunInvalidError", "SpecError"),
     "harness.experiment": ("build_plan",),
+    "harness.judge": ("ExperimentSummary", "summarise"),
+    "harness.judge.catalogue": ("analyse",),
     "harness.plan": ("Plan", "WaitDistribution", "load_waits"),
-    "harness.prereg": ("Judgement", "judge"),
+    "harness.prereg": ("Judgement", "decide"),
     "harness.records": ("RunStore", "SealedRun"),
     "harness.report": ("write_report",),
     "harness.runner": ("ExperimentOutcome", "run_experiment"),
     "harness.sim": ("SimResult", "simulate"),
     "harness.spec": ("ExperimentSpec", "ServerSpec", "WorkloadSpec", "load_experiment"),
 }
+# Where a name is another one at home: `harness.judge` is a package.
+_AT_HOME = {"decide": "judge"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
@@ -73,7 +76,7 @@ __all__ = [
     "analyse",
     "build_plan",
     "compare",
-    "judge",
+    "decide",
     "load_cost_model",
     "load_experiment",
     "load_waits",
@@ -89,7 +92,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_HOME[name]), _AT_HOME.get(name, name))
     raise AttributeError(f"module 'harness' has no attribute {name!r}")
 
 

@@ -47,7 +47,7 @@ PLUGIN = Plugin(
 PARTS = '''
 from dataclasses import dataclass
 
-from harness.analysis.catalogue import Analysis
+from harness.judge.catalogue import Analysis
 from harness.engine.config import ENGINE_KEYS
 from harness.export import Format
 from harness.kinds import KINDS, BackendKind

@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.analysis import extra_prefill_ns, run_figures, summarise
+from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.serving import latencies
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.judge import summarise
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.spec import ServerSpec

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.cost.devices import DeviceEffect
-from harness.analysis.planning.power import (
+from harness.analysis.stats import FloatArray, log_mean_values
+from harness.clock import NS_PER_S
+from harness.engine.config import EngineConfig
+from harness.errors import SpecError
+from harness.experiment import PlannedRun, resolve
+from harness.judge.planning.power import (
     MOST_BLOCKS,
     blocks_for_difference,
     blocks_for_equivalence,
@@ -23,12 +28,7 @@ from harness.analysis.planning.power import (
     repetitions,
     variance_components,
 )
-from harness.analysis.planning.stopping import log_ratios
-from harness.analysis.stats import FloatArray, log_mean_values
-from harness.clock import NS_PER_S
-from harness.engine.config import EngineConfig
-from harness.errors import SpecError
-from harness.experiment import PlannedRun, resolve
+from harness.judge.planning.stopping import log_ratios
 from harness.kinds import kind_named
 from harness.records import SealedRun
 from harness.sim.plans import plan_arrays

@@ -21,9 +21,9 @@ from harness.table import Table, TableForm, table_of, to_text, with_four_digits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.analysis.decisions.across import PeerSide, Side
-    from harness.analysis.decisions.gate import GateResult, GateRun
-    from harness.analysis.decisions.releases import Placed
+    from harness.judge.decisions.across import PeerSide, Side
+    from harness.judge.decisions.gate import GateResult, GateRun
+    from harness.judge.decisions.releases import Placed
     from harness.records import SealedRun
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -72,7 +72,7 @@ def compare(
 
 def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     """The places against their baselines; SpecError where both sides are of other benchmarks."""
-    from harness.analysis.decisions.across import compare_all, compare_with_peer, pairs_of
+    from harness.judge.decisions.across import compare_all, compare_with_peer, pairs_of
 
     peer = _peer_side([Path(place) for place in places])
     base = None if baseline is None else _peer_side([Path(baseline)])
@@ -118,7 +118,7 @@ def _by_pair(table: Table) -> list[Table]:
 
 def sides_at(address: str, runs: Path) -> list[Side]:
     """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
-    from harness.analysis.decisions.across import Side
+    from harness.judge.decisions.across import Side
     from harness.records import RunStore
     from harness.records.store import sealed_runs
 
@@ -202,7 +202,7 @@ def gate(
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
             print(f"wrote {path}")
         return
-    from harness.analysis.decisions.gate import GateVerdict, gate_policy, judge
+    from harness.judge.decisions.gate import GateVerdict, gate_policy, judge
     from harness.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
@@ -218,8 +218,8 @@ def gate(
 
 
 def _side(address: str, runs: Path) -> list[GateRun]:
-    from harness.analysis.decisions.gate import gate_run
     from harness.export.baseline import is_baseline, load_baseline
+    from harness.judge.decisions.gate import gate_run
 
     place = Path(address)
     return load_baseline(place) if is_baseline(place) else [gate_run(run) for run in valid_runs(address, runs)]
@@ -264,7 +264,7 @@ def history(
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
-    from harness.analysis.decisions.releases import histories
+    from harness.judge.decisions.releases import histories
     from harness.report.pages import history_lines, history_table, write_history
 
     results = histories([point for place in places for point in _placed(place, runs)], figures or ["cost"])
@@ -278,9 +278,9 @@ def history(
 
 def _placed(address: str, runs: Path) -> Iterator[Placed]:
     """The conditions at an address, each with its valid runs."""
-    from harness.analysis.decisions.gate import gate_run
-    from harness.analysis.decisions.releases import Placed
     from harness.export.baseline import is_baseline, load_baseline
+    from harness.judge.decisions.gate import gate_run
+    from harness.judge.decisions.releases import Placed
 
     if not is_baseline(Path(address)):
         yield from (Placed(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs))

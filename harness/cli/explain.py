@@ -152,7 +152,7 @@ def _allowed(key: Mapping[str, Any]) -> str:
 
 
 def _explain_more(topic: str) -> None:
-    from harness.analysis.catalogue import analyses
+    from harness.judge.catalogue import analyses
     from harness.stack.rbln.rules.kv_rules import rules_in_words
 
     if topic == "analysis":

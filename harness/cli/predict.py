@@ -28,8 +28,8 @@ from harness.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.analysis.decisions.predictions import Predictions
     from harness.experiment import PlannedRuns
+    from harness.judge.decisions.predictions import Predictions
     from harness.sim.search.result import SearchResult
     from harness.sim.search.run import Progress
     from harness.sim.search.space import SpaceSpec
@@ -94,8 +94,8 @@ def _print_results(results: Iterable[str], source: str) -> None:
 
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:
-    from harness.analysis.decisions.predictions import drawn_interval
     from harness.experiment import resolve
+    from harness.judge.decisions.predictions import drawn_interval
     from harness.prereg.predict import predict_experiment, predict_until_sure
     from harness.runner.experiment import checked
     from harness.sim.predict.draws import perturbation_of
@@ -147,8 +147,8 @@ def _margin(spec: ExperimentSpec) -> float:
 
 def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     """Predicted device time of every condition over its baseline's, all replicates summed; how sure, and given what."""
-    from harness.analysis.decisions.answer import source_of_prediction
-    from harness.analysis.decisions.predictions import drawn_ratio, mean_ratio, predicted_ratio
+    from harness.judge.decisions.answer import source_of_prediction
+    from harness.judge.decisions.predictions import drawn_ratio, mean_ratio, predicted_ratio
     from harness.sim.predict.deciding import planned_break_even, unmeasured_of_runs
 
     spec, margin = planned.spec, _margin(planned.spec)

@@ -19,7 +19,7 @@ from harness.table import cell_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.analysis.decisions.decide import Decision
+    from harness.judge.decisions.decide import Decision
 
 RepositoryOption = Annotated[
     Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
@@ -133,7 +133,7 @@ def decide(
 
 
 def _decision_record(decision: Decision) -> dict[str, Any]:
-    from harness.analysis.catalogue import interval_record
+    from harness.judge.catalogue import interval_record
 
     return {
         "rule": decision.rule,

@@ -26,7 +26,7 @@ from harness.table import Table, TableForm, table_of, written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.analysis import ExperimentSummary
+    from harness.judge import ExperimentSummary
     from harness.records import SealedRun
     from harness.report.view import Results
 
@@ -68,7 +68,7 @@ def table(
 
     Example: `harness table demo --runs runs/today --serving`
     """
-    from harness.analysis import summarise
+    from harness.judge import summarise
     from harness.report import on_terminal, serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
@@ -89,7 +89,7 @@ def table(
 
 def conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
     """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
-    from harness.analysis import summarise
+    from harness.judge import summarise
     from harness.report import serving_tables, summary_tables
     from harness.report.terminal import for_documents
 
@@ -103,8 +103,8 @@ def conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving:
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
-    from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.decisions.verdicts import ExperimentRuns
+    from harness.judge.catalogue.costs import prediction_table
+    from harness.judge.decisions.verdicts import ExperimentRuns
     from harness.prereg import check_sealed_runs, predictions_for
     from harness.records import origin_of
 
@@ -133,8 +133,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
 
 
 def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
-    from harness.analysis import summarise
     from harness.analysis.cost.speeds import drift
+    from harness.judge import summarise
     from harness.report import on_terminal, summary_tables, write_report
 
     summary = summarise(sealed)
@@ -159,9 +159,9 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
 
 def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
-    from harness.analysis.catalogue import analyse
-    from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.decisions.verdicts import ExperimentRuns
+    from harness.judge.catalogue import analyse
+    from harness.judge.catalogue.costs import prediction_table
+    from harness.judge.decisions.verdicts import ExperimentRuns
     from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.decisions.across import Value
-from harness.analysis.decisions.gate import FIGURES, GateRun, gate_run
 from harness.errors import RecordsError, SpecError, in_one_line
+from harness.judge.decisions.across import Value
+from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
 from harness.outputs import write_text
 from harness.records import SealedRun, layout
 from harness.records.manifest import load_manifest

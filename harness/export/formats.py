@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.analysis import summarise
 from harness.errors import SpecError
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
+from harness.judge import summarise
 from harness.outputs import write_atomic
 from harness.plugins import Registry
 from harness.records import SealedRun, origin_of

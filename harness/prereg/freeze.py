@@ -15,11 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from harness.analysis.catalogue import analysis_named
-from harness.analysis.planning.stopping import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve
+from harness.judge.catalogue import analysis_named
+from harness.judge.planning.stopping import check_can_decide
 from harness.outputs import write_atomic
 from harness.plan import save_plan
 from harness.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration

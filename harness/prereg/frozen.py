@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.analysis.decisions.predictions import Prediction
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns
+from harness.judge.decisions.predictions import Prediction
 from harness.prereg.ledger import Instant, Ledger
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error

@@ -20,11 +20,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from harness.analysis import check_run
-from harness.analysis.decisions.decide import Decision, Outcome, decide_stopped
-from harness.analysis.decisions.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.analysis.logs.derive import derived_of
-from harness.analysis.planning.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
+from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
+from harness.judge.decisions.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
+from harness.judge.planning.stopping import SequentialStatus, declared_status, sequential_status
 from harness.kinds import kind_named
 from harness.prereg.authorize import check_sealed_runs, first_request_s
 from harness.prereg.frozen import Preregistration

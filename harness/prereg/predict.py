@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.decisions.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
-from harness.analysis.planning.monte_carlo import DrawnRatio
 from harness.analysis.stats import grouped
 from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.compiled.records import IntArray
 from harness.engine import EngineConfig
 from harness.experiment import PlannedRun, PlannedRuns
+from harness.judge.decisions.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
+from harness.judge.planning.monte_carlo import DrawnRatio
 from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
 from harness.sim.kernel.arrays import Outcome, PlanArrays

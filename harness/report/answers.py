@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
+from harness.analysis import RunFigures
 from harness.analysis.cost.compare import MAX_TAU, Agreement, ChannelRatio, Comparison
-from harness.analysis.decisions.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
 from harness.analysis.figures import figure_at
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.judge import ConditionFigures, ExperimentSummary
+from harness.judge.decisions.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
 from harness.kinds import kind_of_run
 
 DASH = "\u2013"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from harness.analysis.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
 from harness.analysis.figures import cells, same
+from harness.judge.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
 from harness.table import Table, four_digits, markdown_rows, table_of
 
 ANSWERS = {

@@ -22,10 +22,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis import ExperimentSummary
 from harness.analysis.serving import METRICS, requests_needed
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.judge import ExperimentSummary
 from harness.kinds import kind_of_run
 from harness.outputs import check_output, escape_bidi, write_atomic
 from harness.processes import parallel_map

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from harness.analysis.decisions.gate import FIGURES
-from harness.analysis.decisions.releases import History, HistoryPoint
 from harness.analysis.figures import cells, same
-from harness.analysis.planning.power import difference_power, equivalence_power
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError, SpecError
+from harness.judge.decisions.gate import FIGURES
+from harness.judge.decisions.releases import History, HistoryPoint
+from harness.judge.planning.power import difference_power, equivalence_power
 from harness.outputs import check_output, escape_bidi, write_text
 from harness.plan.model import WAIT_KINDS
 from harness.report.page import plain_page

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.analysis import ConditionFigures, ExperimentSummary
 from harness.analysis.cost.compare import Comparison
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.cost.speeds import Speeds
-from harness.analysis.planning.stopping import ComparisonLooks, SequentialStatus, StopVerdict
 from harness.clock import NS_PER_S
+from harness.judge import ConditionFigures, ExperimentSummary
+from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus, StopVerdict
 from harness.report.answers import Channel
 from harness.report.svg import (
     GRID,

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.analysis import ExperimentSummary
 from harness.analysis.cost.compare import MAX_TAU, Agreement
-from harness.analysis.planning.stopping import SequentialStatus, StopVerdict
 from harness.analysis.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.stats import Interval
-from harness.analysis.summary import ConditionFigures
 from harness.clock import NS_PER_S
+from harness.judge import ExperimentSummary
+from harness.judge.planning.stopping import SequentialStatus, StopVerdict
+from harness.judge.summary import ConditionFigures
 from harness.outputs import escape_bidi
 from harness.report.answers import (
     DASH,

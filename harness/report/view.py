@@ -13,13 +13,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
-from harness.analysis.catalogue import AnalysisResult
+from harness.analysis import RunFigures
 from harness.analysis.cost.speeds import Drift, drift, places_table
-from harness.analysis.decisions.decide import Decision
-from harness.analysis.planning.stopping import SequentialStatus, declared_status
 from harness.clock import utc_now
 from harness.errors import SpecError
+from harness.judge import ConditionFigures, ExperimentSummary, summarise
+from harness.judge.catalogue import AnalysisResult
+from harness.judge.decisions.decide import Decision
+from harness.judge.planning.stopping import SequentialStatus, declared_status
 from harness.records import Finding, RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over
 from harness.report.facts import (

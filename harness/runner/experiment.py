@@ -12,10 +12,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.catalogue import analysis_named
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.errors import RecordsError, RunInvalidError, ServerError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
+from harness.judge.catalogue import analysis_named
 from harness.kinds import kind_named
 from harness.outputs import check_runs_folder
 from harness.prereg import RunAuthorization

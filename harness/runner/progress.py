@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from harness.analysis.planning.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
 from harness.experiment import PlannedRun, PlannedRuns
+from harness.judge.planning.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.kinds import kind_named
 from harness.records import RunKey, SealedRun
 from harness.sim import simulate

@@ -11,9 +11,9 @@ import pytest
 
 from harness.analysis import reuse, stats
 from harness.analysis.cost import reconstruct as rec
-from harness.analysis.decisions import decide
-from harness.analysis.decisions.decide import Costs, Outcome
 from harness.engine import load_cost_model
+from harness.judge.decisions import decide
+from harness.judge.decisions.decide import Costs, Outcome
 from harness.sim.search.space import DeviceSpec
 from harness.spec import ServerShape
 from harness.spec.rules import CostRule, load_rule

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis import summarise
 from harness.analysis.serving import Latencies, certified, latencies, requests_needed
 from harness.errors import SpecError
+from harness.judge import summarise
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from benchmarks.gate import gate_experiment, gated, log_ratios_sd, simulated_blocks
-from harness.analysis.decisions.gate import GateVerdict, gate_policy
-from harness.analysis.planning.power import superiority_power
+from harness.judge.decisions.gate import GateVerdict, gate_policy
+from harness.judge.planning.power import superiority_power
 
 EXPERIMENTS, NUM_BLOCKS = 150, 9
 

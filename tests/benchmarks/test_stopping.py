@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, cost_pairs, ever_missed, populations
-from harness.analysis.planning.stopping import boundary_of, t_mixture_boundary
 from harness.analysis.stats import t_quantile
+from harness.judge.planning.stopping import boundary_of, t_mixture_boundary
 from harness.spec import StopSpec, load_experiment
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.decisions.gate import gate_policy, gate_run, judge
 from harness.errors import RecordsError, SpecError
 from harness.export.baseline import is_baseline, load_baseline, save_baseline
+from harness.judge.decisions.gate import gate_policy, gate_run, judge
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

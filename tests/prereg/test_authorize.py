@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.decisions.decide import Outcome
 from harness.analysis.figures import run_figures
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
+from harness.judge.decisions.decide import Outcome
 from harness.prereg import Preregistration, authorize, check_sealed_runs, judge
 from harness.prereg.frozen import parse_preregistration
 from harness.records import Manifest, RunStore, layout

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.decisions.decide import Outcome
 from harness.errors import HarnessError
+from harness.judge.decisions.decide import Outcome
 from harness.prereg import Preregistration, authorize, judge
 from harness.records import Manifest, RunStore, SealedRun, layout
 from harness.records.disk import file_entry

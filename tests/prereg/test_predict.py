@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.decisions.predictions import Predictions, drawn_interval, drawn_ratio
 from harness.analysis.stats import t_quantile
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError
 from harness.experiment import PlannedRuns, resolve
+from harness.judge.decisions.predictions import Predictions, drawn_interval, drawn_ratio
 from harness.prereg.predict import drawn_ratios, predict_experiment, predict_runs, predict_until_sure
 from harness.runner import run_experiment
 from harness.sim import simulate

@@ -65,7 +65,7 @@ class TriedBackend(Backend):
 BACKEND = TriedBackend()
 """
 ANALYSIS = """
-from harness.analysis.catalogue import Analysis
+from harness.judge.catalogue import Analysis
 from harness.table import table_of
 
 
@@ -96,7 +96,7 @@ def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
 
 
 def test_an_analysis_is_its_module(house: CopiedCheckout) -> None:
-    house.write("harness/analysis/catalogue/counted.py", ANALYSIS)
+    house.write("harness/judge/catalogue/counted.py", ANALYSIS)
     house.write("tried.toml", EXPERIMENT.replace("general", "counted"))
     assert "how many runs there are" in house.harness("explain", "analysis")
     house.harness("run", "tried.toml", "--backend", "sim")

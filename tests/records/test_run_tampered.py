@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import summarise
 from harness.analysis.logs.derive import rebuild
 from harness.errors import RecordsError
+from harness.judge import summarise
 from harness.records import Finding, RunStore, SealedRun, layout
 from harness.records.disk import file_entry
 from harness.runner import run_experiment

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis import summarise
-from harness.analysis.catalogue import AnalysisResult
-from harness.analysis.decisions.decide import Decision, Outcome
 from harness.errors import SpecError
+from harness.judge import summarise
+from harness.judge.catalogue import AnalysisResult
+from harness.judge.decisions.decide import Decision, Outcome
 from harness.records import Finding, SealedRun
 from harness.report import write_report
 from harness.report.page import render_page

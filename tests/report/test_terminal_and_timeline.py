@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from harness.analysis import ConditionFigures, ExperimentSummary, summarise
+from harness.judge import ConditionFigures, ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, on_terminal
 from harness.report.answers import answers

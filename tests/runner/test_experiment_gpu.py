@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis import run_figures, summarise
+from harness.analysis import run_figures
 from harness.analysis.figures import RunFigures
 from harness.analysis.logs.engine_steps import step_log_of
 from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.experiment import resolve
+from harness.judge import summarise
 from harness.prereg.predict import predict_experiment
 from harness.records import SealedRun
 from harness.runner import run_experiment

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.decisions.decide import decide_stopped
-from harness.analysis.planning.stopping import StopVerdict, declared_status
 from harness.errors import SpecError
 from harness.experiment import resolve
+from harness.judge.decisions.decide import decide_stopped
+from harness.judge.planning.stopping import StopVerdict, declared_status
 from harness.records import RunKey
 from harness.report import write_report
 from harness.report.terminal import status_lines

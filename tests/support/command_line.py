@@ -17,9 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    ["harness.cli", "harness.analysis.catalogue", "harness.prereg", "harness.server.doctor"]
-)
+_processes.set_forkserver_preload(["harness.cli", "harness.judge.catalogue", "harness.prereg", "harness.server.doctor"])
 GIVEN_UP_AFTER_S = 600
 
 

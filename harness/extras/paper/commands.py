@@ -143,7 +143,7 @@ def _perform(
     spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_progress: ProgressSink
 ) -> tuple[str, int]:
     """Perform one experiment and write its analysis beside its runs: what to say of it, and how many are invalid."""
-    from harness.analysis.catalogue import analyse as analyse_runs
+    from harness.judge.catalogue import analyse as analyse_runs
     from harness.prereg import predictions_for
     from harness.runner import run_experiment
 
@@ -172,7 +172,7 @@ def analyse(
 
     Example: `harness paper analyse demo --as general --runs runs/today --format markdown`
     """
-    from harness.analysis.catalogue import analyse as analyse_runs
+    from harness.judge.catalogue import analyse as analyse_runs
     from harness.prereg import check_sealed_runs, predictions_for
 
     sealed = sealed_runs(runs, experiment)

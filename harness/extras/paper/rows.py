@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.decisions.decide import Outcome
-from harness.analysis.decisions.verdicts import decide_experiment
 from harness.analysis.figures import total_of
 from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
+from harness.judge.decisions.decide import Outcome
+from harness.judge.decisions.verdicts import decide_experiment
 from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs
 from harness.sim.search.result import sensitivity

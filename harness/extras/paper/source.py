@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.catalogue import AnalysisResult, analyse
-from harness.analysis.decisions.decide import Decision
-from harness.analysis.decisions.verdicts import ExperimentRuns
 from harness.analysis.figures import totals
 from harness.analysis.stats import grouped, ratio
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
+from harness.judge.catalogue import AnalysisResult, analyse
+from harness.judge.decisions.decide import Decision
+from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.prereg import check_sealed_runs, judge, predict_runs, predictions_for
 from harness.records import RunStore, SealedRun
 from harness.sim.kernel.arrays import with_column

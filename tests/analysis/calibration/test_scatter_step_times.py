@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.calibration.scatter import steady_step_ns
-from harness.analysis.interference import chunk_instants, prefill_elapsed_ms
+from harness.judge.interference import chunk_instants, prefill_elapsed_ms
 from harness.records import schema
 
 

@@ -11,8 +11,8 @@ import pytest
 from harness.analysis.cost.compare import MAX_TAU, Agreement, compare
 from harness.analysis.cost.padding import Padding
 from harness.analysis.cost.reconstruct import ChannelA
-from harness.analysis.decisions.answer import AnswerVerdict, answers
 from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
+from harness.judge.decisions.answer import AnswerVerdict, answers
 
 LATE = Lateness(np.zeros(0), np.zeros(0), 0)
 

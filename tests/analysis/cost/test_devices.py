@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis import summarise
 from harness.analysis.cost.devices import BlockRatio, device_effect
-from harness.analysis.decisions.across import Side, compare_all
 from harness.analysis.stats import f_tail, of_blocks, t_quantile, t_tail
+from harness.judge import summarise
+from harness.judge.decisions.across import Side, compare_all
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

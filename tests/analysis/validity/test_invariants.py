@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.analysis import check_experiment, check_run, summarise
+from harness.analysis import check_experiment, check_run
 from harness.analysis.cost.compare import Agreement
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.validity.invariants import CACHED_COUNTER
 from harness.analysis.validity.stalls import check_freezes
 from harness.engine import CostModel, load_cost_model
+from harness.judge import summarise
 from harness.records import ClockRecord, Finding, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
 

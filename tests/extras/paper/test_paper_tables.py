@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.catalogue.reuse import dummy_requests
 from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.extras.paper.rows import contributions, loaded_memory_gib
 from harness.extras.paper.source import Source
 from harness.extras.paper.tables import paper_tables
+from harness.judge.catalogue.reuse import dummy_requests
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder

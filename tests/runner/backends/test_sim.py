@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import run_figures, summarise
-from harness.analysis.interference import measured_waiting_session_ns
+from harness.analysis import run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.errors import RunInvalidError, SpecError
+from harness.judge import summarise
+from harness.judge.interference import measured_waiting_session_ns
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
 from harness.report.facts import gather_facts

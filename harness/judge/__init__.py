@@ -1,0 +1,6 @@
+"""What the figures of runs say: comparisons of conditions, summaries, decisions and the analyses of experiments.
+
+Reads records and figures alone: no server, no socket, no clock.
+"""
+
+from harness.judge.summary import ConditionFigures, ExperimentSummary, summarise

@@ -1,0 +1,274 @@
+"""Tables of cost: sums and ratios of both channels, predictions beside measurements, effects against the baseline.
+
+Ratios are of sums over the replicates that both conditions have. A replicate's row shows the composition of a sum and
+is no uncertainty interval.
+Definitions: docs/method.md, "Decisions"; Tables IX, S8 and S9.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from harness.analysis import stats
+from harness.analysis.cost.compare import work_of
+from harness.analysis.cost.devices import mean_interval
+from harness.analysis.cost.reconstruct import agreement_tolerance
+from harness.analysis.figures import RunFigures, cells, figure_at, same, totals
+from harness.analysis.stats import Interval, ratio, seconds, when_known
+from harness.clock import NS_PER_S
+from harness.judge.catalogue import Rows, table
+from harness.judge.decisions.answer import source_of, source_of_prediction
+from harness.judge.decisions.predictions import drawn_ratio, predicted_ratio
+from harness.judge.decisions.verdicts import Contrast, ExperimentRuns, adjacent_ratios, costs_of
+from harness.table import Cell
+
+INTERVAL_SEED = 20260912
+TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
+
+
+class _Channels(NamedTuple):
+    """Both channels of runs, summed, seconds; their ratios to a baseline. A is None where a run lacks it.
+
+    ratio_of: "total", or "generated token" where the two did different work.
+    """
+
+    a_s: float | None
+    b_s: float | None
+    base_a_s: float | None
+    ratio_a: float | None
+    ratio_b: float | None
+    ratio_of: str
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[RunFigures, RunFigures]]) -> _Channels:
+        own, base = totals(pairs)
+        works = [work_of(side) for side in zip(*pairs, strict=True)]
+        is_same_work = works[0] == works[1]
+        more = 1.0 if is_same_work else ratio(works[1].generated_tokens, works[0].generated_tokens)
+        return cls(
+            seconds(own.a_ns),
+            seconds(own.b_ns),
+            seconds(base.a_ns),
+            when_known(operator.mul, ratio(own.a_ns, base.a_ns), more),
+            when_known(operator.mul, ratio(own.b_ns, base.b_ns), more),
+            "total" if is_same_work else "generated token",
+        )
+
+
+@table("costs", "Sums over replicates; ratio A and B are ratios of sums to the named baseline, per ratio_of")
+def cost_table(experiment: ExperimentRuns) -> Rows:
+    """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
+    for condition in experiment.runs:
+        baseline = experiment.baselines.get(condition, condition)
+        pairs = experiment.seen_pairs(condition, baseline)
+        if not pairs:
+            continue
+        own, base = totals(pairs)
+        channels = _Channels.of(pairs)
+        yield {
+            "condition": condition,
+            "baseline": baseline,
+            "A_s": channels.a_s,
+            "B_s": channels.b_s,
+            "r_s": when_known(operator.sub, channels.b_s, channels.a_s),
+            "ratio_A": channels.ratio_a,
+            "ratio_B": channels.ratio_b,
+            "ratio_of": channels.ratio_of,
+            "tau": when_known(agreement_tolerance, base.a_ns, base.b_ns),
+            "decode_ratio": ratio(own.decode_ns, base.decode_ns),
+            "p": own.padding.ratio,
+            "reused": own.reuse.num_reused,
+            "rearrivals": own.reuse.num_rearrivals,
+            "reused_tokens": own.reuse.reused_tokens,
+            "computed_tokens": own.computed_prefill_tokens,
+            "W_session_s": seconds(own.waiting_session_ns),
+            "replicates": len(pairs),
+        }
+
+
+@table(
+    "decomposition", "The sum decides; a replicate shows its composition, it is no interval; ratios are per ratio_of"
+)
+def decomposition_table(experiment: ExperimentRuns) -> Rows:
+    """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
+    for condition, baseline in experiment.compared():
+        pairs = experiment.seen_pairs(condition, baseline)
+        parts = [*((str(pair[0].replicate), [pair]) for pair in pairs), *([("sum", pairs)] if pairs else [])]
+        for replicate, part in parts:
+            own, channels = totals(part)[0], _Channels.of(part)
+            ratio_a, ratio_b = channels.ratio_a, channels.ratio_b
+            yield {
+                "condition": condition,
+                "N": experiment.runs[condition][0].workload.num_sessions,
+                "replicate": replicate,
+                "baseline_A_s": channels.base_a_s,
+                "changed_A_s": channels.a_s,
+                "ratio_A": ratio_a,
+                "ratio_B": ratio_b,
+                "ratio_of": channels.ratio_of,
+                "difference": None if ratio_a is None or ratio_b is None else abs(ratio_a - ratio_b),
+                "saving_A": None if ratio_a is None else 1 - ratio_a,
+                "saving_B": None if ratio_b is None else 1 - ratio_b,
+                "reused": own.reuse.num_reused,
+                "rearrivals": own.reuse.num_rearrivals,
+            }
+
+
+@table(
+    "predictions",
+    "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
+    "(ratio of sums; t interval of replicates, from three on; on channel A, or B where A is missing); error > 0: "
+    "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured",
+)
+def prediction_table(experiment: ExperimentRuns) -> Rows:
+    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
+    for condition, baseline in experiment.compared():
+        pairs = experiment.seen_pairs(condition, baseline)
+        compared = experiment.compare(condition, baseline)
+        predicted = experiment.predicted(pairs)
+        if compared is None or predicted is None:
+            continue
+        ratio_predicted = predicted_ratio(*predicted)
+        yield {
+            "condition": condition,
+            "prediction": source_of_prediction(predicted[0]).value,
+            "observation": source_of(experiment.runs[condition][0].manifest.kind.name).value,
+            "predicted_ratio": ratio_predicted,
+            **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
+            "observed_ratio_A": compared.ratio_a,
+            "observed_ratio_B": compared.ratio_b,
+            **cells(compared.main.interval, {"observed_low": "low", "observed_high": "high"}),
+            "error": compared.main.ratio - ratio_predicted,
+            "predicted_reuse": sum(run.num_reused for run in predicted[0]),
+            "observed_reuse": totals(pairs)[0].reuse.num_reused,
+            "has_filled_in_buckets": any(run.filled_in_buckets for run in predicted[0]),
+        }
+
+
+@table("tau sensitivity", "tau = max(tau0, r / B of the baseline)")
+def sensitivity_table(experiment: ExperimentRuns) -> Rows:
+    """Channel agreement of every comparison under other defaults of the tolerance (S1)."""
+    for condition, baseline in experiment.compared():
+        costs = costs_of(experiment, condition, baseline)
+        if not isinstance(costs, str):
+            for tau0 in TAU0_GRID:
+                yield {"condition": condition, "tau0": tau0, **cells(costs.agreement(tau0), same("tau", "is_agreed"))}
+
+
+def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
+    """t interval of every cost ratio, on channel A where it is there; none below three replicates."""
+    intervals: dict[str, Interval] = {}
+    for condition, baseline in experiment.compared():
+        comparison = experiment.compare(condition, baseline)
+        if comparison is None or comparison.main.interval is None:
+            continue
+        unit = "" if comparison.is_same_work else ", per generated token"
+        channel = "A" if comparison.a else "B"
+        intervals[f"{condition} / {baseline}, channel {channel}{unit}"] = comparison.main.interval
+    return intervals
+
+
+# Where a run's figures have each quantity, and how many of its units make a unit of the column.
+EFFECTS = {
+    "reused": ("reuse.num_reused", 1),
+    "reused_tokens": ("reuse.reused_tokens", 1),
+    "prefill_s": ("prefill_ns", NS_PER_S),
+    "W_session_s": ("waiting_session_ns", NS_PER_S),
+}
+
+
+@table("effects", "Condition less its baseline, mean per run over pairs on the same plan, with 95 % t intervals")
+def effects_table(experiment: ExperimentRuns) -> Rows:
+    """One row per condition: what it adds per run to its baseline, with the low and high end of each interval.
+
+    reused: re-arrivals that reused KV. prefill_s: device time. W_session_s: session time held back by prefills. cost:
+    geometric mean of the ratios of channel A.
+    """
+    ratios = ratio_intervals(experiment)
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
+        # Without a plan in common, the difference would be a difference of inputs.
+        plans = [{run.manifest.drawn_hash for run in experiment.runs.get(name, ())} for name in (condition, baseline)]
+        if not pairs or not plans[0] & plans[1]:
+            continue
+        row: dict[str, Cell] = {"condition": condition, **experiment.runs[condition][0].manifest.factors}
+        for name, (figure, unit) in EFFECTS.items():
+            values = [(own, figure_at(own, figure), figure_at(base, figure)) for own, base in pairs]
+            known = [(own, (value - before) / unit) for own, value, before in values if None not in (value, before)]
+            interval = mean_interval([value for _, value in known], [run for run, _ in known], unit="replicates")
+            row |= _ends(name, interval)
+        row |= _ends("cost_ratio", ratios.get(f"{condition} / {baseline}, channel A"))
+        yield {**row, "replicates": len(pairs)}
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
+    return cells(interval, {name: "estimate", f"{name}_low": "low", f"{name}_high": "high"})
+
+
+@table("saturation by replicate", "Cost ratios to the baseline of the same N and replicate")
+def saturation_table(experiment: ExperimentRuns) -> Rows:
+    """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
+    for condition, baseline in experiment.compared():
+        top = experiment.runs[condition][0].server.decode_buckets[-1] if experiment.runs.get(condition) else 0
+        for own, base in experiment.pairs(condition, baseline):
+            steps = sum(count for (_n, b), count in own.steps_by_n_b.items() if b == top)
+            yield {
+                "condition": condition,
+                "replicate": own.replicate,
+                "ratio_A": ratio(own.a_ns, base.a_ns),
+                "ratio_B": own.b_ns / base.b_ns,
+                "reused": own.reuse.share_text,
+                "share_of_top_bucket": ratio(steps, own.num_steps),
+            }
+
+
+class _Adjacent(NamedTuple):
+    """Cost ratios of a slot count to the next smaller one, by stratum; intervals of their median."""
+
+    name: str
+    by_stratum: Mapping[str, Sequence[float]]
+    pooled: Interval
+    stratified: Interval
+
+
+def _adjacent(experiment: ExperimentRuns) -> Iterator[_Adjacent]:
+    """Adjacent slot counts: the values of the factor ``slots`` that conditions other than baselines have."""
+    contrast = Contrast("slots", ("N",))
+    changed = (experiment.factors[condition].get("slots") for condition, _baseline in experiment.compared())
+    levels = sorted({value for value in changed if isinstance(value, int)})
+    for smaller, larger in pairwise(levels):
+        ratios = adjacent_ratios(experiment, contrast, smaller, larger)
+        by_stratum = {stratum: values for stratum, values in ratios.items() if values}
+        if by_stratum:
+            pooled = {"": [value for values in by_stratum.values() for value in values]}
+            intervals = (
+                stats.stratified_bootstrap_interval(
+                    strata, stats.Bootstrap(INTERVAL_SEED), unit="N x replicate comparisons"
+                )
+                for strata in (pooled, by_stratum)
+            )
+            yield _Adjacent(f"slots{smaller} -> slots{larger}", by_stratum, *intervals)
+
+
+@table("adjacent levels", "Cost ratio between adjacent slot counts")
+def adjacent_table(experiment: ExperimentRuns) -> Rows:
+    """Median ratio between adjacent slot counts, pooled and by N, with its bootstrap interval."""
+    for adjacent in _adjacent(experiment):
+        yield {
+            "pair": adjacent.name,
+            "comparisons": sum(map(len, adjacent.by_stratum.values())),
+            **cells(adjacent.pooled, {"median": "estimate"} | same("low", "high", "width")),
+            **{f"median_{stratum}": stats.median(values) for stratum, values in adjacent.by_stratum.items()},
+        }
+
+
+def adjacent_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
+    """Bootstrap intervals of the median ratio between adjacent slot counts, pooled and stratified by N."""
+    intervals: dict[str, Interval] = {}
+    for adjacent in _adjacent(experiment):
+        intervals[f"median {adjacent.name}"] = adjacent.pooled
+        intervals[f"median {adjacent.name}, by N"] = adjacent.stratified
+    return intervals

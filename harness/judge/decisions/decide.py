@@ -1,0 +1,464 @@
+"""Decisions: a rule applied to numbers gives PASS, FAIL, WITHHELD or NOT SUBJECT, with every number that was used.
+
+Pure functions; the limits come from the rule, the numbers from sealed valid runs. A precondition that does not hold
+withholds, it never fails. Where the experiment was checked while it ran, the interval of its sequence decides, never a
+fixed-n interval.
+Definitions: docs/method.md, "Decisions"; docs/planning-method.md, "Equivalence" and "Superiority".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from typing import NamedTuple, get_args
+
+from harness.analysis import stats
+from harness.analysis.cost.padding import Padding, direction, occupancy_ratio, total_padding
+from harness.analysis.cost.reconstruct import (
+    ROUNDING,
+    ChannelAgreement,
+    ToleranceRule,
+    agreement_tolerance,
+)
+from harness.judge.decisions.answer import cost_sentence
+from harness.judge.planning.stopping import LogRatios, SequentialStatus
+from harness.spec.rules import (
+    CostRule,
+    DirectionRule,
+    EquivalenceRule,
+    NoTreatmentRule,
+    OccupancyPredictionRule,
+    RecompilationRule,
+    SaturationRule,
+    SuperiorityRule,
+    TimesSource,
+)
+
+Number = float | int | str | bool | None
+MarginRule = EquivalenceRule | SuperiorityRule
+
+
+class Outcome(str, Enum):
+    """What a rule can say."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    WITHHELD = "WITHHELD"
+    NOT_SUBJECT = "NOT SUBJECT"
+
+    @classmethod
+    def of(cls, is_met: bool) -> Outcome:
+        """PASS or FAIL."""
+        return cls.PASS if is_met else cls.FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One application of a rule. label: the rule's own word (WITHIN, SATURATED ...); reason: one line.
+
+    numbers: everything that was used, by name, times in seconds. would_be: what the rule would have said of something
+    that is not subject to it. intervals: with method, unit and seed. sentence: the answer in words, without its
+    outcome. num_blocks: replicates that it was applied to; None where that was not counted.
+    """
+
+    rule: str
+    subject: str
+    outcome: Outcome
+    reason: str
+    label: str = ""
+    numbers: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    intervals: Mapping[str, stats.Interval] = field(default_factory=dict[str, stats.Interval])
+    would_be: Outcome | None = None
+    sentence: str = ""
+    num_blocks: int | None = None
+
+    @property
+    def answer(self) -> str:
+        """The sentence with its verdict: "twelve-slots costs 4.0 % less than base (...): PASS"; "" without one."""
+        would_be = f" (would be {self.would_be.value})" if self.would_be is not None else ""
+        return f"{self.sentence}: {self.outcome.value}{would_be}" if self.sentence else ""
+
+    def not_subject(self, why: str) -> Decision:
+        """The same computation, without the standing of a decision."""
+        return replace(self, outcome=Outcome.NOT_SUBJECT, would_be=self.outcome, reason=f"{why}; {self.reason}")
+
+
+def withheld(rule: str, subject: str, reason: str, **numbers: Number) -> Decision:
+    """A decision that cannot be made."""
+    return Decision(rule, subject, Outcome.WITHHELD, reason, numbers=numbers)
+
+
+class Costs(NamedTuple):
+    """Sums over the same replicates, seconds: both channels of a condition and of its baseline; predictions of both.
+
+    predicted_interval: of the predicted ratio over its draws; None where nothing was drawn.
+    """
+
+    a_s: float
+    b_s: float
+    baseline_a_s: float
+    baseline_b_s: float
+    predicted_s: float
+    baseline_predicted_s: float
+    predicted_interval: stats.Interval | None = None
+
+    @property
+    def ratio_a(self) -> float:
+        return self.a_s / self.baseline_a_s
+
+    @property
+    def ratio_b(self) -> float:
+        return self.b_s / self.baseline_b_s
+
+    @property
+    def predicted_ratio(self) -> float:
+        return self.predicted_s / self.baseline_predicted_s
+
+    def agreement(self, tau0: float, rule: ToleranceRule = "revised") -> ChannelAgreement:
+        """Of both channels, by the tolerance of this baseline."""
+        tau = agreement_tolerance_s(self.baseline_a_s, self.baseline_b_s, tau0, rule)
+        return ChannelAgreement(abs(self.ratio_a - self.ratio_b), tau)
+
+
+def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
+    """Cost validation: channels agree; |e| <= max_error; prediction and observation on the same side of 1.
+
+    e = R_A - R_hat: positive, the prediction promised too much. Both tolerance rules are always reported.
+    """
+    ratio_a, predicted = costs.ratio_a, costs.predicted_ratio
+    error = ratio_a - predicted
+    agreed = {name: costs.agreement(rule.tau0, name) for name in get_args(ToleranceRule)}
+    difference = agreed["revised"].difference
+    is_same_side = same_side(predicted, ratio_a, rule.equivalence_band)
+    numbers: dict[str, Number] = {
+        **{name: value for name, value in costs._asdict().items() if name != "predicted_interval"},
+        "ratio_a": ratio_a,
+        "ratio_b": costs.ratio_b,
+        "predicted_ratio": predicted,
+        "error": error,
+        "max_error": rule.max_error,
+        "channel_difference": difference,
+        "tau_revised": agreed["revised"].tau,
+        "tau_initial": agreed["initial"].tau,
+        "is_agreed_revised": agreed["revised"].is_agreed,
+        "is_agreed_initial": agreed["initial"].is_agreed,
+        "is_same_side": is_same_side,
+    }
+    intervals = {} if costs.predicted_interval is None else {"predicted_ratio": costs.predicted_interval}
+    by_other = "initial" if rule.tolerance == "revised" else "revised"
+    tolerances = f"{rule.tolerance} tolerance {agreed[rule.tolerance].tau:.4f}, {by_other} {agreed[by_other].tau:.4f}"
+    apart = f"channels differ by {difference:.4f} ({tolerances})"
+    problems: list[str] = []
+    if abs(error) > rule.max_error + ROUNDING:
+        problems.append(f"|e| = {abs(error):.4f} is above {rule.max_error:g}")
+    if not is_same_side:
+        problems.append(f"predicted {predicted:.4f} and observed {ratio_a:.4f} lie on different sides of 1")
+    shown = "; ".join(problems) or f"e = {error:+.4f}, predicted {predicted:.4f}, observed {ratio_a:.4f}"
+    outcome, reason = Outcome.of(not problems), f"{shown}; {apart}"
+    if not agreed[rule.tolerance].is_agreed:
+        outcome, reason = Outcome.WITHHELD, f"the {apart}"
+    return Decision(rule.name, subject, outcome, reason, numbers=numbers, intervals=intervals)
+
+
+def agreement_tolerance_s(a_s: float, b_s: float, tau0: float, rule: ToleranceRule = "revised") -> float:
+    """tau of a baseline's channels in seconds, as they are printed."""
+    return agreement_tolerance(round(a_s * 1e9), round(b_s * 1e9), tau0=tau0, rule=rule)
+
+
+def same_side(predicted: float, observed: float, band: tuple[float, float]) -> bool:
+    """Both below 1, both above 1, or both inside the equivalence band."""
+    both_inside = all(band[0] - ROUNDING <= ratio <= band[1] + ROUNDING for ratio in (predicted, observed))
+    return both_inside or (predicted - 1) * (observed - 1) > 0
+
+
+class Block(NamedTuple):
+    """Padding of one input plan with waits and without."""
+
+    with_waits: Padding
+    without_waits: Padding
+
+    @property
+    def occupancy(self) -> float:
+        """R of this block; 1 where nothing was decoded."""
+        with_p, without_p = self.with_waits.ratio, self.without_waits.ratio
+        return 1.0 if with_p is None or without_p is None else occupancy_ratio(with_p, without_p)
+
+
+def pooled(blocks: Sequence[Block]) -> Block:
+    """Numerators and denominators summed before dividing."""
+    return Block(
+        total_padding(block.with_waits for block in blocks), total_padding(block.without_waits for block in blocks)
+    )
+
+
+def decide_direction(rule: DirectionRule, subject: str, blocks: Sequence[Block]) -> Decision:
+    """Direction of a padding difference from blocks of raw counts."""
+    return decide_occupancies(rule, subject, [block.occupancy for block in blocks], pooled(blocks).occupancy)
+
+
+def decide_occupancies(rule: DirectionRule, subject: str, occupancies: Sequence[float], pooled_r: float) -> Decision:
+    """CONFIRMED when enough blocks and the pooled ratio lie outside the band on the same side, else NOT CONFIRMED."""
+    places = [direction(occupancy, rule.band) for occupancy in occupancies]
+    above, below = places.count("above"), places.count("below")
+    numbers: dict[str, Number] = {f"R_block{k}": occupancy for k, occupancy in enumerate(occupancies)}
+    numbers |= {"R_pooled": pooled_r, "num_above": above, "num_below": below, "num_inside": places.count("inside")}
+    numbers |= {"band_low": rule.band[0], "band_high": rule.band[1], "min_blocks_outside": rule.min_blocks_outside}
+    if len(occupancies) < rule.num_blocks:
+        reason = f"{len(occupancies)} blocks, the rule needs {rule.num_blocks}"
+        return Decision(rule.name, subject, Outcome.WITHHELD, reason, numbers=numbers)
+    side = "above" if above >= below else "below"
+    is_confirmed = max(above, below) >= rule.min_blocks_outside and direction(pooled_r, rule.band) == side
+    reason = f"{above} blocks above, {below} below, pooled R {pooled_r:.4f} {direction(pooled_r, rule.band)} the band"
+    label = f"CONFIRMED {side}" if is_confirmed else "NOT CONFIRMED"
+    return Decision(rule.name, subject, Outcome.of(is_confirmed), reason, label, numbers)
+
+
+def decide_occupancy_prediction(
+    rule: OccupancyPredictionRule, subject: str, predicted_r: float, measured_r: float
+) -> Decision:
+    """|R_hat - R| small enough and both on the same side of 1, or both inside the band (S4)."""
+    error = measured_r - predicted_r
+    is_same_side = same_side(predicted_r, measured_r, rule.equivalence_band)
+    is_met = abs(error) <= rule.max_error + ROUNDING and is_same_side
+    numbers: dict[str, Number] = {
+        "predicted_R": predicted_r,
+        "measured_R": measured_r,
+        "error": error,
+        "max_error": rule.max_error,
+        "is_same_side": is_same_side,
+    }
+    reason = f"predicted R {predicted_r:.4f}, found {measured_r:.4f}"
+    return Decision(rule.name, subject, Outcome.of(is_met), reason, "", numbers)
+
+
+def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]]) -> Decision:
+    """SATURATED when the bootstrap interval of the median ratio contains 1 and is narrow enough.
+
+    ratios: by stratum (N), the cost ratio between the adjacent levels in each replicate.
+    """
+    pooled_ratios = [ratio for values in ratios.values() for ratio in values]
+    bootstrap = stats.Bootstrap(rule.seed, rule.resamples, rule.confidence)
+    plain, by_stratum = (
+        stats.stratified_bootstrap_interval(strata, bootstrap, unit="N x replicate comparisons")
+        for strata in ({"": pooled_ratios}, ratios)
+    )
+    interval = by_stratum if rule.is_stratified else plain
+    is_saturated = interval.contains(1.0) and interval.width <= rule.max_width + ROUNDING
+    numbers: dict[str, Number] = {
+        "median": interval.estimate,
+        **{name: getattr(interval, name) for name in ("low", "high", "width")},
+        "max_width": rule.max_width,
+        "num_comparisons": len(pooled_ratios),
+        "seed": rule.seed,
+    }
+    label = "SATURATED" if is_saturated else "NOT SATURATED"
+    intervals = {"median": plain, "median_stratified": by_stratum}
+    outcome, reason = Outcome.of(is_saturated), f"median {interval}"
+    return Decision(rule.name, subject, outcome, reason, label, numbers, intervals)
+
+
+def decide_recompilation(
+    rule: RecompilationRule,
+    subject: str,
+    sessions_ms: tuple[Sequence[float], Sequence[float]],
+    null_ms: Sequence[float],
+    source: TimesSource = "steps",
+) -> Decision:
+    """WITHIN when the difference of medians is at most the quantile of same-artifact session-pair differences.
+
+    sessions_ms: one time per session of either artifact. null_ms: pooled pair differences of all artifacts. source:
+    whose times they are.
+    """
+    median_x, median_y = map(stats.median, sessions_ms)
+    difference, limit = abs(median_x - median_y), stats.quantile(null_ms, rule.null_quantile)
+    # The paper compares what it prints: both figures at the resolution of the recording.
+    step = rule.resolution_ms
+    shown, shown_limit = (round(value / step) * step if step else value for value in (difference, limit))
+    is_within = shown <= shown_limit + ROUNDING
+    numbers: dict[str, Number] = {
+        "median_x_ms": median_x,
+        "median_y_ms": median_y,
+        "difference_ms": difference,
+        "threshold_ms": limit,
+        "num_null_pairs": len(null_ms),
+        "null_median_ms": stats.median(null_ms),
+        "null_max_ms": max(null_ms),
+    }
+    whose = "model p50 of the server's report" if source == "reported" else "whole step periods"
+    reason = f"{whose}: medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
+    reason += nothing_varied(null_ms)
+    label = "WITHIN" if is_within else "OUTSIDE"
+    return Decision(rule.name, subject, Outcome.of(is_within), reason, label, numbers)
+
+
+def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float], b_s: Sequence[float]) -> Decision:
+    """COVERED when tau is at least the 95th percentile of channel differences of disjoint sums (the decision unit).
+
+    a_s, b_s: channels of runs of the same input, in run order.
+    """
+    singles = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, 1))
+    sums = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, rule.sum_size))
+    tolerance = partial(agreement_tolerance_s, sum(a_s), sum(b_s))
+    tau = tolerance(rule.tau0)
+    is_covered = sums.q95 <= tau + ROUNDING
+    numbers: dict[str, Number] = {"tau": tau, "num_runs": len(a_s)}
+    for name, one in (("single", singles), ("sum", sums)):
+        numbers |= {f"{name}_pairs": one.num_values, f"{name}_median": one.median}
+        numbers |= {f"{name}_q95": one.q95, f"{name}_max": one.maximum}
+    covering = (tau0 for tau0 in sorted(rule.tau0_grid) if sums.q95 <= tolerance(tau0) + ROUNDING)
+    numbers["least_covering_tau0"] = next(covering, None)
+    reason = f"q95 of {sums.num_values} pairs of {rule.sum_size}-run sums {sums.q95:.4f}, tau {tau:.4f}"
+    reason += nothing_varied((singles.maximum, sums.maximum))
+    label = "COVERED" if is_covered else "NOT COVERED"
+    return Decision(rule.name, subject, Outcome.of(is_covered), reason, label, numbers)
+
+
+def nothing_varied(differences: Iterable[float]) -> str:
+    """The words beside a decision on a spread that is zero, as runs in virtual time have it; empty otherwise."""
+    varied = any(difference > ROUNDING for difference in differences)
+    return "" if varied else "; nothing varied between these runs, so this says nothing of a device that varies"
+
+
+def one_sided_p(distance: float, standard_error: float, degrees: int) -> float:
+    """p of the one-sided t test that a mean, which lies ``distance`` within a limit, lies at or beyond it."""
+    if standard_error == 0:
+        return 0.0 if distance > 0 else 1.0
+    tail = stats.t_tail(distance / standard_error, degrees) / 2
+    return tail if distance > 0 else 1 - tail
+
+
+def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) -> float:
+    """The larger p of the two one-sided t tests that a mean lies at or beyond either margin.
+
+    Source: Schuirmann (1987), A comparison of the two one-sided tests procedure.
+    """
+    return one_sided_p(log_margin - abs(mean), standard_error, degrees)
+
+
+def cheaper_p(estimate: stats.Estimate, limit: float) -> float:
+    """One-sided p of "the ratio is at least ``limit``", from the estimate of its log: a paired t test."""
+    return one_sided_p(math.log(limit) - estimate.mean, estimate.error, estimate.degrees)
+
+
+def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, status: SequentialStatus | None = None) -> Decision:
+    """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
+
+    status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
+    """
+    tested = _tested(rule, ratios, status)
+    if isinstance(tested, Decision):
+        return tested
+    interval, estimate = tested
+    limit = math.log1p(rule.margin)
+    p = None if estimate is None else tost_p(estimate.mean, estimate.error, estimate.degrees, limit)
+    least, most = math.exp(-limit), math.exp(limit)
+    is_equivalent = least < interval.low and interval.high < most
+    is_different = interval.low >= most or interval.high <= least
+    method = "two one-sided t tests" if p is not None else interval.method
+    reason = (
+        f"cost ratio {interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}], margin {least:.4f} to "
+        f"{most:.4f}, {_basis(ratios, rule)}, {method}" + ("" if p is None else f", p = {p:.2g}")
+    )
+    label = "EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN"
+    return _on_ratio(
+        rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_equivalent), reason, label, {"p": p})
+    )
+
+
+def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: SequentialStatus | None = None) -> Decision:
+    """PASS where the cost ratio is shown to lie below 1 - margin, FAIL where it is not.
+
+    status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
+    """
+    tested = _tested(rule, ratios, status)
+    if isinstance(tested, Decision):
+        return tested
+    interval, estimate = tested
+    p = None if estimate is None else cheaper_p(estimate, rule.limit)
+    is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha
+    by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
+    shown = "" if is_cheaper else "not "
+    method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
+    reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}"
+    label = "CHEAPER" if is_cheaper else "DEARER" if interval.low > 1 else "NOT SHOWN"
+    numbers = {"limit": rule.limit, "p": p}
+    return _on_ratio(rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_cheaper), reason, label, numbers))
+
+
+def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, decision: Decision) -> Decision:
+    """The decision with its subject, its sentence and the numbers that both margin rules use."""
+    numbers: dict[str, Number] = {
+        "ratio": interval.estimate,
+        "margin": rule.margin,
+        "alpha": rule.alpha,
+        "num_blocks": len(ratios.values),
+        "channel": ratios.channel,
+    }
+    return replace(
+        decision,
+        subject=f"{ratios.condition} vs {ratios.baseline}",
+        numbers={**numbers, **decision.numbers},
+        intervals={"ratio": interval},
+        sentence=cost_sentence(ratios.condition, ratios.baseline, interval),
+    )
+
+
+def _tested(
+    rule: MarginRule, ratios: LogRatios, status: SequentialStatus | None
+) -> tuple[stats.Interval, stats.Estimate | None] | Decision:
+    """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
+
+    The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha.
+    """
+    subject = f"{ratios.condition} vs {ratios.baseline}"
+    if status is None:
+        estimate = stats.of_blocks(ratios.values) if ratios.devices is None else ratios.devices.estimate
+        if estimate is None:
+            few = f"{len(ratios.values)} blocks are too few for an interval over their devices"
+            return withheld(rule.name, subject, few)
+        return estimate.interval(level=1 - 2 * rule.alpha), estimate
+    looks = status.of(ratios.condition)
+    # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
+    alpha = 2 * rule.alpha if isinstance(rule, SuperiorityRule) else rule.alpha
+    if status.stop.channel != rule.channel or status.stop.alpha > alpha:
+        return withheld(rule.name, subject, f"its runs were checked while they ran by another rule ({status.stop})")
+    last = looks.last
+    if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
+        return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looks.description})")
+    mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
+    method = "interval of the declared sequence"
+    return stats.Interval(mean, low, high, 1 - status.stop.alpha, method, "blocks", last.num_blocks, 0, 0), None
+
+
+def _basis(ratios: LogRatios, rule: MarginRule) -> str:
+    """How many blocks the ratio stands on, and on which channel."""
+    num = len(ratios.values)
+    blocks = f"{num} block{'s' * (num != 1)}"
+    if ratios.devices is not None and ratios.devices.estimate is not None:
+        blocks += f" on {ratios.devices.estimate.num_units} {ratios.devices.estimate.unit}"
+    names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
+    if ratios.channel == rule.channel:
+        return f"{blocks}, {names[ratios.channel]}"
+    return (
+        f"{blocks}, {names['b']}, as {names['a']} is not there (no step log, unknown reuse, or no costs of this server)"
+    )
+
+
+def decide_stopped(status: SequentialStatus) -> list[Decision]:
+    """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD."""
+    note = f"; {status.channel_note}" if status.channel_note else ""
+    return [
+        Decision(
+            "stop",
+            f"{looks.condition} vs {looks.baseline}",
+            Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
+            f"{looks.description}; declared: {status.stop}{note}",
+            label=looks.verdict.value.upper(),
+            numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
+            num_blocks=looks.num_blocks,
+        )
+        for looks in status.comparisons
+    ]

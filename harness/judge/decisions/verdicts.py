@@ -1,0 +1,370 @@
+"""Verdicts on an experiment: its rules applied to the numbers of its sealed valid runs.
+
+Runs that are exploratory, and conditions that a rule calls so, are computed and NOT SUBJECT. Nothing is read but
+records, rules and predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, cast
+
+from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
+from harness.analysis.cost.compare import Comparison, block_of, compare
+from harness.analysis.figures import RunFigures, run_figures, totals
+from harness.analysis.stats import paired, pooled_pair_differences
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.judge.decisions import decide
+from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, withheld
+from harness.judge.decisions.predictions import Prediction, Predictions, drawn_ratio
+from harness.judge.interference import decide_interference, injections
+from harness.judge.planning.stopping import LogRatios, declared_status, log_ratios
+from harness.records import SealedRun, by_condition
+from harness.spec import Factor, level_text
+from harness.spec.rules import (
+    Conditions,
+    CostRule,
+    DecisionRule,
+    DirectionRule,
+    EquivalenceRule,
+    InterferenceRule,
+    NoTreatmentRule,
+    OccupancyPredictionRule,
+    RecompilationRule,
+    SaturationRule,
+    SuperiorityRule,
+    TimesSource,
+)
+
+Pairs = Sequence[tuple[RunFigures, RunFigures]]
+EXPLORATORY = "the runs are exploratory"
+
+
+class ExperimentRuns:
+    """The valid runs of one experiment, their figures computed once, and what was predicted for them."""
+
+    def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
+        self.all_runs = tuple(runs)
+        self.runs = by_condition(runs)
+        self.valid_runs = [run for group in self.runs.values() for run in group]
+        self.predictions = predictions or {}
+        self._figures: dict[str, list[RunFigures]] = {}
+        self.baselines: dict[str, str] = {}
+        self.treatments: dict[str, str] = {}
+        self.factors: Conditions = {}
+        if self.valid_runs:
+            spec = self.valid_runs[0].spec
+            self.baselines = {condition.name: spec.baseline_of(condition) for condition in spec.condition}
+            self.treatments = {condition.name: condition.treatment for condition in spec.condition}
+            self.factors = spec.factors
+
+    def figures(self, condition: str) -> list[RunFigures]:
+        """Figures of a condition's valid runs, by replicate."""
+        if condition not in self._figures:
+            self._figures[condition] = [run_figures(run) for run in self.runs.get(condition, ())]
+        return self._figures[condition]
+
+    def compared(self) -> Iterator[tuple[str, str]]:
+        """(condition, its baseline) of every condition that has another one as baseline."""
+        return ((name, baseline) for name, baseline in self.baselines.items() if name != baseline)
+
+    def pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """Figures of both conditions in the replicates where both are valid, have a step log, and share a device."""
+        pairs = paired(self.figures(condition), self.figures(baseline), block_of)
+        return [(run, base) for run, base in pairs if run.a is not None and base.a is not None]
+
+    def sealed_pairs(self, condition: str, baseline: str) -> list[tuple[SealedRun, SealedRun]]:
+        """Sealed runs of both conditions in the replicates where both are valid."""
+        return paired(self.runs.get(condition, ()), self.runs.get(baseline, ()), lambda run: run.replicate)
+
+    def compare(self, condition: str, baseline: str) -> Comparison | None:
+        """The cost ratios of a condition to its baseline; None without a pair of valid runs."""
+        return compare(baseline, self.figures(condition), self.figures(baseline))
+
+    def predicted(self, pairs: Pairs) -> tuple[list[Prediction], list[Prediction]] | None:
+        """What was predicted for the runs of each side; None where something of it is missing."""
+        sides = [
+            [self.predictions.get(pair[at].condition, {}).get(pair[at].replicate) for pair in pairs] for at in (0, 1)
+        ]
+        known = [[prediction for prediction in side if prediction is not None] for side in sides]
+        return (known[0], known[1]) if sides == known else None
+
+    def seen_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """``pairs``; where no pair has a step log, those that channel B alone knows."""
+        return self.pairs(condition, baseline) or paired(self.figures(condition), self.figures(baseline), block_of)
+
+
+class Case(NamedTuple):
+    """What a rule is applied to. condition: that it may leave out or call exploratory; missing: what is, in words."""
+
+    subject: str
+    num_replicates: int
+    decide: Callable[[], Decision]
+    condition: str = ""
+    missing: str = ""
+
+
+def decide_experiment(
+    rules: Sequence[DecisionRule], experiment: ExperimentRuns, *, is_confirmatory: bool
+) -> list[Decision]:
+    """Every rule on everything it applies to, in the order of the rules and the conditions."""
+    decisions: list[Decision] = []
+    for rule in rules:
+        judged = list(_apply(rule, experiment))
+        absent = dict.fromkeys(rule.missing_from(experiment.factors), "no condition of this experiment is that")
+        if not judged:
+            absent = {"-": "no condition of this experiment is subject to it"}
+        decisions += [*judged, *(withheld(rule.name, subject, reason) for subject, reason in absent.items())]
+    if is_confirmatory:
+        return decisions
+    return [
+        decision.not_subject(EXPLORATORY) if decision.outcome in (Outcome.PASS, Outcome.FAIL) else decision
+        for decision in decisions
+    ]
+
+
+def _apply(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    for case in CASES[type(rule)](rule, experiment):
+        factors = experiment.factors.get(case.condition, {})
+        if case.condition and not rule.applies_to(case.condition, factors):
+            continue
+        yield replace(_decided(rule, case, factors), num_blocks=case.num_replicates)
+
+
+def _decided(rule: DecisionRule, case: Case, factors: Mapping[str, Factor]) -> Decision:
+    if case.num_replicates < rule.min_replicates:
+        reason = f"{case.num_replicates} valid replicates, the rule needs {rule.min_replicates}"
+        return withheld(rule.name, case.subject, reason, num_replicates=case.num_replicates)
+    if case.missing:
+        return withheld(rule.name, case.subject, case.missing)
+    if case.condition and rule.is_exploratory(case.condition, factors):
+        return case.decide().not_subject("exploratory condition")
+    return case.decide()
+
+
+NO_PREDICTION = "nothing was predicted for these runs"
+
+
+def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs | str:
+    """Sums over the replicates that both conditions have; or, in words, what is missing."""
+    pairs = experiment.pairs(condition, baseline)
+    if not pairs:
+        return "no replicate is valid, and has channel A, in both conditions"
+    predicted = experiment.predicted(pairs)
+    if predicted is None:
+        return NO_PREDICTION
+    own, base = totals(pairs)
+    predicted_ns = (sum(run.device_ns for run in side) for side in predicted)
+    sums_ns = (own.a_ns, own.b_ns, base.a_ns, base.b_ns, *predicted_ns)
+    return Costs(*((ns or 0) / NS_PER_S for ns in sums_ns), predicted_interval=drawn_ratio(*predicted))
+
+
+def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
+    """Channels A and B of every run with a step log, seconds."""
+    sums = [(run.a_ns / NS_PER_S, run.b_ns / NS_PER_S) for run in runs if run.a_ns is not None]
+    return [a_s for a_s, _ in sums], [b_s for _, b_s in sums]
+
+
+def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    for condition, baseline in experiment.compared():
+        costs = costs_of(experiment, condition, baseline)
+        missing = costs if isinstance(costs, str) else ""
+        yield Case(
+            condition,
+            len(experiment.pairs(condition, baseline)),
+            partial(decide.decide_cost, rule, condition, cast("Costs", costs)),
+            condition,
+            missing,
+        )
+
+
+def waits_pairs(experiment: ExperimentRuns) -> Iterator[tuple[str, str]]:
+    """(condition with waits, condition without) wherever one is the other's baseline."""
+    for condition, baseline in experiment.compared():
+        treatments = (experiment.treatments[condition], experiment.treatments.get(baseline))
+        if treatments == ("as-drawn", "no-waits"):
+            yield condition, baseline
+        elif treatments == ("no-waits", "as-drawn"):
+            yield baseline, condition
+
+
+def blocks_of(experiment: ExperimentRuns, with_waits: str, without: str) -> list[Block]:
+    """Padding of both conditions, block by block."""
+    return [Block(own.padding, base.padding) for own, base in experiment.pairs(with_waits, without)]
+
+
+def _directions(rule: DirectionRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    for with_waits, without in waits_pairs(experiment):
+        blocks = blocks_of(experiment, with_waits, without)
+        yield Case(with_waits, len(blocks), partial(decide.decide_direction, rule, with_waits, blocks), with_waits)
+
+
+def _occupancy_predictions(rule: OccupancyPredictionRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    for with_waits, without in waits_pairs(experiment):
+        blocks = blocks_of(experiment, with_waits, without)
+        predicted = experiment.predicted(experiment.pairs(with_waits, without))
+        promised = [Block(own.padding, base.padding) for own, base in zip(*(predicted or ([], [])), strict=True)]
+        occupancies = (decide.pooled(promised).occupancy, decide.pooled(blocks).occupancy)
+        decision = partial(decide.decide_occupancy_prediction, rule, with_waits, *occupancies)
+        yield Case(with_waits, len(blocks), decision, with_waits, NO_PREDICTION if predicted is None else "")
+
+
+class Contrast(NamedTuple):
+    """One factor that varies while the factors of ``strata`` stay equal."""
+
+    factor: str
+    strata: tuple[str, ...]
+
+    def conditions_at(self, experiment: ExperimentRuns, level: Factor) -> dict[str, str]:
+        """The condition of every stratum at a value; SpecError where two conditions have the same value and stratum."""
+        conditions: dict[str, str] = {}
+        for condition, factors in experiment.factors.items():
+            if self.factor not in factors or factors[self.factor] != level:
+                continue
+            stratum = " ".join(level_text(name, factors[name]) for name in self.strata if name in factors)
+            if stratum in conditions:
+                raise SpecError(
+                    f"conditions {conditions[stratum]!r} and {condition!r} have the same {self.factor} and "
+                    f"{self.strata}",
+                    where="factors",
+                    hint="Give them a factor in which they differ, and name it in the rule's strata",
+                )
+            conditions[stratum] = condition
+        return conditions
+
+
+def adjacent_ratios(
+    experiment: ExperimentRuns, contrast: Contrast, smaller: Factor, larger: Factor
+) -> dict[str, list[float]]:
+    """A(larger) / A(smaller) per replicate, by stratum; none where no replicate is valid in both."""
+    below, above = (contrast.conditions_at(experiment, level) for level in (smaller, larger))
+    return {
+        stratum: [
+            own.a_ns / base.a_ns
+            for own, base in experiment.pairs(condition, below[stratum])
+            if own.a_ns is not None and base.a_ns is not None
+        ]
+        for stratum, condition in above.items()
+        if stratum in below
+    }
+
+
+def _saturations(rule: SaturationRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    contrast = Contrast(rule.factor, rule.strata)
+    for smaller, larger in pairwise(rule.levels):
+        subject = f"{level_text(rule.factor, smaller)} -> {level_text(rule.factor, larger)}"
+        ratios = adjacent_ratios(experiment, contrast, smaller, larger)
+        fewest = min((len(values) for values in ratios.values()), default=0)
+        yield Case(subject, fewest, partial(decide.decide_saturation, rule, subject, ratios))
+
+
+class ArtifactTimes(NamedTuple):
+    """bucket -> artifact -> one time per session, ms, and whose time that is."""
+
+    by_bucket: dict[int, dict[str, list[float]]]
+    source: TimesSource
+
+
+def artifact_times_ms(experiment: ExperimentRuns, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
+    """Time of a step with its bucket exactly full, of every session, by the factors bucket and artifact.
+
+    times: "reported", the model p50 of the server's own report; "steps", the median of whole step periods; "any":
+    reported where every session reported it, else steps, because the two differ by more than sessions do.
+    """
+    reported = _times_by_bucket(experiment, reported_model_ms)
+    if times == "reported":
+        return ArtifactTimes(reported, "reported")
+    steps = _times_by_bucket(experiment, full_bucket_ms)
+    is_reported = times == "any" and bool(steps) and _num_sessions(reported) == _num_sessions(steps)
+    return ArtifactTimes(reported, "reported") if is_reported else ArtifactTimes(steps, "steps")
+
+
+def _times_by_bucket(
+    experiment: ExperimentRuns, time_of: Callable[[SealedRun, int], float | None]
+) -> dict[int, dict[str, list[float]]]:
+    times: dict[int, dict[str, list[float]]] = {}
+    for condition, factors in experiment.factors.items():
+        artifact, bucket = factors.get("artifact"), factors.get("bucket")
+        if artifact is None or not isinstance(bucket, int):
+            continue
+        sessions = [time_of(run, bucket) for run in experiment.runs.get(condition, ())]
+        times.setdefault(bucket, {})[str(artifact)] = [value for value in sessions if value is not None]
+    return dict(sorted(times.items()))
+
+
+def _num_sessions(times: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[tuple[int, str], int]:
+    return {(bucket, name): len(values) for bucket, artifacts in times.items() for name, values in artifacts.items()}
+
+
+def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    by_bucket, source = artifact_times_ms(experiment, rule.times)
+    for bucket, artifacts in by_bucket.items():
+        rounded = {
+            name: [_rounded(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
+        }
+        null_ms = pooled_pair_differences(rounded.values())
+        for x, y in rule.comparisons:
+            subject, sessions = f"{x} vs {y}, bucket {bucket}", (rounded.get(x, []), rounded.get(y, []))
+            decision = partial(decide.decide_recompilation, rule, subject, sessions, null_ms, source)
+            yield Case(subject, min(map(len, sessions)), decision)
+
+
+def _rounded(value: float, step: float) -> float:
+    return round(round(value / step) * step, 9) if step else value
+
+
+def _no_treatments(rule: NoTreatmentRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    for condition in experiment.factors:
+        a_s, b_s = channels_s(experiment.figures(condition))
+        yield Case(condition, len(a_s), partial(decide.decide_no_treatment, rule, condition, a_s, b_s), condition)
+
+
+def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    smallest = min((len(experiment.runs.get(condition, ())) for condition in experiment.factors), default=0)
+    if smallest < rule.min_replicates:
+        yield Case("injections", smallest, lambda: withheld(rule.name, "injections", ""))
+        return
+    for decision in decide_interference(rule, injections(experiment.valid_runs, rule)):
+        yield Case(decision.subject, smallest, partial(copy, decision))
+
+
+def _margins(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Case]:
+    status = declared_status(experiment.all_runs)
+    for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
+        subject = f"{ratios.condition} vs {ratios.baseline}"
+        if isinstance(rule, EquivalenceRule):
+            decision = partial(decide.decide_equivalence, rule, ratios, status)
+        elif apart := _channels_apart(experiment, ratios):
+            decision = partial(withheld, rule.name, subject, apart)
+        else:
+            decision = partial(decide.decide_superiority, rule, ratios, status)
+        yield Case(subject, len(ratios.values), decision, ratios.condition)
+
+
+def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios) -> str:
+    """Why both channels, where they are there, do not say the same, as in the report; empty otherwise."""
+    compared = experiment.compare(ratios.condition, ratios.baseline)
+    if ratios.channel == "b" or compared is None or not compared.agreement.is_missing:
+        return ""
+    return (
+        f"modelled device time (A) gives a cost ratio of {compared.ratio_a:.4f} and time in flight (B) "
+        f"{compared.ratio_b:.4f}; the baseline's own channels lie {compared.residual_share:.4f} of B apart"
+    )
+
+
+CASES: Mapping[type, Callable[[Any, ExperimentRuns], Iterator[Case]]] = {
+    CostRule: _costs,
+    DirectionRule: _directions,
+    OccupancyPredictionRule: _occupancy_predictions,
+    SaturationRule: _saturations,
+    RecompilationRule: _recompilations,
+    NoTreatmentRule: _no_treatments,
+    InterferenceRule: _interference,
+    EquivalenceRule: _margins,
+    SuperiorityRule: _margins,
+}

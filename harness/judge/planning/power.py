@@ -1,0 +1,160 @@
+"""How many blocks a precision or a verdict needs, and how they are best spread over restarts and compiles.
+
+A block's datum is its log cost ratio, Gaussian with a given spread; powers are exact for that, by quadrature over the
+sample's own spread. Nothing is read.
+Definitions: docs/planning-method.md, "Power".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.stats import FloatArray, t_quantile
+from harness.judge.planning.stopping import boundary_of
+from harness.spec.sections import StopSpec
+
+MOST_BLOCKS = 1000
+NODES = 200
+PATHS = 2_000
+SEED = 20261121
+_gauss_legendre = cache(np.polynomial.legendre.leggauss)
+
+
+def blocks_for_precision(sd: float, half_width: float, alpha: float) -> int | None:
+    """Fewest blocks whose t interval has at most this half width: n >= (t_{n-1} sd / w)^2, iterated."""
+    return _fewest(lambda n: half_width - t_quantile(1 - alpha, n - 1) * sd / math.sqrt(n), 0.0)
+
+
+def blocks_for_equivalence(sd: float, log_margin: float, alpha: float, power: float, effect: float = 0.0) -> int | None:
+    """Fewest blocks that show equivalence with probability ``power`` when the true mean is ``effect``."""
+    if abs(effect) >= log_margin:
+        return None
+    return _fewest(lambda n: equivalence_power(n, sd, log_margin, alpha, effect), power)
+
+
+def blocks_for_difference(sd: float, effect: float, alpha: float, power: float) -> int | None:
+    """Fewest blocks whose t interval leaves 0 out with probability ``power`` when the true mean is ``effect``."""
+    return _fewest(lambda n: difference_power(n, sd, effect, alpha), power) if effect else None
+
+
+def blocks_for_superiority(sd: float, effect: float, alpha: float, power: float) -> int | None:
+    """Fewest blocks that show a mean below 0 with probability ``power`` when the true mean is ``effect``."""
+    if effect >= 0:
+        return None
+    return _fewest(lambda n: superiority_power(n, sd, effect, alpha), power)
+
+
+def superiority_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
+    """Probability that the one-sided t test shows a mean below 0: a tail of the noncentral t."""
+    from scipy.special import ndtr
+
+    t = t_quantile(1 - 2 * alpha, num_blocks - 1)
+    shift = -effect * math.sqrt(num_blocks) / sd
+    return _over_spread(lambda ratio: ndtr(shift - t * ratio), num_blocks - 1, math.inf)
+
+
+def equivalence_power(num_blocks: int, sd: float, log_margin: float, alpha: float, effect: float = 0.0) -> float:
+    """Probability that both one-sided tests at ``alpha`` pass.
+
+    The mean is independent of the sample's spread s; given s it must lie within margin - t s / sqrt(n) of 0.
+    Source: Phillips (1990), Power of the two one-sided tests procedure in bioequivalence; Owen's Q, by quadrature.
+    """
+    from scipy.special import ndtr
+
+    t = t_quantile(1 - 2 * alpha, num_blocks - 1)
+    se = sd / math.sqrt(num_blocks)
+
+    def passes(ratio: FloatArray) -> FloatArray:
+        room = log_margin - t * se * ratio
+        inside = ndtr((room - effect) / se) - ndtr((-room - effect) / se)
+        return np.where(room > 0, inside, 0.0)
+
+    # Where the room ends the integrand has a corner; quadrature stops there.
+    return _over_spread(passes, num_blocks - 1, log_margin / (t * se))
+
+
+def difference_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
+    """Probability that the two-sided t test at ``alpha`` leaves 0 out: two tails of the noncentral t.
+
+    By quadrature too: scipy's ``nctdtr`` is nan where its lower tail is small.
+    """
+    from scipy.special import ndtr
+
+    t = t_quantile(1 - alpha, num_blocks - 1)
+    shift = effect * math.sqrt(num_blocks) / sd
+    return _over_spread(lambda ratio: ndtr(shift - t * ratio) + ndtr(-shift - t * ratio), num_blocks - 1, math.inf)
+
+
+def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: float) -> float:
+    """Mean of a function of s / sigma, chi distributed over sqrt(degrees), from 0 to ``most``; Gauss and Legendre."""
+    end = min(most * math.sqrt(degrees), math.sqrt(degrees) + 9.0)
+    start = max(0.0, math.sqrt(degrees) - 9.0)
+    if end <= start:
+        return 0.0
+    nodes, weights = _gauss_legendre(NODES)
+    x = start + (nodes + 1) * (end - start) / 2
+    log_density = (1 - degrees / 2) * math.log(2) - math.lgamma(degrees / 2) + (degrees - 1) * np.log(x) - x**2 / 2
+    total = float(np.sum(weights * np.exp(log_density) * value(x / math.sqrt(degrees)))) * (end - start) / 2
+    return min(1.0, max(0.0, total))
+
+
+def _fewest(value: Callable[[int], float], wanted: float) -> int | None:
+    """The smallest number of blocks from 2 on whose rising ``value`` reaches ``wanted``; None beyond MOST_BLOCKS."""
+    low, high = 1, 2
+    while value(high) < wanted:
+        low, high = high, 2 * high
+        if low >= MOST_BLOCKS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if value(middle) >= wanted else (middle, high)
+    return high if high <= MOST_BLOCKS else None
+
+
+def blocks_until_decided(sd: float, effect: float, stop: StopSpec, paths: int = PATHS) -> NDArray[np.int64]:
+    """Blocks at which each of ``paths`` simulated experiments has its verdict; budget + 1 where it never has one."""
+    values = np.random.default_rng(SEED).normal(effect, sd, size=(paths, stop.budget))
+    n = np.arange(1, stop.budget + 1)
+    mean = values.cumsum(axis=1) / n
+    spread = np.sqrt(np.maximum((values**2).cumsum(axis=1) - n * mean**2, 0.0) / np.maximum(n - 1, 1))
+    boundary = boundary_of(stop)
+    t = np.array([math.inf, *(boundary(k) or math.inf for k in range(2, stop.budget + 1))])
+    with np.errstate(invalid="ignore"):
+        half = np.where(np.isinf(t), np.inf, t * spread / np.sqrt(n))
+    is_equal = (np.abs(mean) + half) < stop.log_margin
+    is_decided = is_equal | (np.abs(mean) > half)
+    return np.where(is_decided.any(axis=1), is_decided.argmax(axis=1) + 1, stop.budget + 1)
+
+
+def variance_components(values: FloatArray) -> tuple[float, float]:
+    """(between, within) standard deviations of a balanced two-level sample, shape (groups, repeats).
+
+    Unbiased mean squares; a negative between-component is 0. Source: Kalibera and Jones (2013), Rigorous benchmarking
+    in reasonable time.
+    """
+    num_repeats = values.shape[1]
+    within = float(values.var(axis=1, ddof=1).mean()) if num_repeats > 1 else 0.0
+    between = float(values.mean(axis=1).var(ddof=1)) - within / num_repeats
+    return math.sqrt(max(0.0, between)), math.sqrt(within)
+
+
+def repetitions(costs: Sequence[float], sds: Sequence[float]) -> list[int]:
+    """How often each level is repeated within the next one, lowest level first; the highest is left to the precision.
+
+    costs: of one more repetition at each level, any unit; sds: each level's own standard deviation. A level whose next
+    one adds no spread is repeated at will, here MOST_BLOCKS times.
+    r_i = ceil sqrt((c_{i+1} / c_i) (S_i^2 / S_{i+1}^2)). Source: Kalibera and Jones (2013).
+    """
+    repeats: list[int] = []
+    for level in range(len(costs) - 1):
+        if sds[level + 1] == 0:
+            repeats.append(MOST_BLOCKS if sds[level] and costs[level + 1] else 1)
+            continue
+        best = math.sqrt(costs[level + 1] / costs[level]) * sds[level] / sds[level + 1]
+        repeats.append(min(MOST_BLOCKS, max(1, math.ceil(best))))
+    return repeats

@@ -1,0 +1,345 @@
+"""An experiment's conditions: sums over replicates, cost ratios on both channels, and whether the channels agree.
+
+Ratios are ratios of sums over the replicates that both conditions have, valid runs only; nothing is averaged over
+ratios and nothing is decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from harness.analysis.cost.compare import Comparison, check_channels, compare
+from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
+from harness.analysis.cost.reconstruct import StepCost
+from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
+from harness.analysis.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over
+from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
+from harness.analysis.stats import grouped
+from harness.analysis.validity.invariants import check_experiment
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.judge.decisions.answer import Answer, answers, main_answers
+from harness.kinds import kind_of_run, origin_note
+from harness.records import Finding, SealedRun, declared_by, kind_of, served_by
+from harness.spec import Factor, Factors
+from harness.table import Cell, Table, table_of, to_html
+
+# Columns of ``to_arrow`` that a notebook shows.
+SHOWN = (
+    *("condition", "baseline", "num_valid_runs", "a_ns", "b_ns", "ratio_a", "ratio_a_low", "ratio_a_high", "ratio_b"),
+    *("channels", "verdict", "padding_ratio", "num_reused", "num_rearrivals"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketChange:
+    """How another bucket set changed the padding at the same h(n) (paper S5).
+
+    removed_slots: D_n; padding_shares: Shapley share of each n in p_old - p_new.
+    """
+
+    removed_slots: Mapping[int, int]
+    padding_shares: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionFigures(Figures):
+    """One condition: its runs, and sums over the valid ones.
+
+    comparison: None for a baseline, or when no replicate is valid in both. bucket_change: only where the bucket set is
+    all that changed h(n)'s padding, that is, where h(n) equals the baseline's.
+    """
+
+    name: str
+    treatment: str
+    baseline: str
+    buckets: tuple[int, ...]
+    runs: tuple[RunFigures, ...]
+    comparison: Comparison | None = None
+    bucket_change: BucketChange | None = None
+    factors: Factors = field(default_factory=dict[str, Factor])
+
+    @property
+    def valid_runs(self) -> tuple[RunFigures, ...]:
+        return tuple(run for run in self.runs if run.is_valid)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.name == self.baseline
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it names another condition as its baseline, which may have no valid run."""
+        return self.baseline not in ("", self.name)
+
+    @property
+    def rearrival_p50_ms(self) -> float | None:
+        """The worst of the runs' medians, wall ms."""
+        return self._worst("rearrival_p50_ms")
+
+    @property
+    def rearrival_p99_ms(self) -> float | None:
+        return self._worst("rearrival_p99_ms")
+
+    @property
+    def start_spread_ms(self) -> float | None:
+        return self._worst("start_spread_ms")
+
+    def _worst(self, name: str) -> float | None:
+        values = (getattr(run.lateness, name) for run in self.valid_runs)
+        return max((value for value in values if value is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExperimentSummary:
+    """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time.
+
+    speeds: of its devices; None where fewer than two made it. window: in words, which requests the serving figures
+    count.
+    """
+
+    experiment: str
+    title: str
+    time_scale: float
+    conditions: tuple[ConditionFigures, ...]
+    findings: tuple[Finding, ...]
+    backend: str = ""
+    serving: tuple[ServingFigures, ...] = ()
+    speeds: Speeds | None = None
+    window: str = ""
+    served: str = ""
+    declared: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where the figures are from, the stack that served, and what was declared and not verified."""
+        return " ".join(filter(None, (origin_note(self.backend), self.served, self.declared)))
+
+    @property
+    def runs(self) -> tuple[RunFigures, ...]:
+        return tuple(run for condition in self.conditions for run in condition.runs)
+
+    @property
+    def unknowns(self) -> str:
+        """Why dashes stand where figures of reuse should be; empty where every server stated its reuse."""
+        silent = [one.name for one in self.conditions if one.reuse.num_rearrivals and one.reuse.num_reused is None]
+        if not silent:
+            return ""
+        return (
+            f"reuse and channel A of {', '.join(silent)} are unknown: the server did not state the cached tokens of "
+            "its answers (--enable-prompt-tokens-details)"
+        )
+
+    @property
+    def place_of(self) -> dict[str, int]:
+        """Place of each condition in that order, from 0."""
+        return {condition.name: place for place, condition in enumerate(self.conditions)}
+
+    def condition(self, name: str) -> ConditionFigures:
+        """The condition of that name; KeyError when there is none."""
+        return {condition.name: condition for condition in self.conditions}[name]
+
+    def to_arrow(self) -> pa.Table:
+        """One row per condition."""
+        main = main_answers(self.answers)
+        return self._with_origin([_condition_row(each, main.get(each.name)) for each in self.conditions])
+
+    def to_pandas(self) -> object:
+        """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
+        try:
+            return self.to_arrow().to_pandas()
+        except ImportError as error:
+            raise SpecError("pandas is not installed", hint="pip install pandas, or use to_arrow()") from error
+
+    def __repr__(self) -> str:
+        """What was run, and a line for each comparison."""
+        first = f"ExperimentSummary {self.experiment!r}: {len(self.conditions)} conditions, {len(self.runs)} runs"
+        lines = [f"  {name}: {_in_words(answer)}" for name, answer in main_answers(self.answers).items()]
+        return "\n".join([f"{first}. {self.origin}".rstrip(), *lines])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: costs in seconds of the run's clock, ratios, and where they are from."""
+        shown = [{name: row[name] for name in SHOWN} for row in self.to_arrow().to_pylist()]
+        rows = [{name.replace("_ns", "_s"): _in_seconds(name, value) for name, value in row.items()} for row in shown]
+        return to_html(table_of(self.title, "", rows, self.origin))
+
+    @property
+    def device_tables(self) -> list[Table]:
+        """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
+        return device_tables(self.speeds, _comparisons(self.conditions))
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answer to each comparison, on its main channel first."""
+        return answers(_comparisons(self.conditions), self.backend)
+
+    def serving_of(self, condition: str) -> ServingFigures | None:
+        """Serving figures of a condition; None where none of its valid runs answered anything."""
+        return next((figures for figures in self.serving if figures.condition == condition), None)
+
+    def serving_to_arrow(self) -> pa.Table:
+        """One row per condition, group of requests and metric, in ms, and one per rate."""
+        return self._with_origin(serving_rows(self.serving))
+
+    def _with_origin(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        """Rows for other programs, each with the kind of server that it is from."""
+        declared = {"declared": self.declared} if self.declared else {}
+        return pa.Table.from_pylist([{**row, "backend": self.backend, **declared} for row in rows])
+
+    def runs_to_arrow(self) -> pa.Table:
+        """One row per run, invalid ones included."""
+        return pa.Table.from_pylist([_run_row(run) for run in self.runs])
+
+
+def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> ExperimentSummary:
+    """Figures of an experiment from its sealed runs.
+
+    runs: of one experiment, in any order. cost_model: prices channel A of every run; default: each run's own.
+    Raises ValueError when the runs belong to several experiments or there are none.
+    """
+    names = {run.experiment for run in runs}
+    if len(names) != 1:
+        raise ValueError(f"runs of exactly one experiment are needed, got {sorted(names)}")
+    ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
+    figures = [run_figures(run) if cost_model is None else figures_at(run, cost_model) for run in ordered]
+    buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
+    factors = {run.condition: run.manifest.factors for run in ordered}
+    plain = {
+        name: ConditionFigures(
+            name=name,
+            treatment=group[0].treatment,
+            baseline=group[0].baseline,
+            buckets=buckets[name],
+            runs=tuple(group),
+            factors=factors[name],
+            **sums_over([run for run in group if run.is_valid]),
+        )
+        for name, group in grouped(figures, lambda run: run.condition).items()
+    }
+    backend = kind_of(ordered).name
+    is_predicted = kind_of_run(backend).is_virtual
+    conditions = tuple(
+        _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
+    )
+    by_device = speeds(figures)
+    return ExperimentSummary(
+        experiment=names.pop(),
+        title=ordered[0].manifest.title,
+        time_scale=ordered[0].manifest.clock.scale,
+        conditions=conditions,
+        findings=(
+            *check_experiment(runs),
+            *check_channels(figures),
+            *device_findings(runs, figures, by_device, _comparisons(conditions)),
+        ),
+        backend=backend,
+        served=served_by(ordered),
+        declared=declared_by(ordered),
+        serving=_serving(ordered),
+        speeds=by_device,
+        window=window_of(ordered[0]).in_words("model s" if ordered[0].manifest.clock.scale != 1 else "s"),
+    )
+
+
+def _comparisons(conditions: Sequence[ConditionFigures]) -> dict[str, Comparison | None]:
+    return {condition.name: condition.comparison for condition in conditions}
+
+
+def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
+    by_condition = grouped((run for run in runs if run.is_valid), lambda run: run.condition)
+    figures = (serving_figures(name, group) for name, group in by_condition.items())
+    return tuple(each for each in figures if each is not None)
+
+
+def _compared(
+    condition: ConditionFigures, baseline: ConditionFigures | None, *, is_predicted: bool
+) -> ConditionFigures:
+    if baseline is None or condition.is_baseline:
+        return condition
+    return replace(
+        condition,
+        comparison=compare(baseline.name, condition.valid_runs, baseline.valid_runs, is_predicted=is_predicted),
+        bucket_change=_bucket_change(condition, baseline),
+    )
+
+
+def _bucket_change(condition: ConditionFigures, baseline: ConditionFigures) -> BucketChange | None:
+    histogram = condition.histogram
+    is_comparable = histogram and histogram == baseline.histogram and condition.buckets and baseline.buckets
+    if not is_comparable or condition.buckets == baseline.buckets:
+        return None
+    old, new = bucket_rule(baseline.buckets, histogram), bucket_rule(condition.buckets, histogram)
+    return BucketChange(removed_slots(histogram, old, new), shapley_split(histogram, old, new))
+
+
+# Columns of runs and of conditions alike, and where in their figures the cells are.
+COSTS = same("a_ns", "decode_ns", "prefill_ns", "b_ns", "r_ns", "waiting_session_ns")
+WORK = {
+    "padding_ratio": "padding.ratio",
+    "num_steps": "num_steps",
+    **{name: f"reuse.{name}" for name in ("num_rearrivals", "num_reused", "reused_tokens")},
+    "computed_prefill_tokens": "computed_prefill_tokens",
+}
+LATENESS = same("rearrival_p50_ms", "rearrival_p99_ms", "start_spread_ms")
+COMPARED = {
+    **same("ratio_a", "ratio_b"),
+    **{f"ratio_{channel}_{end}": f"{channel}.interval.{end}" for channel in "ab" for end in ("low", "high")},
+    **same("ratio_of", "tau"),
+    "channels": "agreement.value",
+    "is_agreed": "is_agreed",
+}
+ANSWERED = {
+    "source": "source.value",
+    "p_holm": "p_adjusted",
+    "family": "family_size",
+    "verdict": "verdict.value",
+}
+
+
+def _condition_row(condition: ConditionFigures, answer: Answer | None) -> dict[str, Any]:
+    return {
+        "condition": condition.name,
+        "factors": json.dumps(dict(condition.factors)),
+        "treatment": condition.treatment,
+        "baseline": condition.baseline,
+        "buckets": list(condition.buckets),
+        "num_runs": len(condition.runs),
+        "num_valid_runs": len(condition.valid_runs),
+        **cells(condition, COSTS),
+        **cells(condition.comparison, COMPARED),
+        **cells(condition, WORK),
+        **cells(condition, LATENESS),
+        **cells(answer, ANSWERED),
+    }
+
+
+def _run_row(run: RunFigures) -> dict[str, Any]:
+    return {
+        "condition": run.condition,
+        "replicate": run.replicate,
+        "is_valid": run.is_valid,
+        **cells(run, COSTS),
+        **cells(run, WORK),
+        "evictions": run.num_evictions,
+        "evictions_dummy": None if run.evictions is None else run.evictions["dummy"],
+        **cells(run.lateness, LATENESS),
+        "num_failed": run.num_failed,
+        "num_aborted": run.num_aborted,
+    }
+
+
+def _in_words(answer: Answer) -> str:
+    """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
+    interval = "" if answer.interval is None else f" ({answer.interval.low:.4f} to {answer.interval.high:.4f})"
+    channels = answer.comparison.agreement
+    shown = f"withheld (channels: {channels.value})" if channels.is_missing else answer.verdict.value
+    return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
+
+
+def _in_seconds(name: str, value: Cell) -> Cell:
+    return value / NS_PER_S if name.endswith("_ns") and isinstance(value, int) else value

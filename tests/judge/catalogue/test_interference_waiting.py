@@ -1,0 +1,142 @@
+"""Cumulative waiting W: what an observer or streams saw, and what the cost model says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.analysis.cost.reconstruct import waiting_session_ns
+from harness.analysis.logs.observer import FORMAT, SCHEMA
+from harness.engine import load_cost_model
+from harness.errors import SpecError
+from harness.judge.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
+from harness.judge.catalogue.reuse import exceptions_table
+from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.judge.interference import injection_of
+from harness.records import SealedRun, layout, schema
+from harness.runner import run_experiment
+from harness.spec import parse_experiment
+from tests.support.as_sealed import as_sealed
+
+EXPERIMENT = {
+    "name": "crowd",
+    "backend": "sim",
+    "base_seed": 3,
+    "replicates": 1,
+    "workload": {"num_sessions": 3, "wait_cap_s": 1.0, "generate_tokens": {"distribution": "fixed", "value": 12}},
+    "condition": [{"name": "base"}],
+}
+
+
+def crowd(root: Path, *, is_streaming: bool) -> SealedRun:
+    spec = parse_experiment({**EXPERIMENT, "client": {"stream": is_streaming}}, where="crowd")
+    [run] = run_experiment(spec, runs_root=root).runs
+    return run
+
+
+def observed(run: SealedRun, folder: Path, *steps: tuple[str, int, int, int]) -> SealedRun:
+    """The run with an observer's file of (kind, schedule_ns, end_ns, running) beside it."""
+    blank: dict[str, object] = {
+        field.name: [] if pa.types.is_list(field.type) else "" if pa.types.is_string(field.type) else 0
+        for field in SCHEMA
+    }
+    rows = [
+        {**blank, "step": k, "kind": kind, "schedule_ns": start, "end_ns": end, "running": running}
+        for k, (kind, start, end, running) in enumerate(steps)
+    ]
+    lines = [
+        {"observer_format": FORMAT, "columns": SCHEMA.names},
+        *([row[name] for name in SCHEMA.names] for row in rows),
+    ]
+    folder.mkdir()
+    (folder / layout.OBSERVER).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return as_sealed(run, folder)
+
+
+def test_streams_show_the_waiting_that_the_model_gives(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=True)
+    [row] = waiting_table(ExperimentRuns([run])).records()
+    assert row["source"] == "stamps and streams"
+    assert row["W_measured_session_s"] == pytest.approx(row["W_modelled_session_s"], abs=1e-3)
+    assert isinstance(row["W_modelled_session_s"], float)
+    assert row["W_modelled_session_s"] > 0
+
+
+def test_runs_without_background_sessions_have_no_injection(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=True)
+    with pytest.raises(SpecError, match="has no group 'background'"):
+        injection_of(run, INTERFERENCE)
+
+
+def test_without_streams_and_observer_nothing_is_measured(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=False)
+    assert measured_waiting(run) is None
+    assert waiting_table(ExperimentRuns([run])).rows == ()
+
+
+def test_an_observer_gives_duration_times_the_sessions_held_back(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=False)
+    # Alone: nobody waits. Then two others wait 300 ns, and a decode step holds nobody back.
+    seen = observed(run, tmp_path / "seen", ("prefill", 0, 500, 1), ("prefill", 600, 900, 3), ("decode", 900, 910, 3))
+    assert measured_waiting(seen) == (600, "observer")
+
+
+def test_an_observers_instants_are_scaled_to_the_runs_clock(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=False)
+    clock = run.manifest.clock.model_copy(update={"scale": 4.0})
+    scaled = replace(run, manifest=run.manifest.model_copy(update={"clock": clock}))
+    assert measured_waiting(observed(scaled, tmp_path / "seen", ("prefill", 0, 100, 2))) == (400, "observer")
+
+
+def test_the_papers_2000_token_injection_makes_four_sessions_wait_1_44_session_seconds() -> None:
+    # Paper 3-3: 0.3596 s for the injection, four sessions waiting throughout. The model's T(2,000) is 0.3598 s.
+    def event(k: int, kind: str, name: str) -> dict[str, object]:
+        return {
+            "index": k,
+            "step": 0 if k < 4 else 1,
+            "log_ns": k,
+            "kind": kind,
+            "request_id": name,
+            "slots": [k],
+            "num_blocks": 1,
+            "caller": "request",
+            "reused_tokens": 0,
+        }
+
+    names = ["s0", "s1", "s2", "s3", "injected"]
+    events = pa.Table.from_pylist([event(k, "alloc", name) for k, name in enumerate(names)], schema=schema.KV_EVENTS)
+    blank = {field.name: "" if pa.types.is_string(field.type) else 0 for field in schema.REQUESTS}
+    prompts = [300, 300, 300, 300, 2000]
+    requests = pa.Table.from_pylist(
+        [
+            {**blank, "session": k, "status": "ok", "response_id": name, "prompt_tokens": prompt, "cached_tokens": 0}
+            for k, (name, prompt) in enumerate(zip(names, prompts, strict=True))
+        ],
+        schema=schema.REQUESTS,
+    )
+    model = load_cost_model("paper")
+    total_ns = waiting_session_ns(events, requests, model)
+    # The streams' own prefills run one after another before: 0 + 1 + 2 + 3 sessions wait for 300 tokens each.
+    start_ns = model.prefill_ns(300) * (0 + 1 + 2 + 3)
+    assert total_ns is not None
+    assert round((total_ns - start_ns) / 1e9, 2) == 1.44
+
+
+def test_a_reuse_that_is_neither_nothing_nor_formula_c_is_listed(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=False)
+    assert exceptions_table(ExperimentRuns([run])).rows == ()
+    requests = run.table("requests").to_pylist()
+    again = next(row for row in requests if row["request"] == 1)
+    again["cached_tokens"] = 128
+    folder = tmp_path / "copy"
+    copytree(run.path, folder)
+    pq.write_table(pa.Table.from_pylist(requests, schema=schema.REQUESTS), folder / "requests.parquet")
+    [row] = exceptions_table(ExperimentRuns([as_sealed(run, folder)])).records()
+    assert (row["session"], row["cached_tokens"]) == (again["session"], 128)
+    assert row["formula_C"] not in (0, 128)

@@ -1,0 +1,66 @@
+"""Equivalence: p-values as statsmodels 0.14 computes them, and no fixed-n test of data that were looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
+from harness.judge.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
+from harness.spec import StopSpec
+from harness.spec.rules import EquivalenceRule
+
+BLOCKS = (0.004, -0.003, 0.006, 0.001, -0.002, 0.005)
+RULE = EquivalenceRule(name="equal", kind="equivalence", margin=0.02)
+STOP = StopSpec(margin=0.02, budget=24)
+
+
+def ratios_of(values: Sequence[float]) -> LogRatios:
+    return LogRatios("more", "base", "a", tuple(values), tuple(values))
+
+
+def looked_at(values: Sequence[float], stop: StopSpec = STOP) -> SequentialStatus:
+    looks = ComparisonLooks("more", "base", tuple(values), tuple(looks_at(values, stop)), None)
+    return SequentialStatus(stop, len(values), (looks,))
+
+
+@pytest.mark.parametrize(("scale", "p"), [(1, 4.017655762634448e-05), (6, 0.19176855218651995)])
+def test_p_is_that_of_statsmodels_ttost_mean(scale: float, p: float) -> None:
+    values = np.array(BLOCKS) * scale
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    assert tost_p(float(values.mean()), error, len(values) - 1, math.log(1.02)) == pytest.approx(p)
+
+
+def test_blocks_within_the_margin_pass_and_scattered_ones_show_nothing() -> None:
+    within = decide_equivalence(RULE, ratios_of(BLOCKS))
+    scattered = decide_equivalence(RULE, ratios_of([6 * value for value in BLOCKS]))
+    apart = decide_equivalence(RULE, ratios_of([value + 0.1 for value in BLOCKS]))
+    assert (within.outcome, within.label) == (Outcome.PASS, "EQUIVALENT")
+    assert (scattered.outcome, scattered.label) == (Outcome.FAIL, "NOT SHOWN")
+    assert (apart.outcome, apart.label) == (Outcome.FAIL, "DIFFERENT")
+
+
+def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
+    values = tuple(2 * value for value in BLOCKS)
+    assert decide_equivalence(RULE, ratios_of(values)).outcome is Outcome.PASS
+    # The sequence is wider by its looks, and does not show it yet.
+    decision = decide_equivalence(RULE, ratios_of(values), looked_at(values))
+    assert (decision.outcome, decision.label) == (Outcome.FAIL, "NOT SHOWN")
+    assert "declared sequence" in decision.reason
+    none = decide_equivalence(RULE, ratios_of(BLOCKS[:1]), looked_at(BLOCKS[:1]))
+    assert none.outcome is Outcome.WITHHELD
+    sloppy = StopSpec(margin=0.02, budget=24, alpha=0.2)
+    assert "another rule" in decide_equivalence(RULE, ratios_of(values), looked_at(values, sloppy)).reason
+
+
+def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
+    values = tuple(-0.05 + one for one in BLOCKS)
+    looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), None)
+    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)))
+    assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "BETTER", "more vs base")
+    assert "declared: margin 0.02" in found.reason
+    (open_,) = decide_stopped(SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)))
+    assert (open_.outcome, open_.label) == (Outcome.WITHHELD, "GO ON")

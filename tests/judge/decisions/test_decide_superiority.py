@@ -1,0 +1,120 @@
+"""Superiority: false PASS at most alpha, power as promised, the sequence where one was declared, and the sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from harness.advise.power import log_ratio_values
+from harness.analysis.stats import FloatArray, Interval, of_blocks
+from harness.judge.decisions.answer import cost_sentence
+from harness.judge.decisions.decide import Outcome, cheaper_p, decide_superiority
+from harness.judge.planning.power import blocks_for_superiority, superiority_power
+from harness.judge.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
+from harness.spec import StopSpec
+from harness.spec.rules import SuperiorityRule, load_rule
+from harness.spec.sections import Channel
+
+RULE = SuperiorityRule(name="cheaper", kind="superiority")
+BASE = (10.0, 14.0, 12.0, 9.0, 13.0, 11.0)
+CHEAPER = (9.5, 13.5, 11.4, 8.7, 12.4, 10.6)
+SCATTERED = (9.0, 14.5, 11.0, 9.9, 13.4, 10.6)
+
+
+def values_of(costs: Sequence[float], base: Sequence[float] = BASE) -> FloatArray:
+    return log_ratio_values(np.array(costs), np.array(base))
+
+
+def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Channel = "a") -> LogRatios:
+    logs = tuple(np.log(np.divide(costs, base)).tolist())
+    return LogRatios("twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()))
+
+
+def experiments(ratio: float, num_blocks: int, sd: float, num: int = 1_000) -> list[FloatArray]:
+    """Experiments whose plans differ in size by a quarter and whose blocks scatter by ``sd`` about the true ratio."""
+    rng = np.random.default_rng(20271123)
+    base = rng.lognormal(0.0, 0.25, size=(num, num_blocks))
+    own: FloatArray = base * ratio * rng.lognormal(-(sd**2) / 2, sd, size=base.shape)
+    return [log_ratio_values(costs, sums) for costs, sums in zip(own, base, strict=True)]
+
+
+def share_passed(found: list[FloatArray], limit: float = 1.0) -> float:
+    return float(np.mean([cheaper_p(of_blocks(values.tolist()), limit) < RULE.alpha for values in found]))
+
+
+def test_p_is_that_of_scipys_one_sided_t_test() -> None:
+    expected = ttest_1samp(values_of(CHEAPER), math.log(0.97), alternative="less").pvalue
+    assert cheaper_p(of_blocks(values_of(CHEAPER).tolist()), 0.97) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("num_blocks", "sd"), [(3, 0.01), (7, 0.035), (20, 0.06)])
+def test_no_more_than_alpha_of_experiments_without_a_difference_pass(num_blocks: int, sd: float) -> None:
+    """Alpha and two Monte Carlo errors of 1,000 experiments."""
+    most = RULE.alpha + 2 * math.sqrt(0.025 * 0.975 / 1_000)
+    assert share_passed(experiments(1.0, num_blocks, sd)) <= most
+    assert share_passed(experiments(0.98, num_blocks, sd), 0.98) <= most
+
+
+@pytest.mark.parametrize(("ratio", "sd"), [(0.98, 0.01), (0.945, 0.035), (0.9, 0.1)])
+def test_the_blocks_that_power_names_show_a_cheaper_condition_as_often_as_promised(ratio: float, sd: float) -> None:
+    (many,) = experiments(ratio, 20_000, sd, num=1)
+    spread, effect = float(many.std(ddof=1)), math.log(ratio)
+    blocks = blocks_for_superiority(spread, effect, RULE.alpha, 0.9)
+    assert blocks is not None
+    assert superiority_power(blocks, spread, effect, RULE.alpha) >= 0.9
+    # Two Monte Carlo errors of 1,000 experiments.
+    assert share_passed(experiments(ratio, blocks, sd)) >= 0.9 - 2 * math.sqrt(0.9 * 0.1 / 1_000)
+
+
+def test_nothing_shows_cheaper_what_is_not_below_the_limit() -> None:
+    assert blocks_for_superiority(0.01, 0.01, 0.025, 0.9) is None
+    assert blocks_for_superiority(1e-9, -0.1, 0.025, 0.9) == 2
+
+
+def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_that_is_shown() -> None:
+    passed = decide_superiority(RULE, ratios_of(CHEAPER))
+    assert (passed.outcome, passed.label) == (Outcome.PASS, "CHEAPER")
+    assert passed.answer == "twelve-slots costs 4.2 % less than base (95 % interval: 3.4 to 5.0 % less): PASS"
+    assert decide_superiority(RULE.model_copy(update={"margin": 0.04}), ratios_of(CHEAPER)).outcome is Outcome.FAIL
+    assert decide_superiority(RULE.model_copy(update={"margin": 0.03}), ratios_of(CHEAPER)).outcome is Outcome.PASS
+    dearer = decide_superiority(RULE, ratios_of(BASE, CHEAPER))
+    assert (dearer.outcome, dearer.label) == (Outcome.FAIL, "DEARER")
+    assert "4.4 % more than base" in dearer.answer
+
+
+def test_a_scattered_difference_is_not_shown() -> None:
+    scattered = decide_superiority(RULE, ratios_of(SCATTERED))
+    assert (scattered.outcome, scattered.label) == (Outcome.FAIL, "NOT SHOWN")
+    assert "% less to " in scattered.sentence
+    assert "not shown to be cheaper" in scattered.reason
+
+
+def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() -> None:
+    ratios, stop = ratios_of(CHEAPER), StopSpec(margin=0.02, budget=24)
+    looks = ComparisonLooks("twelve-slots", "base", ratios.logs, tuple(looks_at(ratios.logs, stop)), None)
+    decision = decide_superiority(RULE, ratios, SequentialStatus(stop, 6, (looks,)))
+    assert decision.outcome is Outcome.PASS
+    assert "declared sequence" in decision.reason
+    sloppy = SequentialStatus(StopSpec(margin=0.02, budget=24, alpha=0.1), 6, (looks,))
+    assert decide_superiority(RULE, ratios, sloppy).outcome is Outcome.WITHHELD
+
+
+def test_costs_without_a_step_log_say_that_modelled_device_time_is_missing() -> None:
+    reason = decide_superiority(RULE, ratios_of(CHEAPER, channel="b")).reason
+    assert "time in flight (B), as modelled device time (A) is not there (no step log, unknown reuse, or" in reason
+
+
+def test_sentences_name_both_directions() -> None:
+    crossing = Interval(0.99, 0.96, 1.02, 0.95, "", "blocks", 3, 0, 0)
+    sentence = cost_sentence("bucket6", "base", crossing)
+    assert sentence == "bucket6 costs 1.0 % less than base (95 % interval: 4.0 % less to 2.0 % more)"
+
+
+def test_the_shipped_rule_reads_back() -> None:
+    rule = load_rule("superiority")
+    assert isinstance(rule, SuperiorityRule)
+    assert (rule.margin, rule.alpha, rule.limit) == (0.0, 0.025, 1.0)

@@ -1,0 +1,180 @@
+"""The gate: paired by plan, worse only when shown, passed only when shown, and what lies between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from harness.errors import SpecError
+from harness.judge.decisions.across import Value
+from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge
+from harness.judge.planning.power import superiority_power
+from harness.records import SealedRun
+from harness.records.manifest import Manifest
+from harness.runner import run_experiment
+from tests.support.experiments import small_experiment
+
+PASS, WORSE, CANNOT_TELL = GateVerdict.PASS, GateVerdict.WORSE, GateVerdict.CANNOT_TELL
+
+
+def a_run(replicate: int, values: Mapping[str, float], num_requests: int = 1000, **manifest: object) -> GateRun:
+    facts = {"experiment": "made", "condition": "base", "plan_hash": f"plan {replicate}", "planned_requests": 1}
+    return GateRun(
+        Manifest.model_validate({**facts, "replicate": replicate, "backend": "sim", **manifest}),
+        "",
+        replicate,
+        num_requests,
+        {name: Value(value) for name, value in values.items()},
+    )
+
+
+def runs_of(figures: Mapping[str, Sequence[float]], **of_run: object) -> list[GateRun]:
+    """Runs whose figures are these, replicate by replicate."""
+    columns = zip(*figures.values(), strict=True)
+    return [a_run(place, dict(zip(figures, row, strict=True)), **of_run) for place, row in enumerate(columns)]  # pyright: ignore[reportArgumentType]
+
+
+BASE = {name: [10.0, 11.0, 12.0, 10.5] for name in FIGURES}
+NOISE = np.array([0.999, 1.001, 1.0005, 0.9995])
+
+
+def times(factor: float, *names: str) -> dict[str, list[float]]:
+    """The baseline's figures with a little noise, those named times ``factor``."""
+    return {name: list(np.array(row) * NOISE * (factor if name in names else 1)) for name, row in BASE.items()}
+
+
+def test_equal_runs_pass_and_one_worse_figure_is_named() -> None:
+    assert judge(runs_of(times(1.0)), runs_of(BASE), gate_policy()).verdict is PASS
+    result = judge(runs_of(times(1.03, "tpot")), runs_of(BASE), gate_policy())
+    assert result.verdict is WORSE
+    assert [test.figure for test in result.tests if test.verdict is WORSE] == ["tpot"]
+    better = judge(runs_of(times(0.5, "cost", "ttft_p99")), runs_of(BASE), gate_policy())
+    assert better.verdict is PASS
+
+
+def test_a_ratio_at_its_limit_cannot_be_told_and_is_no_pass() -> None:
+    result = judge(runs_of(times(1.01, "cost")), runs_of(BASE), gate_policy())
+    assert result.verdict is CANNOT_TELL
+    (test,) = [test for test in result.tests if test.verdict is CANNOT_TELL]
+    assert (test.figure, test.why) == ("cost", "the interval holds the limit")
+    assert test.low is not None
+    assert test.high is not None
+    assert test.low < 1.01 < test.high
+
+
+def test_a_worse_figure_outweighs_one_that_cannot_be_told() -> None:
+    assert judge(runs_of(times(1.05, "cost"), num_requests=5), runs_of(BASE), gate_policy()).verdict is WORSE
+
+
+def test_thresholds_move_the_limit_and_figures_choose_what_is_judged() -> None:
+    new = runs_of(times(1.03, "tpot"))
+    assert judge(new, runs_of(BASE), gate_policy(thresholds=["tpot=1.05"])).verdict is PASS
+    only = judge(new, runs_of(BASE), gate_policy(["cost", "reuse"]))
+    assert [test.figure for test in only.tests] == ["cost", "reuse"]
+    both = judge(new, runs_of(BASE), gate_policy(["cost"], ["tpot=1.01"]))
+    assert [test.figure for test in both.tests] == ["cost", "tpot"]
+
+
+@pytest.mark.parametrize("wrong", ["tpot", "tpot=", "tpot=0.9", "tpot=nan", "speed=1.1"])
+def test_a_threshold_of_no_figure_or_no_ratio_is_refused(wrong: str) -> None:
+    with pytest.raises(SpecError, match=r"threshold|no figure of the gate"):
+        gate_policy(thresholds=[wrong])
+
+
+def test_two_pairs_have_no_interval_and_one_more_is_asked_for() -> None:
+    short = {name: row[:2] for name, row in BASE.items()}
+    tests = judge(runs_of(short), runs_of(short), gate_policy()).tests
+    assert {(test.verdict, test.more_blocks) for test in tests} == {(CANNOT_TELL, 1)}
+
+
+def test_a_p99_of_few_requests_is_not_judged_and_the_blocks_that_carry_it_are_named() -> None:
+    result = judge(runs_of(BASE, num_requests=100), runs_of(BASE, num_requests=100), gate_policy())
+    (test,) = [test for test in result.tests if test.verdict is not PASS]
+    assert (test.figure, test.verdict, test.more_blocks) == ("ttft_p99", CANNOT_TELL, 6)
+    assert test.why == "400 requests a side, 1000 are needed"
+
+
+def test_the_blocks_that_are_missing_tell_with_the_power_that_was_asked_for() -> None:
+    spread = [math.exp(value) for value in (0.02, -0.02, 0.01, -0.01)]
+    ratios = list(np.array(BASE["cost"]) * spread)
+    new, base = runs_of({"cost": ratios}), runs_of({"cost": BASE["cost"]})
+    (test,) = judge(new, base, gate_policy(["cost"], power=0.8)).tests
+    assert test.verdict is CANNOT_TELL
+    assert test.more_blocks is not None
+    assert test.ratio is not None
+    values = np.array(ratios) / np.mean(ratios) - np.array(BASE["cost"]) / np.mean(BASE["cost"])
+    effect, sd = math.log(test.ratio) - math.log(1.01), float(np.std(values, ddof=1))
+    reached = [superiority_power(4 + more, sd, effect, 0.05) for more in (test.more_blocks - 1, test.more_blocks)]
+    assert reached[0] < 0.8 <= reached[1]
+
+
+def test_runs_are_paired_by_plan_and_the_rest_is_left_out_in_the_open() -> None:
+    base = runs_of({"cost": [10.0, 11.0, 12.0, 99.0]})
+    new = [*reversed(base[:3]), a_run(7, {"cost": 1.0}, plan_hash="another")]
+    result = judge(new, base, gate_policy(["cost"]))
+    assert [(test.num_pairs, test.ratio) for test in result.tests] == [(3, pytest.approx(1))]
+    assert "base: 2 runs without a partner of the same plan were left out" in result.notes
+
+
+def test_the_repeats_of_one_plan_are_paired_in_order() -> None:
+    base = runs_of({"cost": [10.0, 11.0, 12.0]}, plan_hash="the same")
+    assert judge(base[:2] * 2, base, gate_policy(["cost"])).tests[0].num_pairs == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"backend": "emulator"}, "kind of server"),
+        ({"clock": {"scale": 8.0}}, "time scale"),
+        ({"requested": {"experiment": {"window": {"warmup_s": 5.0}}}}, "measurement window"),
+        ({"requested": {"client": {"stream": False}}}, "answers as a stream"),
+        ({"plan_hash": "another"}, "no new run has the plan"),
+    ],
+)
+def test_sides_that_make_pairs_meaningless_are_refused(change: dict[str, object], what: str) -> None:
+    with pytest.raises(SpecError, match=what):
+        judge(runs_of(BASE, **change), runs_of(BASE), gate_policy())
+
+
+def test_settings_and_releases_that_differ_are_said() -> None:
+    served = {"facts": {"launch": {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}}}
+    new = runs_of(BASE, requested={"server": {"kv_slots": 16}}, server=served)
+    notes = judge(new, runs_of(BASE, requested={"server": {"kv_slots": 8}}), gate_policy()).notes
+    assert "server.kv_slots: 8 in the baseline, 16 now" in notes
+    assert "vllm-rbln: not known in the baseline, 0.12.0 now" in notes
+
+
+def test_a_condition_that_the_new_runs_lack_cannot_be_told() -> None:
+    base = [*runs_of(BASE), *runs_of(BASE, condition="more")]
+    result = judge([*runs_of(BASE), *runs_of(BASE, condition="new one")], base, gate_policy())
+    assert result.verdict is CANNOT_TELL
+    assert {test.condition for test in result.tests if test.verdict is CANNOT_TELL} == {"more"}
+    assert "new one: not judged, the baseline has no such condition" in result.notes
+
+
+def test_a_figure_that_neither_side_observed_is_judged_only_when_it_is_asked_for() -> None:
+    seen = {"cost": BASE["cost"]}
+    default = judge(runs_of(seen), runs_of(seen), gate_policy())
+    assert ([test.figure for test in default.tests], default.verdict) == (["cost"], PASS)
+    assert any("neither side observed it: ttft_p50" in note for note in default.notes)
+    asked = judge(runs_of(seen), runs_of(seen), gate_policy(["cost", "padding"]))
+    assert asked.verdict is CANNOT_TELL
+    lost = judge(runs_of(seen), runs_of(BASE), gate_policy(["tpot"]))
+    assert lost.tests[0].why == "not observed in 4 of 4 pairs"
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> list[SealedRun]:
+    spec = small_experiment(backend="sim", replicates=3, condition=[{"name": "base"}])
+    return list(run_experiment(spec, runs_root=tmp_path_factory.mktemp("gate")).require_valid().runs)
+
+
+def test_a_sealed_run_has_every_figure_and_equals_itself(sealed: list[SealedRun]) -> None:
+    runs = [gate_run(run) for run in sealed]
+    assert all(set(run.values) == set(FIGURES) and None not in run.values.values() for run in runs)
+    result = judge(runs, runs, gate_policy(["cost", "tpot", "reuse", "padding"]))
+    assert (result.verdict, {test.ratio for test in result.tests}) == (PASS, {1.0})
+    assert "no accelerator was measured" in result.origin

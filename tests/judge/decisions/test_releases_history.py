@@ -1,0 +1,86 @@
+"""A figure over releases: points by date, changes where the level changed and seldom elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.errors import SpecError
+from harness.judge.decisions.across import Value
+from harness.judge.decisions.gate import GateRun
+from harness.judge.decisions.releases import MIN_POINTS, Placed, change_points, histories
+from harness.records.manifest import Manifest
+
+pytest.importorskip("ruptures", reason="the extra history is not installed")
+
+
+def a_place(name: str, day: int, factor: float = 1.0, plans: str = "abcd", backend: str = "sim") -> Placed:
+    """Runs of these plans, whose costs differ by plan and are ``factor`` times as high."""
+    runs = [
+        GateRun(
+            Manifest(
+                experiment="small",
+                condition="base",
+                replicate=place,
+                plan_hash=plan,
+                planned_requests=1,
+                backend=backend,
+                provenance={"captured_at_utc": f"2026-05-{day:02d}T08:00:00+00:00"},
+            ),
+            "",
+            place,
+            10,
+            {"cost": Value(factor * (2.0 + ord(plan)), 100.0), "padding": None},
+        )
+        for place, plan in enumerate(plans)
+    ]
+    return Placed(name, tuple(runs))
+
+
+def test_points_stand_by_date_and_the_first_of_a_new_level_says_by_how_much() -> None:
+    places = [a_place(f"r{day}", day, 1.1 if day > 4 else 1.0) for day in (7, 1, 5, 3, 2, 8, 4, 6)]
+    (history,) = histories(places, ["cost"])
+    assert [point.place for point in history.points] == [f"r{day}" for day in range(1, 9)]
+    (change,) = history.changes
+    assert (change.place, change.change) == ("r5", pytest.approx(1.1))
+    assert all(point.interval is not None for point in history.points)
+    assert "no accelerator was measured" in history.origin
+
+
+def test_a_constant_figure_has_no_change_and_few_points_are_not_searched() -> None:
+    (constant,) = histories([a_place(f"r{day}", day) for day in range(1, 9)], ["cost"])
+    assert constant.changes == ()
+    (few,) = histories([a_place(f"r{day}", day, float(day)) for day in range(1, MIN_POINTS)], ["cost"])
+    assert few.changes == ()
+    assert f"change points are sought from {MIN_POINTS} on" in few.notes[0]
+
+
+def test_only_the_plans_that_every_point_has_are_taken() -> None:
+    (history,) = histories([a_place("all", 1), a_place("three", 2, plans="abc")], ["cost"])
+    assert [point.num_runs for point in history.points] == [3, 3]
+    assert history.points[0].value == pytest.approx(history.points[1].value)
+    assert history.notes[0] == "1 runs of plans that not every point has were left out"
+    (other,) = histories([a_place("abc", 1, plans="abc"), a_place("xyz", 2, plans="xyz")], ["cost"])
+    assert other.notes[0] == "the points are of different plans, which scatter too"
+
+
+def test_servers_of_several_kinds_are_named() -> None:
+    (history,) = histories([a_place("one", 1), a_place("two", 2, backend="emulator")], ["cost"])
+    assert any("several kinds of server: emulator, sim" in note for note in history.notes)
+
+
+def test_what_is_no_figure_or_was_not_observed_twice_is_refused() -> None:
+    both = [a_place("one", 1), a_place("two", 2)]
+    for figures, places in ((["speed"], both), (["padding"], both), (["cost"], both[:1])):
+        with pytest.raises(SpecError, match=r"is no figure|more than one place"):
+            histories(places, figures)
+
+
+def test_null_series_show_a_change_in_one_of_twenty_at_most_and_large_changes_are_found() -> None:
+    null = np.random.default_rng(3).normal(size=(200, 12))
+    assert sum(bool(change_points(row.tolist())) for row in null) / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
+    null[:, 6:] += 6.0
+    found = [change_points(row.tolist()) for row in null]
+    assert sum(places == [6] for places in found) > 180
