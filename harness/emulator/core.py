@@ -94,7 +94,8 @@ def keyed_answer(
 class StepStart(NamedTuple):
     """A running step: the decision, its requests, its end. flushed: requests that finished before it.
 
-    lookups: admissions of requests that were never preempted.
+    lookups: admissions of requests that were never preempted. aborted: dropped since the step before, so that this one
+    is without them.
     """
 
     number: int
@@ -108,13 +109,14 @@ class StepStart(NamedTuple):
     kv_events_before: tuple[KvEvent, ...]
     num_waiting: int
     lookups: tuple[Admission, ...] = ()
+    aborted: tuple[EngineRequest, ...] = ()
 
 
 class StepEnd(NamedTuple):
     """An ended step: requests that get a token, finished requests, and what the KV pool logged while freeing.
 
     ends_ns: the end of the step, or of each of several equal decode steps taken together; each request gets as many
-    tokens. used_blocks: inner KV blocks that running requests hold.
+    tokens. used_blocks: inner KV blocks that running requests hold. aborted: dropped while it ran, before its tokens.
     """
 
     start: StepStart
@@ -125,6 +127,7 @@ class StepEnd(NamedTuple):
     num_running: int
     num_waiting: int
     used_blocks: int
+    aborted: tuple[EngineRequest, ...] = ()
 
 
 @dataclass(slots=True)
@@ -180,7 +183,8 @@ class EmulatorCore:
         """Drain the inbox up to ``start_ns``, schedule, and return the step that runs; None without work."""
         assert self.running_step is None, "a step is already running"
         arrivals = self._drain(start_ns)
-        kv_events_before = self._apply_aborts(start_ns)
+        aborted = self._apply_aborts(start_ns)
+        kv_events_before = self.scheduler.take_kv_events() if aborted else ()
         if not self.has_work:
             return None
         flushed = tuple(self._unflushed)
@@ -213,6 +217,7 @@ class EmulatorCore:
                 for admission in step.admissions
                 if not (admission.request in step.preempted or self.requests[admission.request].num_preemptions)
             ),
+            aborted,
         )
         self.num_steps += 1
         return self.running_step
@@ -240,7 +245,8 @@ class EmulatorCore:
         self.running_step = None
         ends_ns = ends_ns or (start.end_ns,)
         self.num_steps += len(ends_ns) - 1
-        abort_events = self._apply_aborts(ends_ns[-1])
+        aborted = self._apply_aborts(ends_ns[-1])
+        abort_events = self.scheduler.take_kv_events() if aborted else ()
         unfinished = start.step.unfinished
         receivers = tuple(
             request for request in start.requests if request.finish_reason is None and request.handle not in unfinished
@@ -266,6 +272,7 @@ class EmulatorCore:
             self.scheduler.num_running,
             self.scheduler.num_waiting,
             self.scheduler.num_blocks - self.scheduler.free_blocks,
+            aborted,
         )
 
     def _copied(self, step: Step) -> Step:
@@ -291,12 +298,14 @@ class EmulatorCore:
             arrivals.append(request)
         return tuple(arrivals)
 
-    def _apply_aborts(self, until_ns: int) -> tuple[KvEvent, ...]:
-        aborted = [handle for at_ns, handle in self._aborts if at_ns <= until_ns]
-        if not aborted:
+    def _apply_aborts(self, until_ns: int) -> tuple[EngineRequest, ...]:
+        """Drop what was aborted by then; returns those that were not over before."""
+        due = [handle for at_ns, handle in self._aborts if at_ns <= until_ns]
+        if not due:
             return ()
         self._aborts = [later for later in self._aborts if later[0] > until_ns]
-        for handle in aborted:
+        aborted: list[EngineRequest] = []
+        for handle in due:
             request = self.requests.pop(handle, None)
             if request is not None:
                 request.kv_blocks = self.scheduler.inner_blocks(handle)
@@ -309,4 +318,5 @@ class EmulatorCore:
                 self._inbox.remove(request)
                 self._unflushed.append(request)
             request.finish_reason = "abort"
-        return self.scheduler.take_kv_events()
+            aborted.append(request)
+        return tuple(aborted)

@@ -88,6 +88,7 @@ class StepReporter:
 
     def schedule_moved(self, by_ns: int) -> None:
         """The host stalled; every later step starts ``by_ns`` later than the model alone would have it."""
+        self.metrics.schedule_moved(by_ns)
         self.log.line(logs.STALL, f"[EMULATOR] host stalled: schedule moved by {by_ns / NS_PER_MS:.3f} ms")
         if self._files.trace is not None:
             now_ns = self._clock.now_ns()

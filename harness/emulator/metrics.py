@@ -38,6 +38,7 @@ PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
 PROCESS = ("process_", "python_")
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 SAMPLES = {"gauge": "", "counter": "_total", "histogram": "_bucket"}
+SCHEDULE_MOVED = "schedule_moved_seconds"
 
 
 def one_two_five(max_value: int) -> list[int]:
@@ -69,7 +70,10 @@ class Distribution:
 
 
 class Family(NamedTuple):
-    """A metric family. values: those of ``label``, a series each. buckets: of a histogram; a text: those of tokens."""
+    """A metric family. values: those of ``label``, a series each. buckets: of a histogram; a text: those of tokens.
+
+    prefix: of its name: vLLM's, or the emulator's own.
+    """
 
     kind: str
     name: str
@@ -77,15 +81,16 @@ class Family(NamedTuple):
     buckets: Sequence[float] = ()
     label: str = ""
     values: Sequence[str] = ()
+    prefix: str = "vllm:"
 
     @property
     def first_line(self) -> str:
         """How the first line of its samples begins."""
-        return f"vllm:{self.name}{SAMPLES[self.kind]}{{"
+        return f"{self.prefix}{self.name}{SAMPLES[self.kind]}{{"
 
     def declare(self, model: str, registry: CollectorRegistry) -> None:
         """Add it to ``registry``, with all its series at 0."""
-        name, labels = f"vllm:{self.name}", {"model_name": model, "engine": "0"}
+        name, labels = f"{self.prefix}{self.name}", {"model_name": model, "engine": "0"}
         names = [*labels, self.label] if self.label else [*labels]
         if self.kind == "histogram":
             Histogram(name, self.help, names, buckets=self.buckets, registry=registry).labels(**labels)
@@ -135,8 +140,10 @@ def exposition(model: str, config: EngineConfig, num_gpu_blocks: int, cost_model
     Gauge(
         "emulator:config_info", "Settings of the emulated engine", labelnames=list(settings), registry=registry
     ).labels(**settings).set(1)
+    moved = Family("counter", SCHEDULE_MOVED, "Model seconds by which stalls moved the schedule.", prefix="emulator:")
+    moved.declare(model, registry)
     lines = tuple(generate_latest(registry).decode().split("\n"))
-    families = (*before, *after)
+    families = (*before, *after, moved)
     begins = {family.first_line: family.name for family in families}
     first: dict[str, int] = {}
     for place, line in enumerate(lines):
@@ -241,6 +248,10 @@ class ServerMetrics:
         self.stats.num_generated += num_tokens
         self.stats.num_running, self.stats.num_waiting = end.num_running, end.num_waiting
         self.stats.kv_usage = kv_usage
+
+    def schedule_moved(self, by_ns: int) -> None:
+        """The host stalled, and moved every later step by so many model ns."""
+        self._add(SCHEDULE_MOVED, by_ns / NS_PER_S)
 
     def _add(self, name: str, by: float, label: str = "") -> None:
         self._amounts[name][label] += by

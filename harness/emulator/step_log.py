@@ -84,7 +84,8 @@ def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:
     """The record of a step in the trace.
 
     arrivals: [response id, arrival instant] of the requests first seen by this step, in order. evictions: [slot,
-    caller]. woken_ns, emitted_ns: when the host noticed the end and when it had sent the tokens.
+    caller]. aborted_before: requests dropped since the step before; aborted: while it ran, before its tokens.
+    woken_ns, emitted_ns: when the host noticed the end and when it had sent the tokens.
     """
     start, step = end.start, end.start.step
     events = (*start.kv_events_before, *step.kv_events)
@@ -104,6 +105,8 @@ def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:
         "evictions": [[event.slots[0], event.caller] for event in events if event.kind == "EVICTION"],
         "dummy_slot": step.dummy_slot,
         "preempted": [request.external_id for request in start.preempted],
+        "aborted_before": [request.external_id for request in start.aborted],
+        "aborted": [request.external_id for request in end.aborted],
         "finished": [request.external_id for request in end.finished],
         "waiting": start.num_waiting,
         "woken_ns": woken_ns,

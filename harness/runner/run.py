@@ -21,7 +21,7 @@ from harness.analysis.logs.derive import Derived, derive_tables
 from harness.analysis.logs.engine_steps import read_run_steps
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.reuse import with_known_zeros
-from harness.analysis.validity.invariants import CACHED_COUNTER, counter_increment
+from harness.analysis.validity.scrapes import CACHED_COUNTER, counter_increment
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, realtime_minus_monotonic_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.model import ContextHash
+from harness.emulator.step_log import step_record
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
 from harness.experiment import build_plan
@@ -132,6 +134,27 @@ def test_an_idle_step_flushes_the_last_finished_request_and_takes_no_time() -> N
     assert last.start.step.kind == "IDLE"
     assert last.start.step.duration_ns == 0
     assert [request.external_id for request in last.start.flushed] == ["0-0"]
+
+
+def test_the_trace_records_the_step_of_each_abort() -> None:
+    """Who leaves while a step runs gets no token of it; who leaves between two steps is in none of the next ones."""
+    ask = RequestPlan(0, 100, 50)
+    leaves_later = replace(ask, abort_after_ns=300_000_000)
+    requests = (replace(ask, abort_after_tokens=3), leaves_later, replace(ask, generate_tokens=400))
+    sessions = tuple(SessionPlan(index, 0, None, None, (request,)) for index, request in enumerate(requests))
+    plan = Plan("leavers", 1, 0, "as-drawn", 0, (1000, 2000), sessions)
+    records = [step_record(end, 0, 0) for end in run_virtually(plan, ServerSpec(max_num_seqs=2, decode_buckets=(1, 2)))]
+    steps = {
+        name: [
+            (record["index"], key) for record in records for key in ("aborted_before", "aborted") if name in record[key]
+        ]
+        for name in ("0-0", "1-0", "2-0")
+    }
+    assert {name: len(found) for name, found in steps.items()} == {"0-0": 1, "1-0": 1, "2-0": 0}
+    for name in ("0-0", "1-0"):
+        ((index, key),) = steps[name]
+        in_steps = [record["index"] for record in records if name in record["requests"]]
+        assert max(in_steps) == (index if key == "aborted" else index - 1)
 
 
 Request = tuple[int, int]  # prompt and generated tokens

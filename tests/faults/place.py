@@ -38,6 +38,7 @@ processes = {processes}
 [limits]
 rearrival_lag_p99_ms = 60000
 start_spread_ms = 60000
+schedule_moved_share = 1.0
 stall_ms = 60000
 stamp_lag_ms = 60000
 residual_share = 1.0

@@ -21,7 +21,8 @@ from tests.support.replays import plan_of, run, session
 pytestmark = pytest.mark.live
 
 
-def test_a_server_that_was_stopped_for_two_seconds_makes_its_run_invalid(tmp_path: Path) -> None:
+def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **keys: Any) -> list[str]:
+    """The reasons of the first run; its server stands still once its first request has ended."""
     has_frozen = threading.Event()
 
     def freeze_once(event: ProgressEvent) -> None:
@@ -34,14 +35,30 @@ def test_a_server_that_was_stopped_for_two_seconds_makes_its_run_invalid(tmp_pat
             if "harness.emulator" in " ".join(child.cmdline())
         ]
         server.send_signal(signal.SIGSTOP)
-        threading.Event().wait(2)
+        threading.Event().wait(seconds)
         server.send_signal(signal.SIGCONT)
 
-    outcome = run_experiment(small_experiment(), runs_root=tmp_path, on_progress=freeze_once)
-    stalled = [
-        run for run in outcome.runs if any("server-stalled" in reason for reason in run.manifest.invalid_reasons)
-    ]
-    assert len(stalled) == 1
+    spec = small_experiment(condition=[{"name": "base"}], **keys)
+    (run,) = run_experiment(spec, runs_root=root, on_progress=freeze_once).runs
+    return list(run.manifest.invalid_reasons)
+
+
+def test_a_server_that_was_stopped_for_two_seconds_makes_its_run_invalid(tmp_path: Path) -> None:
+    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 2)
+    assert any("server-stalled" in reason for reason in reasons)
+
+
+def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_invalid(tmp_path: Path) -> None:
+    """A stall below every other limit: 0.4 s (wall) are 8 s of the modelled server."""
+    limits = {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0}
+    # Lengths so different that the others still run when the first request ends.
+    workload = {
+        "num_sessions": 3,
+        "waits": "none",
+        "generate_tokens": {"distribution": "uniform", "low": 9, "high": 500},
+    }
+    (reason,) = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, limits=limits, workload=workload)
+    assert reason.startswith("schedule-moved: the emulator's host stalled: its schedule moved by ")
 
 
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])

@@ -7,7 +7,7 @@ when each step was scheduled. Nothing is told to the core about whom to admit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,7 @@ class _Follower:
             case "arrival":
                 self._arrives(record)
             case "abort":
-                if self._log_ends_another(record["requests"]):
+                if record["step"] is None:
                     self.end_step()
                 for name in record["requests"]:
                     self.core.abort(self.handles[name], 0)
@@ -164,14 +164,6 @@ class _Follower:
         """The step that runs, if any, is over."""
         if self.core.running_step is not None:
             self._compare([self._line(event) for event in self.core.end_step().kv_events])
-
-    def _log_ends_another(self, aborted: Sequence[str]) -> bool:
-        """Whether the log goes on with the end of a request that nobody aborted: the step was over when they left.
-
-        Who leaves while a step runs is freed before those that it finishes; who leaves after it, behind them.
-        """
-        following = self.messages[self.at] if self.at < len(self.messages) else ""
-        return "[FREE-REQUEST]" in following and not any(f"REQUEST={name} " in following for name in aborted)
 
     def _compare(self, lines: list[str]) -> None:
         for line in lines:

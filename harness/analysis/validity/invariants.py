@@ -7,7 +7,6 @@ Definitions: docs/method.md, "A run and its invariants".
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +25,12 @@ from harness.analysis.validity.plan_answers import (
     left_answers,
     with_logged_prefills,
 )
+from harness.analysis.validity.scrapes import (
+    CACHED_COUNTER,
+    check_moved_schedule,
+    check_scrapes,
+    counter_increment,
+)
 from harness.analysis.validity.stalls import check_freezes, check_server_stalls, check_step_log_stalls, limits_of
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
     from harness.plan import Plan
 
 
-CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
 MAX_CLOCK_STEP_NS = NS_PER_MS
 
 
@@ -62,7 +66,8 @@ def check_run(
         *check_settings(manifest),
         *check_answers(manifest, requests, plan),
         *_check_declared_lines(manifest, requests, derived),
-        *_check_scrapes(manifest, derived),
+        *check_scrapes(manifest, derived),
+        *check_moved_schedule(manifest, derived),
         *_check_log(derived),
         *check_step_log(manifest, derived.step_log, derived.step_log_problem),
         *_check_decode_tokens(requests, derived),
@@ -127,19 +132,6 @@ def _check_declared_lines(manifest: Manifest, requests: pa.Table, derived: Deriv
         )
     if has_answered and declared.has_kv_log and not derived.num_kv_lines:
         yield invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
-
-
-def _check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
-    if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
-        is_needed = limits_of(manifest).needs_metrics
-        yield (invalid if is_needed else warning)(
-            "metrics-missing",
-            f"none of {derived.num_scrapes} scrapes has a readable body with samples",
-            "Set limits.needs_metrics = false to measure without" if is_needed else "",
-        )
-    elif derived.num_failed_scrapes:
-        evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
-        yield warning("scrape-failed", evidence)
 
 
 def _check_log(derived: Derived) -> Iterator[Finding]:
@@ -262,22 +254,6 @@ def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
             f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
             "Reuse by request cannot be checked where the server names its answers alike",
         )
-
-
-def counter_increment(metrics: pa.Table, name: str) -> float | None:
-    """Last minus first scraped value of a counter, summed over its labels; None unless scraped before and after.
-
-    NaN and infinity are no values.
-    """
-    by_scrape: dict[int, float] = {}
-    reasons: dict[int, str] = {}
-    for scrape, reason, value in values_of(rows_where(metrics, "name", name), "scrape", "reason", "value"):
-        by_scrape[scrape] = by_scrape.get(scrape, 0.0) + value
-        reasons[scrape] = reason
-    before = [scrape for scrape, reason in reasons.items() if reason == "before"]
-    after = [scrape for scrape, reason in reasons.items() if reason == "after"]
-    increment = by_scrape[max(after)] - by_scrape[min(before)] if before and after else math.nan
-    return increment if math.isfinite(increment) else None
 
 
 def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:

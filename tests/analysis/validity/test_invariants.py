@@ -12,7 +12,7 @@ import pytest
 from harness.analysis import check_experiment, check_run
 from harness.analysis.cost.compare import Agreement
 from harness.analysis.logs.derive import derive_tables
-from harness.analysis.validity.invariants import CACHED_COUNTER
+from harness.analysis.validity.scrapes import CACHED_COUNTER
 from harness.analysis.validity.stalls import check_freezes
 from harness.engine import CostModel, load_cost_model
 from harness.judge import summarise

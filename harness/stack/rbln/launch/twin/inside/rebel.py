@@ -225,15 +225,25 @@ Note = Callable[..., None]
 def trace_scheduling(note: Note) -> None:
     """Add arrivals, aborts and the decision of each step to the device trace; note(kind, start_ns, **fields) writes.
 
-    Three methods of the vendor's scheduler are wrapped: each is called once, arguments and result unchanged.
+    Four methods of the vendor's scheduler are wrapped: each is called once, arguments and result unchanged.
     """
     scheduler = getattr(sys.modules.get(SCHEDULER_MODULE), SCHEDULER_CLASS, None)
     if scheduler is None or hasattr(scheduler, TRACED_MARK):
         return
     setattr(scheduler, TRACED_MARK, True)
     scheduler.add_request = _traced_arrival(scheduler.add_request, note)
-    scheduler.finish_requests = _traced_abort(scheduler.finish_requests, note)
-    scheduler.schedule = _traced_schedule(scheduler.schedule, note)
+    step = _OpenStep()
+    scheduler.finish_requests = _traced_abort(scheduler.finish_requests, note, step)
+    scheduler.schedule = _traced_schedule(scheduler.schedule, note, step)
+    scheduler.update_from_output = _traced_end(scheduler.update_from_output, step)
+
+
+class _OpenStep:
+    """The step that runs: the number of its schedule() call; None between steps."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.call: int | None = None
 
 
 def _traced_arrival(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
@@ -245,7 +255,7 @@ def _traced_arrival(original: Callable[..., Any], note: Note) -> Callable[..., A
     return add_request
 
 
-def _traced_abort(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+def _traced_abort(original: Callable[..., Any], note: Note, step: _OpenStep) -> Callable[..., Any]:
     @functools.wraps(original)
     def finish_requests(scheduler: Any, *args: Any, **options: Any) -> Any:
         start_ns = now_ns()
@@ -254,17 +264,29 @@ def _traced_abort(original: Callable[..., Any], note: Note) -> Callable[..., Any
         if dropped:
             # vLLM 0.22 and 0.24 return (id, client) pairs, 0.30 and later the requests.
             names = [item[0] if isinstance(item, tuple) else item.request_id for item in dropped]
-            note("abort", start_ns, requests=names)
+            note("abort", start_ns, requests=names, step=step.call)
         return dropped
 
     return finish_requests
 
 
-def _traced_schedule(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+def _traced_end(original: Callable[..., Any], step: _OpenStep) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update_from_output(scheduler: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return original(scheduler, *args, **options)
+        finally:
+            step.call = None
+
+    return update_from_output
+
+
+def _traced_schedule(original: Callable[..., Any], note: Note, step: _OpenStep) -> Callable[..., Any]:
     @functools.wraps(original)
     def schedule(scheduler: Any, *args: Any, **options: Any) -> Any:
         start_ns = now_ns()
         output = original(scheduler, *args, **options)
+        step.call, step.num_steps = step.num_steps, step.num_steps + 1
         note(
             "schedule",
             start_ns,

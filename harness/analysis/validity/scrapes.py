@@ -1,0 +1,74 @@
+"""What the scrapes of a run say of its validity: whether they are there, and what the server counted.
+
+Definitions: docs/method.md, "A run and its invariants".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from harness.analysis.validity.stalls import limits_of
+from harness.clock import NS_PER_S
+from harness.records import Finding, Manifest
+from harness.records.manifest import invalid, warning
+from harness.records.schema import rows_where, values_of
+
+if TYPE_CHECKING:
+    from harness.analysis.logs.derive import Derived
+
+CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
+MOVED_COUNTER = "emulator:schedule_moved_seconds_total"
+NOTICED_MOVED_SHARE = 0.01
+
+
+def counter_increment(metrics: pa.Table, name: str) -> float | None:
+    """Last minus first scraped value of a counter, summed over its labels; None unless scraped before and after.
+
+    NaN and infinity are no values.
+    """
+    by_scrape: dict[int, float] = {}
+    reasons: dict[int, str] = {}
+    for scrape, reason, value in values_of(rows_where(metrics, "name", name), "scrape", "reason", "value"):
+        by_scrape[scrape] = by_scrape.get(scrape, 0.0) + value
+        reasons[scrape] = reason
+    before = [scrape for scrape, reason in reasons.items() if reason == "before"]
+    after = [scrape for scrape, reason in reasons.items() if reason == "after"]
+    increment = by_scrape[max(after)] - by_scrape[min(before)] if before and after else math.nan
+    return increment if math.isfinite(increment) else None
+
+
+def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether the scrapes could be read."""
+    if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
+        is_needed = limits_of(manifest).needs_metrics
+        yield (invalid if is_needed else warning)(
+            "metrics-missing",
+            f"none of {derived.num_scrapes} scrapes has a readable body with samples",
+            "Set limits.needs_metrics = false to measure without" if is_needed else "",
+        )
+    elif derived.num_failed_scrapes:
+        evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
+        yield warning("scrape-failed", evidence)
+
+
+def check_moved_schedule(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether stalls of an emulator's host moved its schedule: then its steps are not those of the modelled server."""
+    moved_s = counter_increment(derived.tables["metrics"], MOVED_COUNTER)
+    begin_ns, end_ns = (manifest.timings.get(name) for name in ("replay_start_ns", "replay_end_ns"))
+    if not moved_s or begin_ns is None or end_ns is None:
+        return
+    span_s = (end_ns - begin_ns) / NS_PER_S
+    share, limit = moved_s / span_s if span_s > 0 else math.inf, limits_of(manifest).schedule_moved_share
+    if share < min(NOTICED_MOVED_SHARE, limit):
+        return
+    yield (invalid if share >= limit else warning)(
+        "schedule-moved",
+        f"the emulator's host stalled: its schedule moved by {moved_s:.3f} of {span_s:.3f} model s ({share:.1%}); "
+        f"from {limit:.1%} on a run is INVALID",
+        "Run on an idler machine or with a smaller time_scale (lines of [EMULATOR] in server.log say when), or raise "
+        "limits.schedule_moved_share and say so",
+    )
