@@ -14,6 +14,7 @@ is a row with a status, not an exception.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -29,6 +30,25 @@ class ExitCode(IntEnum):
     RULE_FAILED = 4
     CANNOT_TELL = 5
     INTERRUPTED = 130
+
+
+MAX_ERROR_CHARS = 300
+MAX_LINE_CHARS = 4_000
+# Control characters, escapes included, and surrogates: a server's text must not control a terminal.
+NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
+    """A server's text on one line, safe for any terminal and table: unprintable characters are escaped."""
+    if text.isalnum() and len(text) <= max_chars:
+        return text
+    line = NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
+def printable_lines(text: str) -> str:
+    """Untrusted text for a stream without markup, line by line."""
+    return "\n".join(printable(line, MAX_LINE_CHARS) for line in text.split("\n"))
 
 
 def in_one_line(error: BaseException) -> str:

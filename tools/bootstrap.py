@@ -20,7 +20,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-OLDEST, NEWEST = (3, 10), (3, 14)
+OLDEST, NEWEST = (3, 10), (3, 13)
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = {"runtime": ROOT / "requirements.lock", "dev": ROOT / "requirements-dev.lock"}
 MARKER = "rbln-harness.json"

@@ -15,15 +15,24 @@ import resource
 import sys
 from typing import NoReturn
 
-from harness.errors import ExitCode, HarnessError
+from harness.errors import ExitCode, HarnessError, printable_lines
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 # What a person's own limits (ulimit) or an exhausted machine answer with.
 _LIMIT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG}
 _NO_ROOM = (
     *("can't start new thread", "failed to map segment", "cannot allocate memory", "out of memory"),
-    *("could not find/load shared object", "too many open files"),
+    *(
+        "could not find/load shared object",
+        "too many open files",
+        "without setting an exception",
+        "without exception set",
+    ),
 )
+# Freed before a refusal is reported, so that there is memory to report it with.
+_RESERVE_BYTES = 1 << 20
+# Address space that numpy takes with one thread of OpenBLAS and its buffer: 120 MiB, and room for the rest.
+_BLAS_BYTES = 144 << 20
 
 # What an ASCII terminal shows instead of the other letters of the tables.
 _IN_ASCII = {
@@ -36,8 +45,6 @@ _IN_ASCII = {
     "\u03c4": "tau",
     "\u2192": "->",
 }
-# Address space that numpy takes with one thread of OpenBLAS and its buffer: 120 MiB, and room for the rest.
-_BLAS_BYTES = 144 << 20
 
 
 def print_version() -> None:
@@ -47,36 +54,14 @@ def print_version() -> None:
     print(f"rbln-harness {__version__}")
 
 
-def _print_error(message: str) -> None:
-    from harness.cli.terminal import printable_lines
-
-    print(f"harness: {printable_lines(message)}", file=sys.stderr)
-
-
 def _fail(message: str, code: ExitCode) -> NoReturn:
-    _print_error(message)
+    print(f"harness: {printable_lines(message)}", file=sys.stderr)
     raise SystemExit(int(code))
-
-
-def _fail_limited(error: BaseException) -> NoReturn:
-    """One line for what a limit of memory, files, file size or threads refused."""
-    what = str(error).partition("\n")[0] or "not enough memory"
-    _print_error(f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run")
-    if _is_memory_limited():
-        # Libraries that were refused memory may crash when the interpreter takes them down.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(ExitCode.HARNESS_FAULT))
-    raise SystemExit(int(ExitCode.HARNESS_FAULT))
-
-
-def _is_memory_limited() -> bool:
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _take_blas_memory() -> None:
     """Under a limit of memory, let numpy's BLAS take its buffer while there is room: without, it tries for ever."""
-    if not _is_memory_limited():
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     mmap.mmap(-1, _BLAS_BYTES).close()
@@ -103,20 +88,27 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def _has_no_room(error: BaseException) -> bool:
-    return any(words in str(error).lower() for words in _NO_ROOM)
+def _report_refusal(error: Exception) -> NoReturn:
+    """One line for what the system or a limit refused; raises ``error`` again where it is something else.
 
-
-def _fail_refused(error: OSError) -> NoReturn:
-    """One line for what the operating system refused; raises ``error`` again where no person can act on it."""
-    if error.errno in _LIMIT_ERRORS or _has_no_room(error):
-        _fail_limited(error)
-    if error.errno == errno.ENAMETOOLONG:
+    It imports nothing: there may be no memory left.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    words = str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or number in _LIMIT_ERRORS or any(text in words.lower() for text in _NO_ROOM):
+        what = words or "not enough memory"
+        line = f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
+        # What a progress bar put in place of standard error may still be there.
+        print(f"harness: {printable_lines(line)}", file=sys.__stderr__ or sys.stderr, flush=True)
+        # Libraries that were refused memory may crash when the interpreter takes them down.
+        os._exit(int(ExitCode.HARNESS_FAULT))
+    if isinstance(error, OSError) and number == errno.ENAMETOOLONG:
         _fail(f"{str(error.filename)[:60]}...: the name is too long for a file. Check it", ExitCode.BAD_SPEC)
-    if error.errno not in _DISK_ERRORS:
-        raise error
-    where = f"{error.filename}: " if error.filename else ""
-    _fail(f"{where}{error.strerror}. Free some space or choose a folder you may write to", ExitCode.HARNESS_FAULT)
+    if isinstance(error, OSError) and number in _DISK_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        hint = "Free some space or choose a folder you may write to"
+        _fail(f"{where}{error.strerror}. {hint}", ExitCode.HARNESS_FAULT)
+    raise error
 
 
 def _prepare_process() -> None:
@@ -147,7 +139,9 @@ def _call_command() -> None:
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
     _prepare_process()
+    reserve = bytearray()
     try:
+        reserve = bytearray(_RESERVE_BYTES)
         _call_command()
     except HarnessError as error:
         _fail(str(error), error.exit_code)
@@ -156,16 +150,6 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
-    except MemoryError as error:
-        _fail_limited(error)
-    except SystemError:
-        # An interpreter without room for an exception returns an error and sets none.
-        if not _is_memory_limited():
-            raise
-        _fail_limited(MemoryError())
-    except (RuntimeError, ImportError) as error:
-        if not _has_no_room(error):
-            raise
-        _fail_limited(error)
-    except OSError as error:
-        _fail_refused(error)
+    except (MemoryError, SystemError, RuntimeError, ImportError, OSError) as error:
+        reserve.clear()
+        _report_refusal(error)

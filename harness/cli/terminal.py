@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from harness.errors import MAX_LINE_CHARS, NOT_PRINTABLE, printable, printable_lines
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from harness.table import Table, TableForm
 
-MAX_CHARS = 4_000
 # Where output goes to a file or a pipe, nothing needs to fit a screen.
 PIPE_WIDTH = 200
 
@@ -84,25 +84,14 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 def printable_drawing(text: str) -> str:
     """A drawn table with untrusted text in it: spaces stay, control characters are escaped."""
-    from harness.client.answer import NOT_PRINTABLE
-
     return "\n".join(NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], line) for line in text.split("\n"))
-
-
-def printable_lines(text: str) -> str:
-    """Untrusted text for a stream without markup, line by line."""
-    from harness.client.answer import printable
-
-    return "\n".join(printable(line, MAX_CHARS) for line in text.split("\n"))
 
 
 def escape_markup(text: object) -> str:
     """Untrusted text as part of a rich text, on one line."""
     from rich.markup import escape
 
-    from harness.client.answer import printable
-
-    shown = escape(printable(str(text), MAX_CHARS))
+    shown = escape(printable(str(text), MAX_LINE_CHARS))
     # A backslash at the end would escape the markup that follows.
     return f"{shown} " if shown.endswith("\\") else shown
 

@@ -6,17 +6,17 @@ from usage. There is no socket and no clock here.
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeAlias
 
 import pydantic_core
+
+from harness.errors import MAX_ERROR_CHARS, printable
 
 # Lower statuses of HTTP are not the answer yet (100 Continue).
 MIN_FINAL_STATUS = 200
 EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
-MAX_ERROR_CHARS = 300
 # Bytes kept of the body of an error response, for the row.
 MAX_ERROR_BYTES = 64 << 10
 MAX_ID_CHARS = 256
@@ -26,8 +26,6 @@ COUNT_BITS = 31
 # Far more than 100,000 tokens, or the ids of as long a prompt, take.
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
-# Control characters, escapes included, and surrogates: a server's text must not control a terminal.
-NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # In place of a missing kernel stamp.
 NO_KERNEL_STAMP = -1
 _from_json: Any = pydantic_core.from_json
@@ -284,14 +282,6 @@ def scan_json(text: bytes | bytearray) -> Any:
     deep nesting.
     """
     return _from_json(text, allow_inf_nan=False, cache_strings="keys")
-
-
-def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
-    """A server's text on one line, safe for any terminal and table: unprintable characters are escaped."""
-    if text.isalnum() and len(text) <= max_chars:
-        return text
-    line = NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
-    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
 def error_message(document: dict[str, Any]) -> str:

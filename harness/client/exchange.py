@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import httptools
 
-from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece, printable
+from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece
 from harness.client.rows import ABSENT
 from harness.client.target import Endpoint
+from harness.errors import printable
 
 MAX_HEAD_BYTES = 64 << 10
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from harness.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
 from harness.client.exchange import Exchange
 from harness.client.rows import ABSENT
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from harness.errors import printable
 from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from harness.server.provenance import (
 
 GIB = 1 << 30
 HARNESS = "rbln-harness"
-PYTHON_RANGE = ((3, 10), (3, 14))
+PYTHON_RANGE = ((3, 10), (3, 13))
 GOOD_CLOCK_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 # The kernel enables receive stamps shortly after the first socket asks, so the first segments may have none.
 STAMP_ATTEMPTS = 50

@@ -49,6 +49,33 @@ def test_a_limit_of_the_shell_is_one_line(tmp_path: Path, limit: int, value: int
     assert store.sealed() == []
 
 
+# Starts a command in an interpreter that may take no more than so much memory beyond what it has.
+TIGHT = """
+import re, resource, sys
+import harness.cli
+in_use = int(re.search("VmSize:\\s+([0-9]+)", open("/proc/self/status").read())[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (in_use + int(sys.argv[1]),) * 2)
+sys.argv = ["harness", "run", "small.toml"]
+harness.cli.main()
+"""
+
+
+@pytest.mark.parametrize("kib", [0, 400, 1600, 3200, 6400, 12_800, 51_200, 102_400, 150_000])
+def test_a_refusal_needs_no_memory_to_be_reported(tmp_path: Path, kib: int) -> None:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    done = subprocess.run(
+        [sys.executable, "-c", TIGHT, str(kib << 10)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("harness: this machine or its limits")
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
 def test_the_command_line_loads_no_heavy_package_before_a_command_does() -> None:
     """Where memory is limited, loading one may fail: only a command's errors become one line."""
     heavy = ("pyarrow", "numpy", "pydantic", "duckdb", "scipy", "matplotlib")

@@ -127,7 +127,7 @@ def test_a_busy_port_is_one_line_and_a_failure() -> None:
         (["--max-num-seqs", "0"], "max_num_seqs"),
         (["--time-scale", "0"], "time_scale"),
         (["--fault", "explode"], "unknown fault 'explode'"),
-        (["--config", "/nonexistent.json"], "/nonexistent.json"),
+        (["--config", "no-such-folder/config.json"], "no-such-folder/config.json"),
     ],
 )
 def test_a_bad_flag_is_named(flags: list[str], named: str) -> None:
@@ -140,13 +140,20 @@ def test_a_bad_flag_is_named(flags: list[str], named: str) -> None:
     [
         (["--decode-buckets", "1,2,x"], "server.decode_buckets"),
         (["--cost-model", "no-such-model"], "no-such-model"),
-        (["--trace", "/nonexistent/trace.jsonl"], "/nonexistent/trace.jsonl"),
     ],
 )
 def test_a_bad_configuration_is_one_line_that_names_it(flags: list[str], named: str) -> None:
     code, text = run_to_exit("--port", "0", *flags)
     assert code == 2
     assert named in text
+    assert text.count("\n") == 1
+
+
+def test_a_trace_that_cannot_be_written_is_one_line_that_names_it(tmp_path: Path) -> None:
+    trace = str(tmp_path / "missing" / "trace.jsonl")
+    code, text = run_to_exit("--port", "0", "--trace", trace)
+    assert code == 2
+    assert trace in text
     assert text.count("\n") == 1
 
 

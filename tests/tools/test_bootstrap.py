@@ -53,7 +53,7 @@ def test_an_unsupported_python_named_by_hand_is_one_line(
 ) -> None:
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 18))
     with pytest.raises(
-        SystemExit, match=r"^set-up: Python 3\.9 .* is not supported: 3\.10 to 3\.14 are\. Name another"
+        SystemExit, match=r"^set-up: Python 3\.9 .* is not supported: 3\.10 to 3\.13 are\. Name another"
     ):
         bootstrap.use_a_supported_python(False)
 

@@ -102,6 +102,12 @@ def test_the_thirteen_experiments_of_the_paper_and_the_effects_are_there() -> No
     assert named >= {"effects", "neighbours", "duet"}
 
 
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_experiment_ships_the_replicates_that_its_rules_need(name: str) -> None:
+    spec = load_experiment(find_shipped("experiments", name, what=""))
+    assert [rule for rule in spec.rules if load_rule(rule).min_replicates > spec.replicates] == []
+
+
 # 1 and 2: alignment and bucket intervention.
 
 
