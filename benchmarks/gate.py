@@ -21,7 +21,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled.records import Records
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
-from harness.judge.decisions.across import Value
+from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
 from harness.judge.planning.power import superiority_power
 from harness.records.manifest import Manifest

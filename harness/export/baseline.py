@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import RecordsError, SpecError, in_one_line
-from harness.judge.decisions.across import Value
+from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
 from harness.outputs import write_text
 from harness.records import SealedRun, layout

@@ -8,15 +8,14 @@ Definitions: docs/method.md, "Comparing any conditions".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import RunFigures, cells, run_figures, same
-from harness.analysis.serving import latencies
 from harness.analysis.stats import (
     MIN_REPLICATES,
     Estimate,
@@ -24,12 +23,10 @@ from harness.analysis.stats import (
     contrast,
     grouped,
     holm,
-    log_mean_values,
     paired,
-    quantile,
 )
-from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, Measure, Value, log_values
 from harness.judge.decisions.answer import AnswerVerdict, source_of, verdict_of
 from harness.records import SealedRun, origin_of
 from harness.table import Cell, Table, table_of
@@ -66,48 +63,7 @@ class Side:
         return all(run.manifest.kind.is_virtual for run in self.runs)
 
 
-class Value(NamedTuple):
-    """One run's figure: an amount, and of how many units. Ratios are of the sums of both."""
-
-    amount: float
-    units: float = 1.0
-
-
-def log_means(values: Sequence[Value]) -> FloatArray:
-    """Values whose mean is the log of the ratio of the sums."""
-    return log_mean_values([value.amount for value in values], [value.units for value in values])
-
-
-def percentile_ms(run: SealedRun, of: str, q: float) -> Value | None:
-    """A percentile of a latency over the requests of a run."""
-    values = getattr(latencies(run), of)
-    values = values[~np.isnan(values)]
-    return Value(quantile(values, q) / NS_PER_MS) if len(values) else None
-
-
-def _tokens_per_s(run: SealedRun) -> Value | None:
-    observed = latencies(run)
-    return Value(int(observed.tokens.sum()) / observed.span_ns * NS_PER_S) if observed.span_ns else None
-
-
-def _cost_per_token(run: SealedRun, cost_ns: int | None) -> Value | None:
-    tokens = run_figures(run).generated_tokens
-    return None if cost_ns is None or not tokens else Value(cost_ns / NS_PER_S, tokens)
-
-
-# Costs are compared per generated token, since sides may have done other work.
-COSTS: Mapping[str, Callable[[SealedRun], Value | None]] = {
-    "A_s_per_token": lambda run: _cost_per_token(run, run_figures(run).a_ns),
-    "B_s_per_token": lambda run: _cost_per_token(run, run_figures(run).b_ns),
-}
-SIMULATED_COST = "cost_s_per_token"
-FELT: Mapping[str, Callable[[SealedRun], Value | None]] = {
-    "ttft_p50_ms": lambda run: percentile_ms(run, "ttft_ns", 0.5),
-    "itl_p50_ms": lambda run: percentile_ms(run, "itl_ns", 0.5),
-    "e2e_p50_ms": lambda run: percentile_ms(run, "e2e_ns", 0.5),
-    "tokens_per_s": _tokens_per_s,
-}
-MEASURES = {**COSTS, SIMULATED_COST: COSTS["B_s_per_token"], **FELT}
+BY_COLUMN = {measure.column: measure for measure in MEASURES.values()}
 
 
 def pairs_of(sides: Sequence[Side], baselines: Sequence[Side] = ()) -> list[tuple[Side, Side]]:
@@ -194,7 +150,7 @@ def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: boo
     is_baseline: whether the other benchmark's results are the baseline. Raises SpecError where no measure is shared.
     """
     pairs = [(side, peer) if is_baseline else (peer, side) for side in sides]
-    rows = [row for pair in pairs for measure in FELT for row in _row(*pair, measure)]
+    rows = [row for pair in pairs for measure in MEASURES.values() for row in _row(*pair, measure)]
     if not rows:
         raise SpecError(
             "its records share no figure with the runs", where=peer.name, hint="Compare runs that stream their answers"
@@ -228,28 +184,29 @@ def _table(name: str, of: str, pairing: str, rows: Sequence[dict[str, Any]], ori
     return table_of(name, caption, rows, origin)
 
 
-def _measures(side: Side, base: Side) -> Sequence[str]:
+def _measures(side: Side, base: Side) -> list[Measure]:
     """A and B of a simulation are the same cost, and compared once."""
-    return (*([SIMULATED_COST] if side.is_simulated and base.is_simulated else COSTS), *FELT)
+    left_out = OF_SERVERS if side.is_simulated and base.is_simulated else OF_SIMULATIONS
+    return [measure for name, measure in MEASURES.items() if name not in left_out]
 
 
-def _verdict(measure: str, ratio: float, p: float) -> str:
+def _verdict(column: str, ratio: float, p: float) -> str:
     verdict = verdict_of(ratio, p)
-    if measure in FELT and verdict is not AnswerVerdict.NO_DIFFERENCE:
-        return "lower" if ratio < 1 else "higher"
-    return verdict.value
+    if verdict is AnswerVerdict.NO_DIFFERENCE:
+        return verdict.value
+    return BY_COLUMN[column].words[ratio > 1]
 
 
-def _row(side: Side | PeerSide, base: Side | PeerSide, measure: str) -> Iterator[dict[str, Any]]:
+def _row(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Iterator[dict[str, Any]]:
     """The comparison in one measure; nothing where a side has no value of it."""
     pairs = _paired_runs(side, base) if isinstance(side, Side) and isinstance(base, Side) else []
     is_paired = len(pairs) == min(len(side.runs), len(base.runs))
     runs = list(zip(*pairs, strict=True)) if is_paired else [side.runs, base.runs]
     values = [[_value(run, measure) for run in group] for group in runs]
-    known = [[value for value in group if value is not None and value.amount > 0] for group in values]
+    known = [[value for value in group if value is not None and measure.has_ratio(value)] for group in values]
     if not known[0] or not known[1] or (is_paired and list(map(len, known)) != list(map(len, values))):
         return
-    logs = [log_means(group) for group in known]
+    logs = [log_values(group) for group in known]
     figures = [[run_figures(run) for run in group if isinstance(run, SealedRun)] for group in runs]
     estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if is_paired else _welch(*logs)
     interval = None if estimate is None else estimate.interval()
@@ -258,7 +215,7 @@ def _row(side: Side | PeerSide, base: Side | PeerSide, measure: str) -> Iterator
     yield {
         "condition": side.name,
         "baseline": base.name,
-        "measure": measure,
+        "measure": measure.column,
         "paired": is_paired,
         **(_same_devices(figures, is_paired=is_paired) if all(figures) else {}),
         "runs": f"{len(logs[0])}:{len(logs[1])}",
@@ -275,8 +232,8 @@ def _row(side: Side | PeerSide, base: Side | PeerSide, measure: str) -> Iterator
     }
 
 
-def _value(run: SealedRun | Mapping[str, Value], measure: str) -> Value | None:
-    return MEASURES[measure](run) if isinstance(run, SealedRun) else run.get(measure)
+def _value(run: SealedRun | Mapping[str, Value], measure: Measure) -> Value | None:
+    return measure.of(run) if isinstance(run, SealedRun) else run.get(measure.column)
 
 
 def _paired_runs(side: Side, base: Side) -> list[tuple[SealedRun, SealedRun]]:

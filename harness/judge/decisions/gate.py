@@ -10,24 +10,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
-from harness.analysis.figures import place_of, run_figures
+from harness.analysis.figures import place_of
 from harness.analysis.serving import latencies
 from harness.analysis.stats import (
-    MIN_BEYOND,
     MIN_REPLICATES,
     Estimate,
     FloatArray,
     grouped,
     holm,
 )
-from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.judge.decisions.across import COSTS, Value, log_means, percentile_ms
+from harness.judge.compare.measures import MEASURES, Kind, Measure, Value, log_values
 from harness.judge.decisions.decide import one_sided_p
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.records import SealedRun, origin_of
@@ -47,58 +44,8 @@ class GateVerdict(str, Enum):
     CANNOT_TELL = "cannot tell"
 
 
-class GateFigure(NamedTuple):
-    """A figure that is judged. A higher value is worse.
-
-    limit: the largest accepted ratio to the baseline, unless the user gives another. is_sum: its ratio is of sums over
-    runs. quantile: over the requests of a run; None for other figures.
-    """
-
-    name: str
-    meaning: str
-    limit: float
-    of: Callable[[SealedRun], Value | None]
-    is_sum: bool = False
-    quantile: float | None = None
-
-    @property
-    def requests_needed(self) -> int:
-        """Requests a side from which on the figure is judged: MIN_BEYOND beyond a quantile."""
-        return 1 if self.quantile is None else round(MIN_BEYOND / (1 - self.quantile))
-
-
-def _ttft(q: float) -> Callable[[SealedRun], Value | None]:
-    return lambda run: percentile_ms(run, "ttft_ns", q)
-
-
-def _tpot(run: SealedRun) -> Value | None:
-    values = latencies(run).tpot_ns
-    values = values[~np.isnan(values)]
-    return Value(float(values.mean()) / NS_PER_MS) if len(values) else None
-
-
-def _reuse(run: SealedRun) -> Value | None:
-    figures = run_figures(run)
-    computed = figures.computed_prefill_tokens
-    return None if computed is None else Value(computed, figures.num_requests)
-
-
-def _padding(run: SealedRun) -> Value | None:
-    padded, slots = run_figures(run).padding
-    return Value(slots, slots - padded) if slots > padded else None
-
-
-FIGURES: Mapping[str, GateFigure] = {
-    figure.name: figure
-    for figure in (
-        GateFigure("cost", "time in flight (B) per generated token, s", 1.01, COSTS["B_s_per_token"], is_sum=True),
-        GateFigure("ttft_p50", "median time to first token, ms", 1.05, _ttft(0.5), quantile=0.5),
-        GateFigure("ttft_p99", "p99 of the time to first token, ms", 1.10, _ttft(0.99), quantile=0.99),
-        GateFigure("tpot", "mean time per output token, ms", 1.01, _tpot),
-        GateFigure("reuse", "prompt tokens computed per request (less reuse: more)", 1.01, _reuse, is_sum=True),
-        GateFigure("padding", "decode slots per occupied slot (more padding: more)", 1.01, _padding, is_sum=True),
-    )
-}
+# The figures that are judged unless the user names others: a higher value is worse.
+FIGURES: Mapping[str, Measure] = {name: measure for name, measure in MEASURES.items() if measure.limit is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +99,9 @@ def gate_policy(
         if name not in FIGURES:
             raise SpecError(f"{name!r} is no figure of the gate", where="gate", hint=f"Use {', '.join(FIGURES)}")
     wanted = [name for name in FIGURES if not figures or name in figures or name in given]
-    return GatePolicy({name: given.get(name, FIGURES[name].limit) for name in wanted}, bool(figures), alpha, power)
+    return GatePolicy(
+        {name: given.get(name, FIGURES[name].limit or 1.0) for name in wanted}, bool(figures), alpha, power
+    )
 
 
 def _threshold(text: str) -> tuple[str, float]:
@@ -259,7 +208,7 @@ def _is_known(pair: _Pair, name: str) -> bool:
     return any(run.values.get(name) is not None for run in pair)
 
 
-def _test(condition: str, figure: GateFigure, pairs: Sequence[_Pair], policy: GatePolicy, family: int) -> GateTest:
+def _test(condition: str, figure: Measure, pairs: Sequence[_Pair], policy: GatePolicy, family: int) -> GateTest:
     """The figure with both p-values: a pass, or "cannot tell" until p is adjusted over all figures."""
     values = [(new.values.get(figure.name), base.values.get(figure.name)) for new, base in pairs]
     known = [(new, base) for new, base in values if new and base and new.amount > 0 and base.amount > 0]
@@ -285,11 +234,11 @@ def _test(condition: str, figure: GateFigure, pairs: Sequence[_Pair], policy: Ga
     return _with_interval(empty, estimate, policy, family)
 
 
-def _log_ratios(figure: GateFigure, known: Sequence[tuple[Value, Value]]) -> FloatArray:
+def _log_ratios(figure: Measure, known: Sequence[tuple[Value, Value]]) -> FloatArray:
     """A log ratio of each pair; of sums their mean is that of the sums, as in ``harness compare``."""
     new, base = ([pair[side] for pair in known] for side in (0, 1))
-    if figure.is_sum:
-        return log_means(new) - log_means(base)
+    if figure.kind is Kind.SUM:
+        return log_values(new) - log_values(base)
     return np.log([value.amount for value in new]) - np.log([value.amount for value in base])
 
 

@@ -21,7 +21,7 @@ from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import cells, same
 from harness.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.errors import SpecError
-from harness.judge.decisions.across import log_means
+from harness.judge.compare.measures import Kind, log_values
 from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, gate_policy, gate_run, judge
 from harness.records import SealedRun, layout, origin_of
 from harness.records.manifest import table_at
@@ -254,7 +254,7 @@ def _point(one: Placed, runs: Sequence[GateRun], figure: str) -> HistoryPoint | 
     values = [value for run in runs if (value := run.values.get(figure)) is not None and value.amount > 0]
     if len(values) < len(runs) or not values:
         return None
-    logs = log_means(values) if FIGURES[figure].is_sum else np.log([value.amount for value in values])
+    logs = log_values(values) if FIGURES[figure].kind is Kind.SUM else np.log([value.amount for value in values])
     estimate = estimate_of(logs.tolist(), list(runs))
     interval = None if estimate is None else estimate.interval()
     return HistoryPoint(one.place, one.date, one.release, len(runs), math.exp(float(logs.mean())), interval)

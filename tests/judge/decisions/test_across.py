@@ -9,6 +9,7 @@ import pytest
 
 from harness.analysis.stats import holm, t_quantile, t_tail
 from harness.errors import SpecError
+from harness.judge.compare.measures import MEASURES
 from harness.judge.decisions.across import Side, compare_all, pairs_of
 from harness.judge.decisions.answer import main_answers
 from harness.judge.summary import summarise
@@ -32,13 +33,7 @@ def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tm
     assert all(row["paired"] and row["ratio"] == pytest.approx(1) and row["p_holm"] == 1 for row in same)
     assert not any(row["paired"] for row in rows if row["condition"] == other.name)
     # Both channels of a simulation are the same cost: it is one hypothesis.
-    assert [row["measure"] for row in same] == [
-        "cost_s_per_token",
-        "ttft_p50_ms",
-        "itl_p50_ms",
-        "e2e_p50_ms",
-        "tokens_per_s",
-    ]
+    assert [row["measure"] for row in same] == [one.column for one in MEASURES.values() if one.name not in ("A", "B")]
 
 
 def test_a_side_with_further_plans_is_paired_by_those_that_both_replayed(tmp_path: Path) -> None:

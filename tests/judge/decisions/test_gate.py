@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.judge.decisions.across import Value
+from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge
 from harness.judge.planning.power import superiority_power
 from harness.records import SealedRun

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.judge.decisions.across import Value
+from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import GateRun
 from harness.judge.decisions.releases import MIN_POINTS, Placed, change_points, histories
 from harness.records.manifest import Manifest

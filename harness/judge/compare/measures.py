@@ -1,0 +1,215 @@
+"""Every measure in which conditions are compared. Adding a measure is a row of ``MEASURES``.
+
+Compare, gate, history, the comparison of releases and the tables for other programs take their figures from here.
+Definitions: docs/method.md, "Measures".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.analysis.figures import run_figures
+from harness.analysis.serving import latencies
+from harness.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.records import SealedRun
+
+
+class Value(NamedTuple):
+    """One run's figure: an amount, and of how many units. Ratios are of the sums of both."""
+
+    amount: float
+    units: float = 1.0
+
+
+class Kind(str, Enum):
+    """How the figure of several runs is made of theirs."""
+
+    SUM = "ratio of sums"
+    MEAN = "mean over runs"
+    QUANTILE = "mean over runs of each run's quantile"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure of a run.
+
+    name: as users ask for it. column: the name with its unit, as tables have it. of: None where the run does not show
+    it. is_lower_better: which way is better. words: what a shown ratio below and above 1 is called. quantile: over the
+    requests of a run. limit: the largest ratio to a baseline that ``harness gate`` accepts unless the user gives
+    another; None: judged only when it is named. least: no run can have less; there a value has no meaning.
+    """
+
+    name: str
+    column: str
+    meaning: str
+    of: Callable[[SealedRun], Value | None]
+    kind: Kind = Kind.MEAN
+    is_lower_better: bool = True
+    words: tuple[str, str] = ("lower", "higher")
+    quantile: float | None = None
+    limit: float | None = None
+    least: float = 0.0
+
+    @property
+    def requests_needed(self) -> int:
+        """Requests a side from which on it is judged: MIN_BEYOND beyond a quantile."""
+        return 1 if self.quantile is None else round(MIN_BEYOND / (1 - self.quantile))
+
+    def has_ratio(self, value: Value | None) -> bool:
+        """Whether a value can stand in a ratio: it is known, above 0 and not below what a run can have."""
+        return value is not None and value.amount > 0 and value.units > 0 and value.amount / value.units >= self.least
+
+
+def log_values(values: Sequence[Value]) -> FloatArray:
+    """Values, one a run, whose mean is ln(sum of amounts / sum of units) and whose spread gives its error."""
+    return log_mean_values([value.amount for value in values], [value.units for value in values])
+
+
+def value_over(measure: Measure, runs: Iterable[SealedRun]) -> float | None:
+    """The measure over several runs, as its kind says; None where a run does not show it, or there is none."""
+    values = [measure.of(run) for run in runs]
+    known = [value for value in values if value is not None]
+    units = sum(value.units for value in known)
+    return sum(value.amount for value in known) / units if known and len(known) == len(values) and units else None
+
+
+def _percentile(of: str, q: float) -> Callable[[SealedRun], Value | None]:
+    """A percentile of a latency over the requests of a run, ms."""
+
+    def value(run: SealedRun) -> Value | None:
+        values: FloatArray = getattr(latencies(run), of)
+        values = values[~np.isnan(values)]
+        return Value(quantile(values, q) / NS_PER_MS) if len(values) else None
+
+    return value
+
+
+def _a(run: SealedRun) -> Value | None:
+    return _per_token(run, run_figures(run).a_ns)
+
+
+def _b(run: SealedRun) -> Value | None:
+    return _per_token(run, run_figures(run).b_ns)
+
+
+def _per_token(run: SealedRun, cost_ns: int | None) -> Value | None:
+    tokens = run_figures(run).generated_tokens
+    return None if cost_ns is None or not tokens else Value(cost_ns / NS_PER_S, tokens)
+
+
+def _tpot(run: SealedRun) -> Value | None:
+    values = latencies(run).tpot_ns
+    values = values[~np.isnan(values)]
+    return Value(float(values.mean()) / NS_PER_MS) if len(values) else None
+
+
+def _tokens_per_s(run: SealedRun) -> Value | None:
+    observed = latencies(run)
+    return Value(int(observed.tokens.sum()) / observed.span_ns * NS_PER_S) if observed.span_ns else None
+
+
+def _reuse(run: SealedRun) -> Value | None:
+    figures = run_figures(run)
+    computed = figures.computed_prefill_tokens
+    return None if computed is None else Value(computed, figures.num_requests)
+
+
+def _padding(run: SealedRun) -> Value | None:
+    padded, slots = run_figures(run).padding
+    return Value(slots, slots - padded) if slots > padded else None
+
+
+COST_WORDS = ("cheaper", "dearer")
+# Costs are per generated token, since the sides may have done other work.
+MEASURES: Mapping[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        Measure(
+            "A",
+            "A_s_per_token",
+            "modelled device time (A) per generated token, s",
+            _a,
+            Kind.SUM,
+            words=COST_WORDS,
+        ),
+        Measure(
+            "B",
+            "B_s_per_token",
+            "time in flight (B) per generated token, s",
+            _b,
+            Kind.SUM,
+            words=COST_WORDS,
+        ),
+        Measure(
+            "cost",
+            "cost_s_per_token",
+            "time in flight (B) per generated token, s",
+            _b,
+            Kind.SUM,
+            words=COST_WORDS,
+            limit=1.01,
+        ),
+        Measure(
+            "ttft_p50",
+            "ttft_p50_ms",
+            "median time to first token, ms",
+            _percentile("ttft_ns", 0.5),
+            Kind.QUANTILE,
+            quantile=0.5,
+            limit=1.05,
+        ),
+        Measure(
+            "ttft_p99",
+            "ttft_p99_ms",
+            "p99 of the time to first token, ms",
+            _percentile("ttft_ns", 0.99),
+            Kind.QUANTILE,
+            quantile=0.99,
+            limit=1.10,
+        ),
+        Measure("tpot", "tpot_ms", "mean time per output token, ms", _tpot, limit=1.01),
+        Measure(
+            "itl_p50",
+            "itl_p50_ms",
+            "median time between tokens, ms",
+            _percentile("itl_ns", 0.5),
+            Kind.QUANTILE,
+            quantile=0.5,
+        ),
+        Measure(
+            "e2e_p50",
+            "e2e_p50_ms",
+            "median time of a whole answer, ms",
+            _percentile("e2e_ns", 0.5),
+            Kind.QUANTILE,
+            quantile=0.5,
+        ),
+        Measure("tokens", "tokens_per_s", "generated tokens per second", _tokens_per_s, is_lower_better=False),
+        Measure(
+            "reuse",
+            "computed_tokens_per_request",
+            "prompt tokens computed per request (less reuse: more)",
+            _reuse,
+            Kind.SUM,
+            limit=1.01,
+        ),
+        Measure(
+            "padding",
+            "slots_per_occupied_slot",
+            "decode slots per occupied slot (more padding: more)",
+            _padding,
+            Kind.SUM,
+            limit=1.01,
+            least=1.0,
+        ),
+    )
+}
+# A and B of a simulation are the same cost.
+OF_SIMULATIONS = ("cost",)
+OF_SERVERS = ("A", "B")
