@@ -136,6 +136,18 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     return store.sealed_runs(runs, address)
 
 
+def note_look(sealed: Sequence[SealedRun], by: str) -> None:
+    """Add a look at frozen runs to their ledger; says on standard error where that cannot be done.
+
+    by: the command.
+    """
+    if any(run.manifest.preregistration is not None for run in sealed):
+        from harness.prereg.judge import record_look
+
+        if problem := record_look(sealed, by):
+            print(problem, file=sys.stderr)
+
+
 def store_at(runs: Path) -> RunStore:
     """``harness.records.store.store_at``, imported when it is called."""
     from harness.records import store
@@ -147,6 +159,7 @@ def valid_runs(address: str, runs: Path) -> list[SealedRun]:
     """The valid runs of an experiment, a condition or one run; INVALID ones are named on standard error."""
     experiment, label = _experiment_and_label(address.rstrip("/"), runs)
     sealed = sealed_runs(runs, experiment)
+    note_look(sealed, "gate or export")
     named = [run for run in sealed if label in ("", run.condition, run.label)]
     for run in named:
         if not run.is_valid:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, TableFormOption, complete_sealed, valid_runs
+from harness.cli.addresses import RunsOption, TableFormOption, complete_sealed, note_look, valid_runs
 from harness.cli.terminal import print_tables, terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
@@ -118,6 +118,7 @@ def _by_pair(table: Table) -> list[Table]:
 
 def sides_at(address: str, runs: Path) -> list[Side]:
     """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
+    from harness.analysis.stats import grouped
     from harness.judge.decisions.across import Side
     from harness.records import RunStore
     from harness.records.store import sealed_runs
@@ -130,10 +131,13 @@ def sides_at(address: str, runs: Path) -> list[Side]:
     choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
     for root, experiment, condition in choices:
         found: dict[tuple[str, str], list[SealedRun]] = {}
-        for run in RunStore(root).sealed(experiment or None):
+        sealed = RunStore(root).sealed(experiment or None)
+        for run in sealed:
             if run.is_valid and condition in ("", run.condition):
                 found.setdefault((run.experiment, run.condition), []).append(run)
         if found:
+            for of_experiment in grouped(sealed, lambda run: run.experiment).values():
+                note_look(of_experiment, "compare")
             return [Side(f"{root}/{named}/{name}", tuple(runs)) for (named, name), runs in found.items()]
     raise SpecError(
         "no valid sealed runs there",

@@ -17,9 +17,8 @@ from harness.errors import SpecError
 from harness.table import cell_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from harness.judge.decisions.decide import Decision
+    from harness.prereg import Judgement
 
 RepositoryOption = Annotated[
     Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
@@ -107,7 +106,9 @@ def decide(
     Prints PASS, FAIL, WITHHELD or NOT SUBJECT, with every number used.
 
     Confirmatory runs are judged by the rules and predictions they were frozen with. Exploratory ones are NOT SUBJECT.
-    Runs whose freeze or ledger does not show what they are decide nothing. Invalid runs are left out.
+    Runs whose freeze or ledger does not show what they are decide nothing. Invalid runs are left out. As long as a
+    frozen run is missing, or INVALID with repetitions left, every decision is WITHHELD. Each look is an entry of the
+    ledger.
 
     Exit codes: 0 no decision is FAIL (WITHHELD and NOT SUBJECT fail nothing), 4 at least one
     is, 2 no such runs or rule, or a rule that was not frozen, 1 records that are damaged or mixed.
@@ -115,24 +116,16 @@ def decide(
     Example: `harness decide demo --rule superiority --runs runs/today`
     """
     from harness.prereg import judge
-    from harness.records import origin_of
 
-    sealed = sealed_runs(runs, experiment)
-    judgement = judge(sealed, rules or (), repository=repository)
+    judgement = judge(sealed_runs(runs, experiment), rules or (), repository=repository, by="decide")
     if output == "json":
-        print(json.dumps([_decision_record(decision) for decision in judgement.decisions], indent=2))
+        print(json.dumps([_decision_record(judgement, decision) for decision in judgement.decisions], indent=2))
     else:
-        standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
-        num_invalid = sum(not run.is_valid for run in sealed)
-        if origin := origin_of(sealed):
-            print(origin)
-        _show(judgement.decisions, standing, num_invalid, is_full=output == "markdown")
-        for abort in judgement.aborts:
-            print(f"started and not sealed: {abort}")
+        _show(judgement, is_full=output == "markdown")
     judgement.require_passed()
 
 
-def _decision_record(decision: Decision) -> dict[str, Any]:
+def _decision_record(judgement: Judgement, decision: Decision) -> dict[str, Any]:
     from harness.judge.catalogue import interval_record
 
     return {
@@ -143,25 +136,35 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
         "would_be": None if decision.would_be is None else decision.would_be.value,
         "answer": decision.answer,
         "reason": decision.reason,
+        "origin": judgement.origin,
+        "blocks": decision.num_blocks,
+        "planned_blocks": judgement.num_planned_blocks,
         "numbers": dict(decision.numbers),
         "intervals": {name: interval_record(interval) for name, interval in decision.intervals.items()},
     }
 
 
-def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
-
-    left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
-    print(f"{len(decisions)} decision{'s' * (len(decisions) != 1)} on {standing} runs{left_out}")
-    for decision in decisions:
+def _show(judgement: Judgement, *, is_full: bool = False) -> None:
+    """The decisions with their origin and blocks, then what became of the runs that are not valid."""
+    if judgement.origin:
+        print(judgement.origin)
+    standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
+    num = len(judgement.decisions)
+    left_out = f", {judgement.num_invalid} invalid runs left out" if judgement.num_invalid else ""
+    print(f"{num} decision{'s' * (num != 1)} on {standing} runs{left_out}")
+    for decision in judgement.decisions:
         if decision.answer:
             print(decision.answer)
         label = f" {decision.label}" if decision.label else ""
         would_be = f" (would be {decision.would_be.value})" if decision.would_be is not None else ""
-        print(f"{decision.outcome.value}{label}{would_be}  {decision.rule}: {decision.subject}")
+        blocks = judgement.blocks_of(decision)
+        print(f"{decision.outcome.value}{label}{would_be}  {decision.rule}: {decision.subject}{blocks}")
         print(f"    {decision.reason}")
         if is_full:
             for name, number in decision.numbers.items():
                 print(f"    {name}: {cell_text(number)}")
+    for line in judgement.account_lines:
+        print(line)
 
 
 def publish(
@@ -181,7 +184,7 @@ def publish(
 
     archive = output or Path(f"{experiment}.zip")
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
-    _show(judgement.decisions, "confirmatory", 0, is_full=False)
+    _show(judgement)
     print(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")
 
 
@@ -198,9 +201,7 @@ def check(
     from harness.prereg import check_published
 
     checked = check_published(archive, signers)
-    _show(checked.judgement.decisions, "confirmatory", 0, is_full=False)
-    for abort in checked.judgement.aborts:
-        print(f"started and not sealed: {abort}")
+    _show(checked.judgement)
     for claim in checked.proven:
         print(f"proven: {claim}")
     for claim in checked.unproven:

@@ -15,6 +15,7 @@ from harness.cli.addresses import (
     RunsOption,
     SealedArgument,
     TableFormOption,
+    note_look,
     sealed_runs,
 )
 from harness.cli.terminal import say, terminal
@@ -50,7 +51,7 @@ def report(
     page = output or sealed[0].path.parents[2] / f"{sealed[0].experiment}.html"
     if force:
         check_output(page).unlink(missing_ok=True)
-    conclude(terminal(), sealed, check_report_page(page), None)
+    conclude(terminal(), sealed, check_report_page(page), None, by="report")
 
 
 def table(
@@ -72,6 +73,7 @@ def table(
     from harness.report import on_terminal, serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
+    note_look(sealed, "table")
     if predicted:
         print(_predicted_written(sealed, form), end="")
         return
@@ -132,7 +134,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     return "\n".join(lines) + "\n"
 
 
-def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
+def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None, by: str = "run") -> None:
+    """Print answer and tables, and write the report. by: the command, for the ledger of frozen runs."""
     from harness.analysis.cost.speeds import drift
     from harness.judge import summarise
     from harness.report import on_terminal, summary_tables, write_report
@@ -145,7 +148,7 @@ def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: s
         console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
-    page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
+    page = write_report(sealed, path, title=title, results=_results(sealed, by), summary=summary)
     say(console, f"report: {page}")
 
 
@@ -157,7 +160,7 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
         console.print(line, highlight=False)
 
 
-def _results(sealed: Sequence[SealedRun]) -> Results:
+def _results(sealed: Sequence[SealedRun], by: str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
@@ -182,7 +185,9 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
             notes.append(f"The analysis {name} gave nothing: {error.what}.")
     if experiment.get("rules") and valid:
         try:
-            decisions = tuple(judge(sealed).decisions)
+            decisions = tuple(judge(sealed, by=by).decisions)
         except HarnessError as error:
             notes.append(f"The rules decided nothing: {error.what}.")
+    else:
+        note_look(sealed, by)
     return Results(analysis, decisions, tuple(notes), predicted)

@@ -1,250 +1,47 @@
-"""Judgement of sealed runs, and the proof that frozen runs are what they claim.
+"""Judgement of sealed runs: confirmatory runs by their frozen rules; exploratory runs are computed and decide nothing.
 
-Confirmatory runs are judged by their frozen rules; exploratory runs are computed and decide nothing. The proof is the
-freeze's commit, the trees down to its file, and the ledger. A repository and a published archive go through the same
-checks, which need no git. Any doubt withholds every decision.
+Any doubt about freeze or ledger withholds every decision, and so does a run that may still be made or repeated.
 """
 
 from __future__ import annotations
 
-import base64
-import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path, PurePosixPath
-from typing import Annotated
+from pathlib import Path
+from typing import NamedTuple
 
-from pydantic import BeforeValidator, PlainSerializer
-
-from harness.analysis import check_run
-from harness.analysis.logs.derive import derived_of
-from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
+from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.judge.planning.stopping import SequentialStatus, declared_status, sequential_status
-from harness.kinds import kind_named
-from harness.prereg.authorize import check_sealed_runs, first_request_s
+from harness.prereg.account import Account, account_of
+from harness.prereg.authorize import check_sealed_runs
 from harness.prereg.frozen import Preregistration
-from harness.prereg.ledger import Entry, Ledger, object_hash, read_chain
+from harness.prereg.ledger import Entry, Ledger, read_chain
 from harness.prereg.predict import predictions_for
-from harness.prereg.repository import Repository, file_sha256
-from harness.records import PreregistrationRecord, SealedRun, layout, schema
-from harness.spec import Spec
+from harness.prereg.proof import Proof, aborts_of, doubts_of, find_proof
+from harness.records import SealedRun, origin_of
 from harness.spec.rules import DecisionRule, load_rule
-
-# A run that was started more often may have been selected among its starts.
-MAX_STARTS = 3
-# A simulated run begins on a whole second.
-CLOCK_TOLERANCE_S = 2.0
-
-
-def _decoded(content: str | bytes) -> bytes:
-    return content if isinstance(content, bytes) else base64.b64decode(content, validate=True)
-
-
-Encoded = Annotated[
-    bytes,
-    BeforeValidator(_decoded),
-    PlainSerializer(lambda content: base64.b64encode(content).decode(), when_used="json"),
-]
-"""Bytes, in base64 in a file."""
-# The tree and the committer time (s) of a commit object; git writes the lines in this order.
-_COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (\d{1,12}) [+-]\d{4}\n")
-
-
-class Proof(Spec):
-    """All that a repository knows about one freeze.
-
-    way: (kind, content) of the git objects from the commit to the folder of the frozen file.
-    chain: (name, content) of every ledger entry, oldest first. commits: of the frozen file, on any branch,
-    newest first. lost: entries that were removed from the ledger. remotes: remote branches that have the freeze.
-    tag: tags on its commit, with the state of their signatures.
-    """
-
-    commit: str
-    way: tuple[tuple[str, Encoded], ...]
-    chain: tuple[tuple[str, Encoded], ...]
-    commits: tuple[str, ...]
-    lost: tuple[str, ...] = ()
-    remotes: tuple[str, ...] = ()
-    tag: str = ""
-
-
-def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
-    """The proof of one freeze from a repository; SpecError when the commit is not in it."""
-    ledger = Ledger(repository, record.sha256, record.commit)
-    chain = ledger.objects()
-    kept = {sha for sha, _ in chain}
-    return Proof(
-        commit=record.commit,
-        way=tuple(_way(repository, record)),
-        chain=tuple(chain),
-        commits=tuple(commit.sha for commit in repository.commits_of(record.path)),
-        lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in kept),
-        remotes=tuple(repository.remotes_with(record.commit)),
-        tag=repository.tag_at(record.commit),
-    )
-
-
-def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None) -> Proof:
-    """The proof from ``repository``, or else from the one around the runs or the current folder; SpecError without."""
-    if repository is None:
-        with suppress(HarnessError):
-            return gather(Repository(runs[0].path), record)
-    return gather(Repository(repository or Path.cwd()), record)
-
-
-def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
-    """Every reason to withhold a decision on these runs, each a clause; none when the proof holds."""
-    yield from _doubts_of_commit(proof, frozen, runs[0])
-    try:
-        chain = read_chain(proof.chain, proof.commit)
-    except RecordsError as error:
-        yield error.what
-        return
-    if proof.lost:
-        yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
-    yield from _doubts_of_chain(chain.values(), frozen)
-    # A run that was repeated counts as it was sealed last.
-    last = {entry.key: entry for entry in chain.values() if entry.event == "sealed"}
-    by_start = {entry.start: entry for entry in last.values()}
-    for run in runs:
-        yield from _doubts_of_run(run, chain, by_start)
-        yield from judged_again(run)
-
-
-def aborts_of(proof: Proof) -> list[str]:
-    """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them."""
-    chain = read_chain(proof.chain, proof.commit)
-    ends = {entry.start: entry for entry in chain.values() if entry.event != "start"}
-    aborts: list[str] = []
-    for sha, entry in chain.items():
-        end = ends.get(sha)
-        if entry.event == "start" and (end is None or end.event == "aborted"):
-            reason = "its process ended without an entry" if end is None else end.reason
-            aborts.append(f"{entry.label} at {entry.at_utc}: {reason}")
-    return aborts
-
-
-def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tuple[str, bytes]]:
-    """The commit of the freeze, its root tree, and the tree of each folder down to the frozen file."""
-    *folders, _ = PurePosixPath(record.path).parts
-    trees = [f"{record.commit}:{'/'.join(folders[:depth])}" for depth in range(len(folders) + 1)]
-    commit, *contents = repository.objects(record.commit, *trees)
-    yield "commit", commit
-    yield from (("tree", content) for content in contents)
-
-
-def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:
-    """Name -> hash of the entries of a git tree object. Format of an entry: mode, space, name, NUL, binary hash."""
-    entries: dict[str, str] = {}
-    place = 0
-    while (end := tree.find(b"\0", place)) >= 0:
-        name = tree[place:end].partition(b" ")[2].decode("utf-8", "replace")
-        entries[name] = tree[end + 1 : end + 1 + hash_bytes].hex()
-        place = end + 1 + hash_bytes
-    return entries
-
-
-def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> Iterator[str]:
-    """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
-    record = run.manifest.preregistration
-    assert record is not None, "only confirmatory runs come here"
-    wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
-    for kind, content in proof.way:
-        if object_hash(kind, content, proof.commit) != wanted:
-            yield f"the freeze's commit {proof.commit[:12]} does not have the content that its name is the hash of"
-            return
-        if kind == "commit" and (commit := _COMMIT.match(content)):
-            wanted, at_s = commit[1].decode(), int(commit[2])
-        elif names:
-            wanted = _tree_entries(content, len(proof.commit) // 2).get(names.pop(0), "")
-    if names or object_hash("blob", run.file(layout.FROZEN).read_bytes(), proof.commit) != wanted:
-        yield f"the frozen file is not in commit {proof.commit[:12]}"
-        return
-    if proof.commits != (proof.commit,):
-        yield f"the frozen file was committed {len(proof.commits)} times"
-    if at_s != record.committed_at_s:
-        yield f"the runs name another time of the freeze than its commit ({at_s})"
-    frozen_at_s = datetime.fromisoformat(frozen.frozen_at_utc).timestamp()
-    if at_s < frozen_at_s - CLOCK_TOLERANCE_S:
-        yield f"the commit is dated {frozen_at_s - at_s:.0f} s before the frozen file was written"
-
-
-def _doubts_of_chain(entries: Collection[Entry], frozen: Preregistration) -> Iterator[str]:
-    if not entries:
-        yield "its ledger is not here: nothing shows that these are all of its runs"
-    starts = Counter[str]()
-    seals: dict[str, list[Entry]] = {}
-    retries, plans = frozen.experiment.limits.retries, frozen.plan_hashes
-    for entry in entries:
-        plan = plans.get((entry.condition, entry.replicate))
-        before = seals.setdefault(entry.label, [])
-        if entry.experiment != frozen.name or plan is None:
-            yield f"the ledger names {entry.label}, which was not frozen"
-        elif entry.event == "start":
-            starts[entry.label] += 1
-            if entry.plan != plan:
-                yield f"{entry.label} was started with another plan"
-            if any(seal.is_valid for seal in before) or len(before) > retries:
-                yield f"{entry.label} was started again on {entry.host} after it was sealed"
-        elif entry.event == "sealed":
-            before.append(entry)
-    for label, count in starts.items():
-        if count > MAX_STARTS + retries:
-            yield f"{label} was started {count} times, the limit is {MAX_STARTS + retries}"
-
-
-def _doubts_of_run(run: SealedRun, chain: Mapping[str, Entry], ends: Mapping[str, Entry]) -> Iterator[str]:
-    record = run.manifest.preregistration
-    assert record is not None, "only confirmatory runs come here"
-    start, end = chain.get(record.start), ends.get(record.start)
-    if start is None or start.event != "start" or start.key != run.key:
-        yield f"the start of {run.label} is not in the ledger"
-    elif end is None:
-        yield f"the ledger does not say how {run.label} ended"
-    elif end.manifest != file_sha256(run.path / layout.MANIFEST):
-        yield f"{run.label} is not the run that was sealed"
-    else:
-        began_s, first_s = datetime.fromisoformat(start.at_utc).timestamp(), first_request_s(run)
-        if first_s is not None and first_s < began_s - CLOCK_TOLERANCE_S:
-            yield f"{run.label} sent its first request {began_s - first_s:.0f} s before the ledger says it started"
-
-
-def judged_again(run: SealedRun) -> Iterator[str]:
-    """Differences between the sealed tables and verdict of a run and those that its raw files give."""
-    manifest, derived = run.manifest, derived_of(run)
-    for table, sealed in manifest.derived.items():
-        if schema.content_sha256(derived.tables[table]) != sealed.content_sha256:
-            yield f"the raw files of {run.label} give another table of {table}"
-    findings = check_run(
-        manifest,
-        plan=run.plan_if_readable,
-        requests=run.table("requests"),
-        derived=derived,
-        cost_model=None if kind_named(manifest.backend).is_virtual else run.cost_model,
-    )
-    broken = sorted({finding.code for finding in findings if finding.severity == "invalid"})
-    if run.is_valid and broken:
-        yield f"{run.label} was sealed valid, and its raw files break {', '.join(broken)}"
-    if not run.is_valid and not broken and not manifest.findings:
-        yield f"{run.label} was sealed INVALID, and nothing in it says why"
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration.
 
-    aborts: starts of frozen runs that sealed nothing, from the ledger.
+    aborts: starts of frozen runs that sealed nothing, from the ledger. num_planned_blocks: of the experiment; each
+    decision says how many it was applied to. account: of the frozen runs; None for exploratory ones. origin: of the
+    figures; "" for a device.
     """
 
     experiment: str
     decisions: tuple[Decision, ...]
     is_confirmatory: bool
     aborts: tuple[str, ...] = ()
+    num_planned_blocks: int = 0
+    num_invalid: int = 0
+    account: Account | None = None
+    origin: str = ""
 
     @property
     def failed(self) -> tuple[Decision, ...]:
@@ -252,10 +49,24 @@ class Judgement:
 
     def _repr_markdown_(self) -> str:
         """Each decision with its reason, for a notebook."""
-        return "\n".join(
-            f"- **{decision.outcome.value}** {decision.rule}: {decision.subject}. {decision.reason}"
+        lines = [
+            f"- **{decision.outcome.value}** {decision.rule}: {decision.subject}"
+            f"{self.blocks_of(decision)}. {decision.reason}"
             for decision in self.decisions
-        )
+        ]
+        return "\n".join([*filter(None, [self.origin]), *lines])
+
+    def blocks_of(self, decision: Decision) -> str:
+        """ " (5 of 6 blocks)", to follow the subject of a decision; empty where its blocks were not counted."""
+        if decision.num_blocks is None:
+            return ""
+        return f" ({decision.num_blocks} of {self.num_planned_blocks} blocks)"
+
+    @property
+    def account_lines(self) -> list[str]:
+        """What became of the frozen runs: counts, each that is not valid with its reasons, looks, aborted starts."""
+        lines = [] if self.account is None else list(self.account.lines())
+        return [*lines, *(f"started and not sealed: {abort}" for abort in self.aborts)]
 
     def require_passed(self) -> Judgement:
         """This judgement; RuleFailedError when a rule is FAIL. WITHHELD and NOT SUBJECT are no failures."""
@@ -275,15 +86,17 @@ def judge(
     *,
     repository: Path | None = None,
     proof: Proof | None = None,
+    by: str = "judge",
 ) -> Judgement:
     """Apply decision rules to the sealed valid runs of one experiment.
 
     rules: names or files. Default: the frozen rules, or those that an exploratory experiment names.
     repository: holds freeze and ledger; default: the repository around the runs. proof: both, from an archive.
+    by: the command, for the entry of this look in the ledger; without ``proof`` each look gets one.
 
-    Every decision is WITHHELD until all frozen runs are sealed or the frozen stopping rule has decided, and where
-    freeze and ledger do not prove what these runs are. Raises SpecError without runs or rules and for a rule that was
-    not frozen; RecordsError for mixed, changed or damaged runs.
+    Every decision is WITHHELD until all frozen runs are sealed or the frozen stopping rule has decided, while an
+    INVALID run may still be repeated, and where freeze and ledger do not prove what these runs are. Raises SpecError
+    without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs.
     """
     if not runs:
         raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
@@ -295,24 +108,102 @@ def judge(
     if status is not None:
         stopped = decide_stopped(status)
         decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
-    aborts: list[str] = []
-    if frozen is not None:
-        is_decided = status is not None and status.is_decided
-        # A free choice of when to stop would favour a good moment.
-        is_whole = is_decided or len(runs) >= len(frozen.plans)
-        doubts = [] if is_whole else [f"{len(runs)} of {len(frozen.plans)} frozen runs are sealed"]
-        try:
-            record = runs[0].manifest.preregistration
-            assert record is not None, "what was frozen is recorded"
-            proof = proof or find_proof(runs, record, repository)
-            doubts += doubts_of(proof, frozen, runs)
-            aborts = aborts_of(proof)
-        except (SpecError, RecordsError) as error:
-            if str(error.where).startswith(str(runs[0].path.parents[1])):
-                raise  # a damaged run, not a missing proof
-            doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
-        decisions = _until_proven(decisions, doubts)
-    return Judgement(runs[0].experiment, tuple(decisions), frozen is not None, tuple(aborts))
+    made = Judgement(
+        runs[0].experiment,
+        tuple(decisions),
+        frozen is not None,
+        num_planned_blocks=runs[0].spec.replicates,
+        num_invalid=sum(not run.is_valid for run in runs),
+        origin=origin_of(runs),
+    )
+    if frozen is None:
+        return made
+    evidence = _evidence(runs, frozen, repository, proof)
+    is_decided = status is not None and status.is_decided
+    account = account_of(runs, frozen, evidence.chain.values(), is_decided=is_decided)
+    doubts = [*account.open_ends(), *evidence.doubts, *_looked(evidence, account, made, by)]
+    return replace(
+        made,
+        decisions=tuple(_until_proven(decisions, doubts)),
+        aborts=tuple(aborts_of(evidence.chain)),
+        num_planned_blocks=account.num_blocks,
+        account=account,
+    )
+
+
+class Evidence(NamedTuple):
+    """What freeze and ledger show of runs: entries by commit, reasons to doubt, and the ledger that can be added to."""
+
+    chain: Mapping[str, Entry]
+    doubts: Sequence[str]
+    ledger: Ledger | None
+
+
+def _evidence(
+    runs: Sequence[SealedRun], frozen: Preregistration, repository: Path | None, proof: Proof | None
+) -> Evidence:
+    record = runs[0].manifest.preregistration
+    assert record is not None, "what was frozen is recorded"
+    ledger: Ledger | None = None
+    doubts: list[str] = []
+    chain: Mapping[str, Entry] = {}
+    try:
+        if proof is None:
+            proof, ledger = find_proof(runs, record, repository)
+        doubts.extend(doubts_of(proof, frozen, runs))
+        with suppress(RecordsError):  # a chain that is broken is among the doubts
+            chain = read_chain(proof.chain, proof.commit)
+    except (SpecError, RecordsError) as error:
+        if str(error.where).startswith(str(runs[0].path.parents[1])):
+            raise  # a damaged run, not a missing proof
+        doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
+    return Evidence(chain, doubts, ledger)
+
+
+def _looked(evidence: Evidence, account: Account, made: Judgement, by: str) -> Iterator[str]:
+    """Add this look to the ledger; a clause where that cannot be done and it matters.
+
+    Once nothing can be changed any more, the first look is added and those after it are not.
+    """
+    entries = list(evidence.chain.values())
+    if evidence.ledger is None or not entries or (not account.is_open and entries[-1].event == "look"):
+        return
+    seen = [f"{one.outcome.value} {one.rule}: {one.subject}{made.blocks_of(one)}" for one in made.decisions]
+    num_valid = len(account.of_state("valid"))
+    try:
+        evidence.ledger.look(
+            made.experiment,
+            by=by,
+            num_sealed=account.num_sealed,
+            num_valid=num_valid,
+            is_open=account.is_open,
+            seen=seen,
+        )
+    except (SpecError, RecordsError) as error:
+        if account.is_open:
+            yield f"this look could not be added to the ledger: {error.what}"
+
+
+def record_look(runs: Sequence[SealedRun], by: str) -> str:
+    """Add a look at the figures of frozen runs to their ledger; returns why that cannot be done, "" otherwise.
+
+    Exploratory runs have no ledger, and none is needed once no frozen run can be repeated.
+    """
+    record = runs[0].manifest.preregistration if runs else None
+    if record is None:
+        return ""
+    try:
+        frozen = check_sealed_runs(runs)
+        assert frozen is not None, "these runs were frozen"
+        status = _stopped(runs, frozen)
+        proof, ledger = find_proof(runs, record, None)
+        chain = read_chain(proof.chain, proof.commit)
+    except (SpecError, RecordsError) as error:
+        return f"this look is not in the ledger of its freeze: {error.where} {error.what}"
+    is_decided = status is not None and status.is_decided
+    account = account_of(runs, frozen, chain.values(), is_decided=is_decided)
+    made = Judgement(runs[0].experiment, (), is_confirmatory=True)
+    return next(_looked(Evidence(chain, (), ledger), account, made, by), "")
 
 
 def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> SequentialStatus | None:

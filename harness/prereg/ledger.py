@@ -1,4 +1,4 @@
-"""The ledger of a freeze: every start of one of its runs and how that ended, as a chain of git commits on its own ref.
+"""The ledger of a freeze: every start of one of its runs, how that ended, and every look, as a chain of git commits.
 
 Each entry is a commit without changes whose parent is the entry before it; the first entry's parent is the freeze. So
 the hash of an entry covers all entries before it.
@@ -47,14 +47,15 @@ class Entry(Spec):
     """One entry. number: place in the chain, from 0. plan: the plan's hash. start: commit of the start that ended.
 
     manifest: SHA-256 of the sealed manifest; is_valid: of its run. is_late: added at the next start, because the
-    process had ended before it could add the entry itself.
+    process had ended before it could add the entry itself. Of a look: by, the command; the frozen runs that were sealed
+    and valid then; is_open, the decision could still change; seen, what it said. keeps_looks: this version adds looks.
     """
 
-    event: Literal["start", "sealed", "aborted"]
+    event: Literal["start", "sealed", "aborted", "look"]
     number: int = Field(ge=0)
     experiment: str
-    condition: str
-    replicate: int
+    condition: str = ""
+    replicate: int = 0
     host: str
     at_utc: Instant
     plan: str = ""
@@ -63,6 +64,12 @@ class Entry(Spec):
     is_valid: bool = False
     reason: str = ""
     is_late: bool = False
+    by: str = ""
+    num_sealed: int = 0
+    num_valid: int = 0
+    is_open: bool = False
+    seen: tuple[str, ...] = ()
+    keeps_looks: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -98,17 +105,21 @@ class Ledger:
 
     def start(self, run: PlannedRun) -> str:
         """Add the start of a run, before the run does anything; returns the entry's commit."""
-        return self._append(run.key, event="start", plan=run.plan.hash)
+        return self._append(*run.key, event="start", plan=run.plan.hash)
 
     def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
         """Add the end of a start: the manifest that was sealed."""
         is_valid = load_manifest(manifest).is_valid
         sha256 = file_sha256(manifest)
-        self._append(key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
+        self._append(*key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
 
     def aborted(self, start: str, key: RunKey, reason: str) -> None:
         """Add the end of a start that sealed nothing, with the reason."""
-        self._append(key, event="aborted", start=start, reason=reason[:200])
+        self._append(*key, event="aborted", start=start, reason=reason[:200])
+
+    def look(self, experiment: str, **what: object) -> None:
+        """Add a look at the runs: before their end it may decide which of them are repeated. what: fields of Entry."""
+        self._append(experiment, event="look", **what)
 
     def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
         """Refuse to start a run that was sealed before, here or elsewhere; add entries that sealed runs lack.
@@ -132,21 +143,23 @@ class Ledger:
             if run.key not in ended and record is not None and start is not None and start.event == "start":
                 self.sealed(record.start, run.key, run.path / layout.MANIFEST, is_late=True)
 
-    def _append(self, key: RunKey, **fields: object) -> str:
+    def _append(self, experiment: str, *of_run: str | int, event: str, **fields: object) -> str:
+        """Add an entry; of_run: condition and replicate, for an entry about one run."""
         for _ in range(TRIES):
             chain = self.chain()
             entry = Entry.model_validate(
                 {
+                    **dict(zip(("condition", "replicate"), of_run, strict=False)),
+                    "event": event,
                     "number": len(chain),
-                    "experiment": key.experiment,
-                    "condition": key.condition,
-                    "replicate": key.replicate,
+                    "experiment": experiment,
                     "host": socket.gethostname(),
                     "at_utc": utc_now().isoformat(timespec="milliseconds"),
+                    "keeps_looks": True,
                     **fields,
                 }
             )
-            message = f"{entry.event} {'/'.join(map(str, key))}\n\n{entry.model_dump_json()}\n"
+            message = f"{event} {'/'.join(map(str, (experiment, *of_run)))}\n\n{entry.model_dump_json()}\n"
             parent = [self.freeze_commit, *chain][-1]
             if (sha := self.repository.append(self.ref, parent, message)) is not None:
                 return sha

@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.prereg.authorize import check_sealed_runs
-from harness.prereg.judge import Judgement, Proof, find_proof, judge
+from harness.prereg.judge import Judgement, judge
+from harness.prereg.proof import Proof, find_proof
 from harness.prereg.repository import SUFFIX, Repository, check_signature, file_sha256, sign_file, signature_of
 from harness.records import RunStore, SealedRun, layout
 
@@ -66,7 +67,7 @@ def publish(
         )
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
-    proof = find_proof(runs, record, repository)
+    proof, _ = find_proof(runs, record, repository)
     judgement = judge(runs, proof=proof)
     with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
         folder = Path(temporary)

@@ -161,6 +161,7 @@ def render_page(view: ReportView) -> str:
         shown_cases=SHOWN_CASES,
         glossary=GLOSSARY_PLACE,
         section_notes=section_notes(view),
+        planned_blocks=next(iter(view.sealed.values())).manifest.requested_experiment.get("replicates"),
     )
     return escape_bidi(page.replace(GLOSSARY_PLACE, glossary_of(page)))
 

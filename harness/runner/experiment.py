@@ -221,7 +221,9 @@ def run_experiment(  # noqa: PLR0913  # an option each
     if authorization is not None:
         authorization.ledger.admit(todo, store.sealed(spec.name))
     monitor = _monitor(store, planned, again) if until_decided else None
-    todo = [] if monitor is not None and monitor.is_decided else todo
+    if monitor is not None and monitor.is_decided:
+        # A repetition that was asked for is made all the same: until then it can still change the decision.
+        todo = [run for run in todo if run.key in again]
     check_hosts(todo)
     progress = RunProgress(planned, todo, on_progress, monitor)
     context = RunContext(store.root, spec_source, authorization, on_progress, stop)
@@ -231,7 +233,7 @@ def run_experiment(  # noqa: PLR0913  # an option each
             progress.add(event)
             if isinstance(event, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
                 ended_by = failed_alike(event.run)
-            if progress.is_decided or ended_by:
+            if (progress.is_decided and again.keys() <= set(progress.performed)) or ended_by:
                 break
     else:
         perform_fleet = perform_over_hosts if spec.fleet.hosts else perform_side_by_side
@@ -336,18 +338,21 @@ def what_to_do(
 def _to_repeat(
     store: RunStore, planned: PlannedRuns, authorization: RunAuthorization | None
 ) -> dict[RunKey, SealedRun]:
-    """INVALID runs of the experiment; refused where the frozen rule does not allow their repetition."""
+    """INVALID runs of the experiment; of frozen ones those with repetitions left, refused where none has any."""
     keys = {run.key for run in planned}
     invalid = {run.key: run for run in store.sealed(planned.spec.name) if run.key in keys and not run.is_valid}
+    if authorization is None:
+        return invalid
     allowed = planned.spec.limits.retries
-    spent = [run for run in invalid.values() if len(run.manifest.earlier_tries) >= allowed]
-    if authorization is not None and spent:
+    repeatable = {key: run for key, run in invalid.items() if len(run.manifest.earlier_tries) < allowed}
+    if invalid and not repeatable:
+        first = next(iter(invalid.values()))
         raise SpecError(
-            f"{spent[0].label} is INVALID, and the {allowed} repetitions that this freeze allows are used up",
+            f"{first.label} is INVALID, and the {allowed} repetitions that this freeze allows are used up",
             where="--retry-invalid",
             hint="It stays INVALID; freeze a new experiment with larger limits.retries",
         )
-    return invalid
+    return repeatable
 
 
 def _missing(

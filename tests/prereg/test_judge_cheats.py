@@ -1,4 +1,4 @@
-"""Sixteen ways to cheat a frozen decision, each tried: what is noticed, and what cannot be."""
+"""Eighteen ways to cheat a frozen decision, each tried: what is noticed, and what cannot be."""
 
 from __future__ import annotations
 
@@ -191,6 +191,31 @@ def test_a_run_that_is_started_until_it_pleases_decides_nothing(place: Workplace
         authorization.ledger.start(authorization.planned.runs[0])
     run_experiment(preregistration.experiment, runs_root=place.runs, authorization=authorization)
     assert "WITHHELD: base/0 was started 4 times, the limit is 3" in verdict(place)
+
+
+def test_a_verdict_that_is_looked_at_first_cannot_be_kept_or_repeated_away(place: Workplace) -> None:
+    """Load the machine in a block that displeases, look, and choose whether to repeat it."""
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    place.run_confirmatory(frozen, busy=["base/1"])
+    assert verdict(place).startswith("WITHHELD: base/1 is INVALID")
+    # To take the INVALID run away, so that its block is only missing, is no way out.
+    shutil.rmtree(place.runs / "small/base/1")
+    assert verdict(place).startswith("WITHHELD: 5 of 6 frozen runs are sealed")
+    place.run_confirmatory(frozen, busy=["base/1"], resume=True)
+    shutil.rmtree(place.runs / "small/base/1")
+    with pytest.raises(HarnessError, match="was sealed already"):
+        place.run_confirmatory(frozen, resume=True)
+
+
+def test_a_look_that_is_taken_out_of_the_ledger_is_noticed(place: Workplace) -> None:
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    place.run_confirmatory(frozen, busy=["base/1"])
+    assert verdict(place).startswith("WITHHELD")
+    place.git("update-ref", head(place), f"{head(place)}~1")
+    place.run_confirmatory(frozen, resume=True, retry_invalid=True)
+    assert verdict(place).startswith("WITHHELD: 1 entries were taken out of the ledger")
 
 
 def _interrupted_and_resumed(place: Workplace, frozen: Path) -> tuple[SealedRun, ...]:

@@ -366,10 +366,10 @@ def test_users_latencies_stand_beside_cost_and_lie_in_the_file_as_csv(demo: Page
 
 def test_the_experiments_own_analysis_and_decisions_are_shown(demo_runs: list[SealedRun], tmp_path: Path) -> None:
     table = Table("Table I", "What a row is.", ("condition", "padding"), (("base", 0.25),))
-    decision = Decision("cost-validation", "bucket6", Outcome.PASS, "both channels agree")
+    decision = Decision("cost-validation", "bucket6", Outcome.PASS, "both channels agree", num_blocks=1)
     results = Results(AnalysisResult("demo", "alignment", (table,), ("a note",)), (decision,))
     page = Page(write_report(demo_runs, tmp_path / "r.html", results=results).read_text(encoding="utf-8"))
-    for words in ("Table I", "0.2500", "a note", "PASS", "both channels agree"):
+    for words in ("Table I", "0.2500", "a note", "PASS", "1 of 3 blocks", "both channels agree"):
         assert words in page.text
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.prereg import FreezeOptions, authorize, freeze
 from harness.prereg.freeze import Frozen
-from harness.records import RunStore, SealedRun
+from harness.prereg.ledger import Ledger
+from harness.records import RunKey, RunStore, SealedRun
+from harness.records.manifest import invalid, load_manifest
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec, load_experiment
 
@@ -44,6 +47,23 @@ kind = "cost-validation"
 min_replicates = 3
 max_error = {max_error}
 """
+
+
+STALLED = "client-stalled: the machine stopped for 2,300 ms, the limit is 1,000 ms"
+
+
+@dataclass(frozen=True)
+class BusyMachine(Ledger):
+    """The ledger of a machine whose runs are INVALID where it was busy: in virtual time none is by itself."""
+
+    busy: frozenset[str] = frozenset()
+
+    def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
+        if f"{key.condition}/{key.replicate}" in self.busy:
+            finding = invalid(*STALLED.split(": "))
+            found = {"status": "invalid", "invalid_reasons": (STALLED,), "findings": (finding,)}
+            manifest.write_text(load_manifest(manifest).model_copy(update=found).to_json())
+        super().sealed(start, key, manifest, is_late=is_late)
 
 
 @dataclass(frozen=True)
@@ -108,9 +128,24 @@ class Workplace:
         asked = FreezeOptions(**{"is_committed": True, **options})  # type: ignore[arg-type]
         return freeze(self.spec, self.experiment_file, options=asked)
 
-    def run_confirmatory(self, frozen: Path) -> tuple[SealedRun, ...]:
+    def run_confirmatory(self, frozen: Path, busy: Iterable[str] = (), **options: object) -> tuple[SealedRun, ...]:
+        """Run what was frozen; options: of ``run_experiment``. busy: labels of runs during which the machine was."""
         preregistration, authorization = authorize(frozen, runs_root=self.runs)
-        return run_experiment(preregistration.experiment, runs_root=self.runs, authorization=authorization).runs
+        ledger = authorization.ledger
+        shared = BusyMachine(ledger.repository, ledger.frozen_sha256, ledger.freeze_commit, frozenset(busy))
+        return run_experiment(
+            preregistration.experiment,
+            runs_root=self.runs,
+            authorization=replace(authorization, ledger=shared),
+            **options,  # type: ignore[arg-type]
+        ).runs
+
+    def allow_retries(self, retries: int) -> None:
+        """Let the experiment repeat INVALID runs, and its rule decide on two of its three blocks."""
+        with self.experiment_file.open("a") as file:
+            file.write(f"\n[limits]\nretries = {retries}\n")
+        self.rule_file.write_text(RULE.format(max_error=0.03).replace("min_replicates = 3", "min_replicates = 2"))
+        self.commit_all()
 
     def run_exploratory(self) -> tuple[SealedRun, ...]:
         return run_experiment(self.spec, runs_root=self.runs).runs

@@ -97,7 +97,7 @@ class Source:
         """What `harness decide` says by one rule: the frozen one where the runs are confirmatory."""
         if (experiment, rule) not in self._decisions:
             names = () if self.is_confirmatory(experiment) else (rule,)
-            judged = judge(self._sealed[experiment], names).decisions
+            judged = judge(self._sealed[experiment], names, by="paper").decisions
             self._decisions[experiment, rule] = [decision for decision in judged if decision.rule == rule]
         return self._decisions[experiment, rule]
 
