@@ -153,6 +153,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "emulator": bench_emulator,
     "stopping": section("stopping"),
     "gate": section("gate"),
+    "channels": section("channels"),
     "history": section("history"),
     "devices": section("devices"),
     "memory": section("long_run"),

@@ -26,6 +26,7 @@ from harness.spec import Spec, load_toml
 FS_PER_US = 1_000 * FS_PER_NS
 FS_PER_MS = 1_000 * FS_PER_US
 FS_PER_S = 1_000 * FS_PER_MS
+US_PER_MS = 1000.0
 LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
 LARGEST_EXPONENT = 60
@@ -54,6 +55,11 @@ def _bounded(exact: Decimal) -> Decimal:
     if exact and abs(exact.adjusted()) > LARGEST_EXPONENT:
         raise ValueError(f"{exact:.3e} is no duration and no number of tokens")
     return exact
+
+
+def size_name(size: int) -> str:
+    """The name of a size's cost among the coefficients of a cost file: f(8)."""
+    return f"f({size})"
 
 
 def fs_to_ns(femtoseconds: int) -> int:
@@ -106,6 +112,34 @@ class CostModel:
             **{name: round(getattr(self, name) * decode) for name in of_decode},
             **{name: round(getattr(self, name) * prefill) for name in of_prefill},
         )
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """What the file states, by name, in its own units (ms, or us per token); sizes as f(8)."""
+        sizes = {size_name(size): value / FS_PER_MS for size, value in self.f_fs.items()}
+        in_ms = {
+            "alpha_ms": self.alpha_fs,
+            "beta_ms_per_request": self.beta_fs,
+            "per_call_ms": self.call_fs,
+            "per_step_ms": self.chunk_step_fs or 0,
+            "eager_ms": self.eager_ns * FS_PER_NS,
+        }
+        in_us = {
+            "context_us_per_token": self.context_fs,
+            "per_call_us_per_token": self.token_fs,
+            "per_call_us_per_position": self.position_fs,
+            "per_token_us": self.chunk_token_fs,
+        }
+        return {
+            **sizes,
+            **{name: value / FS_PER_MS for name, value in in_ms.items()},
+            **{name: value / FS_PER_US for name, value in in_us.items()},
+        }
+
+    @property
+    def measured_sizes(self) -> tuple[int, ...]:
+        """Sizes whose f the file states; those of ``filled_in_buckets`` are not among them."""
+        return tuple(sorted(self.f_fs))
 
     def bucket_fs(self, bucket: int) -> int:
         """f(b): measured, or filled in on the straight line between its measured neighbours.

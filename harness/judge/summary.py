@@ -222,7 +222,8 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         for name, group in grouped(figures, lambda run: run.condition).items()
     }
     backend = kind_of(ordered).name
-    is_predicted = kind_of_run(backend).is_virtual
+    # Other prices than those that the runs were simulated with are a channel A of their own.
+    is_predicted = kind_of_run(backend).is_virtual and cost_model is None
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
     )
@@ -286,10 +287,12 @@ WORK = {
     "computed_prefill_tokens": "computed_prefill_tokens",
 }
 LATENESS = same("rearrival_p50_ms", "rearrival_p99_ms", "start_spread_ms")
+GAP_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 COMPARED = {
     **same("ratio_a", "ratio_b"),
     **{f"ratio_{channel}_{end}": f"{channel}.interval.{end}" for channel in "ab" for end in ("low", "high")},
     **same("ratio_of", "tau"),
+    **{f"ratio_a_over_b{of}": f"channels.gap_interval.{end}" for of, end in GAP_ENDS.items()},
     "channels": "agreement.value",
     "is_agreed": "is_agreed",
 }

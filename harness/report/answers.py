@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from harness.analysis import RunFigures
-from harness.analysis.cost.compare import MAX_TAU, Agreement, ChannelRatio, Comparison
+from harness.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause, Seen
+from harness.analysis.cost.compare import ChannelRatio, Comparison
 from harness.analysis.figures import figure_at
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -107,22 +108,15 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     comparison = answer.comparison
     basis = "; ".join(filter(None, (answer.basis, answer.family)))
     work = "" if comparison.is_same_work else f" {_other_work(comparison)}"
-    if comparison.agreement is Agreement.DIFFER:
-        return (
-            f"Withheld: {this} against {other}{work}. Modelled device time (A) gives a ratio of "
-            f"{comparison.ratio_a:.4f} and time in flight (B) {comparison.ratio_b:.4f}: they differ by "
-            f"{comparison.difference:.4f}, more than \u03c4 = {comparison.tau:.4f}. {basis}."
-        )
-    if comparison.agreement is Agreement.CANNOT_TELL:
-        return (
-            f"Cannot tell: {this} against {other}{work}. In the baseline's own runs modelled device time (A) and time "
-            f"in flight (B) lie {comparison.residual_share:.4f} of B apart, above {MAX_TAU:g}: agreement of the ratios "
-            f"({comparison.ratio_a:.4f}, {comparison.ratio_b:.4f}) would mean nothing. {basis}."
-        )
+    if comparison.agreement.is_missing:
+        return f"{_not_said(comparison, this, f'{other}{work}')} {basis}."
     lead = "Predicted: " if comparison.is_predicted else ""
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
-    agreed = "; both channels agree" if comparison.agreement is Agreement.AGREE else ""
+    agreed = {
+        Agreement.AGREE: "; both channels agree",
+        Agreement.NO_CONFLICT: f"; time in flight (B) does not contradict it ({_seen(comparison.b)})",
+    }.get(comparison.agreement, "")
     # An interval stands for one comparison, the verdict for the whole family.
     is_adjusted_away = (
         answer.verdict is AnswerVerdict.NO_DIFFERENCE and answer.interval and not answer.interval.contains(1)
@@ -132,6 +126,49 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}{adjusted}. "
         f"{others + '. ' if others else ''}{basis}{agreed}."
     )
+
+
+def _not_said(comparison: Comparison, this: str, other: str) -> str:
+    """Why a comparison with both channels has no answer: both figures, and which costs are the likely reason."""
+    channels = comparison.channels
+    assert channels is not None, "an answer is withheld for what both channels say"
+    both = f"Modelled device time (A) is {_seen(channels.a)}, time in flight (B) {_seen(channels.b)}"
+    if comparison.agreement is Agreement.DIFFER:
+        gap = channels.gap_interval
+        apart = "they contradict each other"
+        if gap is None:
+            apart = f"they differ by {channels.difference:.4f}, more than \u03c4 = {channels.tau:.4f}"
+        elif not channels.are_opposed:
+            apart = (
+                f"A / B = {gap.estimate:.4f} ({100 * gap.level:g} % interval: {gap.low:.4f} to {gap.high:.4f}), which "
+                f"is more than {channels.tolerance:.4f} apart"
+            )
+        return f"Withheld: {this} against {other}. {both}: {apart}.{_cause(comparison.cause)}"
+    if channels.is_overpriced:
+        why = f"A exceeds B by more than {MAX_EXCESS:g} of B and more than its noise, which no device time can"
+    else:
+        why = (
+            f"in the baseline's own runs A and B lie {channels.residual_share:.4f} of B apart, above {MAX_TAU:g}, so "
+            "that agreement would mean nothing"
+        )
+    return f"Cannot tell: {this} against {other}. {both}; {why}.{_cause(comparison.cause)}"
+
+
+def _seen(seen: Seen | ChannelRatio) -> str:
+    """A channel's ratio in words: 3.3 % less (95 % interval: 3.1 to 3.6 % less)."""
+    within = "" if seen.interval is None else f" ({interval_in_words(seen.interval)})"
+    return f"{change(seen.ratio).removesuffix(' than').replace('the same as', 'the same')}{within}"
+
+
+def _cause(cause: Cause | None) -> str:
+    """Which costs tell the two sides apart, and from which fit they are; empty where nothing does."""
+    if cause is None or not (cause.sizes or cause.has_prefill):
+        return ""
+    sizes = [f"{size} (not measured)" if size in cause.unmeasured else str(size) for size in cause.sizes]
+    parts = [f"decode steps of size {', '.join(sizes)}"] if sizes else []
+    parts += ["prefills"] if cause.has_prefill else []
+    models = "; ".join(f"{name}: {source}" for name, source in cause.models)
+    return f" Likely cause: the costs of {' and '.join(parts)} ({models})."
 
 
 def _other_work(comparison: Comparison) -> str:

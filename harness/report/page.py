@@ -85,7 +85,7 @@ SYMBOLS = {
     "h(n)": ("Number of decode steps with n requests.", "steps"),
     "C": ("Tokens of a returning prompt that could be reused, in whole blocks of 128.", "reusable"),
     "W": ("Session seconds that others, ready to decode, waited for prefills; never part of cost.", "waiting"),
-    "τ": ("Largest difference of the two ratios that still counts as agreement.", "agreement"),
+    "τ": ("Largest difference of the two ratios that counts as agreement below three replicates.", "agreement"),
 }
 SHOWN_CASES = 4
 # Last words of a column's name that are its unit.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.analysis.cost.compare import MAX_TAU, Agreement
+from harness.analysis.cost.agreement import Agreement
 from harness.analysis.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
@@ -94,12 +94,13 @@ def _legend(summary: ExperimentSummary) -> str:
         f" Below {first}/base: its 95 % interval.": any(each.main.interval is not None for each in compared),
         " No interval below three replicates.": any(each.main.interval is None for each in compared),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
-        " Withheld: the ratios of A and B lie too far apart.": any(
+        " Withheld: the ratios of A and B contradict each other.": any(
             each.agreement is Agreement.DIFFER for each in compared
         ),
-        f" Cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart.": any(
+        " Cannot tell: A does not explain B, or exceeds it.": any(
             each.agreement is Agreement.CANNOT_TELL for each in compared
         ),
+        " No conflict: B is too noisy to say more.": any(each.agreement is Agreement.NO_CONFLICT for each in compared),
     }
     return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from harness.engine import CostModel
+from harness.engine.cost import FS_PER_MS, to_fs
 from harness.judge import ConditionFigures, ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, on_terminal
@@ -58,6 +60,23 @@ def test_an_interval_that_the_adjustment_takes_back_is_said(tmp_path: Path) -> N
     [said] = [one.text for one in answers(summary, str) if one.text.startswith("bucket6-waits")]
     assert "95 % interval: 1.0 to 9.0 % less): no difference shown once adjusted. " in said
     assert "adjusted over 3 comparisons (Holm)" in said
+
+
+def test_an_answer_that_b_contradicts_is_withheld_with_both_figures_and_the_costs_behind_it(tmp_path: Path) -> None:
+    # Steps of size 16 take 18.2 ms; this cost file, which never measured them, has them on a line that goes down.
+    costs = CostModel(
+        "old", "a fit of another server", {1: to_fs(10.5, FS_PER_MS), 4: to_fs(13, FS_PER_MS), 8: to_fs(12, FS_PER_MS)}
+    )
+    sides = (Shape(), Shape(condition="sixteen", buckets=(1, 2, 4, 16)))
+    runs = [seal_run(tmp_path, replace(side, replicate=k)) for k in range(3) for side in sides]
+    [said] = [one.text for one in answers(summarise(runs, costs), str)]
+    assert said.startswith("Withheld: sixteen against base-waits. Modelled device time (A) is ")
+    a, b = said.split("; ")[0].split(", time in flight (B) ")[:2]
+    assert " % less (95 % interval: " in a
+    assert " % more (95 % interval: " in b
+    assert "they contradict each other. Likely cause: the costs of decode steps of size 8, 16 (not measured)" in said
+    assert "(old: a fit of another server)" in said
+    assert "costs" not in said.split("Likely cause: the costs")[0]
 
 
 def with_p(condition: ConditionFigures, p: float | None) -> ConditionFigures:

@@ -16,10 +16,10 @@ import numpy as np
 from harness.analysis.calibration.fit_points import BLOCK_STEPS, FloatArray, PrefillPoint, StepPoint
 from harness.analysis.stats import DEFAULT_LEVEL, QUANTILE_METHOD, Interval, grouped
 from harness.engine.config import PREFILL_CHUNK_TOKENS
+from harness.engine.cost import US_PER_MS
 from harness.errors import SpecError
 
 RESAMPLES = 2000
-US_PER_MS = 1000.0
 # A cost file would write a smaller coefficient as 0.
 NEGLIGIBLE_US = 1e-6
 BLOCKS = f"blocks of {BLOCK_STEPS} steps"

@@ -1,7 +1,6 @@
 """One condition against its baseline: ratios of what is comparable, their intervals, and whether both channels agree.
 
-Totals are compared only where both did the same work, else cost per generated token. Agreement means something only
-below MAX_TAU; what lies above is "cannot tell".
+Totals are compared only where both did the same work, else cost per generated token.
 Definitions: docs/method.md.
 """
 
@@ -10,39 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
+from harness.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Channels, Seen, cause_of
 from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
-from harness.analysis.cost.reconstruct import ROUNDING, agreement_tolerance, residual_ns
-from harness.analysis.figures import RunFigures, total_of
-from harness.analysis.stats import Interval, log_mean_values, paired
+from harness.analysis.cost.reconstruct import agreement_tolerance, residual_ns
+from harness.analysis.figures import RunFigures
+from harness.analysis.stats import DEFAULT_LEVEL, Interval, log_mean_values, paired
 from harness.records import Finding
 from harness.records.manifest import info, warning
 
-# Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
-# are 1 to 14 %, and a tolerance of that size would call anything agreement.
-MAX_TAU = 0.05
-
-
-class Agreement(str, Enum):
-    """Whether the two channels say the same of a comparison."""
-
-    AGREE = "agree"
-    DIFFER = "differ"
-    CANNOT_TELL = "cannot tell"
-    PREDICTED = "predicted"
-    B_ALONE = "B alone"
-
-    @property
-    def shown(self) -> str:
-        """The word beside a ratio: where the channels differ, the answer is withheld."""
-        return "withheld" if self is Agreement.DIFFER else self.value
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether both channels are there and do not support each other."""
-        return self in (Agreement.DIFFER, Agreement.CANNOT_TELL)
+# The runs of a condition and of its baseline, block by block.
+Sides = tuple[list[RunFigures], list[RunFigures]]
 
 
 class Work(NamedTuple):
@@ -75,9 +53,9 @@ class ChannelRatio:
 class Comparison:
     """One condition against its baseline over ``replicates``: below 1 it costs less.
 
-    a: channel A; None where a run has no step log or its reuse is unknown, so that B alone answers. residual_share:
-    r_BASE / B_BASE. num_unpaired: valid runs without a valid partner. is_predicted: simulated, so that both channels
-    are the same cost.
+    a: channel A; None where a run has no step log or its reuse is unknown, so that B alone answers. channels: what both
+    say of each other; None without A. cause: the costs that tell the sides apart; None without A or a cost file.
+    num_unpaired: valid runs without a valid partner. is_predicted: simulated, so that both channels are the same cost.
     """
 
     baseline: str
@@ -86,8 +64,8 @@ class Comparison:
     b: ChannelRatio
     work: Work
     baseline_work: Work
-    residual_share: float | None
-    published_tau: float | None
+    channels: Channels | None
+    cause: Cause | None = None
     num_unpaired: int = 0
     is_predicted: bool = False
 
@@ -111,25 +89,26 @@ class Comparison:
         return {channel: effect for channel, effect in effects.items() if effect is not None}
 
     @property
-    def tau(self) -> float | None:
-        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None without channel A."""
-        return None if self.published_tau is None else min(self.published_tau, MAX_TAU)
+    def residual_share(self) -> float | None:
+        """r/B of the baseline; None without channel A."""
+        return None if self.channels is None else self.channels.residual_share
 
     @property
-    def difference(self) -> float | None:
-        """|ratio_A - ratio_B|; None without channel A."""
-        return None if self.a is None else abs(self.a.ratio - self.b.ratio)
+    def tau(self) -> float | None:
+        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None without channel A."""
+        return None if self.channels is None else min(self.channels.tau, MAX_TAU)
 
     @property
     def agreement(self) -> Agreement:
-        """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
+        """What may be said of the channels."""
         if self.is_predicted:
             return Agreement.PREDICTED
-        if self.difference is None or self.published_tau is None:
-            return Agreement.B_ALONE
-        if self.difference > self.published_tau + ROUNDING:
-            return Agreement.DIFFER
-        return Agreement.AGREE if self.published_tau <= MAX_TAU else Agreement.CANNOT_TELL
+        return Agreement.B_ALONE if self.channels is None else self.channels.agreement
+
+    def is_denied(self, low: float, high: float) -> bool:
+        """Whether the interval of B lies wholly outside a claim about the ratio: from ``low`` to ``high``."""
+        interval = None if self.a is None or self.is_predicted else self.b.interval
+        return interval is not None and (interval.high < low or interval.low > high)
 
     @property
     def is_agreed(self) -> bool:
@@ -151,22 +130,26 @@ def block_of(run: RunFigures) -> tuple[int, str]:
 
 
 def compare(
-    baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], *, is_predicted: bool = False
+    baseline: str,
+    own: Sequence[RunFigures],
+    base: Sequence[RunFigures],
+    *,
+    is_predicted: bool = False,
+    level: float = DEFAULT_LEVEL,
 ) -> Comparison | None:
     """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
 
-    None without a common replicate, or where one of them cost or did nothing.
+    level: of every interval. None without a common replicate, or where one of them cost or did nothing.
     """
     pairs = sorted(paired(own, base, block_of), key=lambda pair: pair[0].replicate)
     sides = ([run for run, _ in pairs], [run for _, run in pairs])
     work, baseline_work = map(work_of, sides)
     if not pairs or not all(work) or not all(baseline_work):
         return None
-    a, b = (_channel_ratio(sides, channel) for channel in ("a_ns", "b_ns"))
+    a, b = (_channel_ratio(sides, channel, level) for channel in ("a_ns", "b_ns"))
     if b is None:
         return None
-    total = total_of(sides[1])
-    costs_ns = (0, 0) if a is None else (total.b_ns or 0, total.a_ns or 0)
+    priced = [[run.a for run in side if run.a is not None] for side in sides]
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in sides[0]),
@@ -174,14 +157,33 @@ def compare(
         b=b,
         work=work,
         baseline_work=baseline_work,
-        residual_share=None if a is None else residual_ns(*costs_ns) / costs_ns[0],
-        published_tau=None if a is None else agreement_tolerance(costs_ns[1], costs_ns[0]),
+        channels=None if a is None else _channels(sides, a, b, level),
+        cause=None if a is None else cause_of(*priced),
         num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
     )
 
 
-def _channel_ratio(sides: tuple[list[RunFigures], list[RunFigures]], channel: str) -> ChannelRatio | None:
+def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, level: float) -> Channels:
+    """What both channels of the same blocks say of each other."""
+    own, base = ([(run.a_ns or 0, run.b_ns) for run in side] for side in sides)
+    of_base, of_own = (
+        estimate_of(log_mean_values([b_ns for _, b_ns in side], [a_ns for a_ns, _ in side]).tolist(), runs)
+        for side, runs in ((base, sides[1]), (own, sides[0]))
+    )
+    a_ns, b_ns = map(sum, zip(*base, strict=True))
+    return Channels(
+        a=Seen(a.ratio, a.interval),
+        b=Seen(b.ratio, b.interval),
+        gap=estimate_of([of_a - of_b for of_a, of_b in zip(a.values, b.values, strict=True)], sides[0]),
+        residuals=None if of_base is None or of_own is None else (of_base, of_own),
+        residual_share=residual_ns(b_ns, a_ns) / b_ns,
+        tau=agreement_tolerance(a_ns, b_ns),
+        level=level,
+    )
+
+
+def _channel_ratio(sides: Sides, channel: str, level: float) -> ChannelRatio | None:
     """None where the cost of a run is unknown, or all cost nothing."""
     costs_ns: list[list[int | None]] = [[getattr(run, channel) for run in runs] for runs in sides]
     own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
@@ -202,7 +204,7 @@ def _channel_ratio(sides: tuple[list[RunFigures], list[RunFigures]], channel: st
             cost * base_unit / (base_cost * unit) if base_cost * unit else None
             for cost, unit, base_cost, base_unit in by_block
         ),
-        interval=None if estimate is None else estimate.interval(),
+        interval=None if estimate is None else estimate.interval(level=level),
         p=None if estimate is None else estimate.p,
         devices=effect,
     )
@@ -232,8 +234,7 @@ def check_channels(runs: Sequence[RunFigures]) -> Iterator[Finding]:
                 "channels-apart",
                 f"{run.label}: channel A explains {(run.b_ns - r_ns) / 1e9:.3f} s of "
                 f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
-                "No comparison with it can say that the channels agree. Calibrate the cost model on this "
-                "server; limits.residual_share makes such runs INVALID",
+                "Calibrate the cost model on this server; limits.residual_share makes such runs INVALID",
             )
         if run.a is not None and run.a.context_problem:
             yield warning(

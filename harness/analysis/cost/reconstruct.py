@@ -7,8 +7,8 @@ Definitions: docs/method.md, "Channel A and channel B".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.logs.engine_steps import decode_contexts
+from harness.engine.cost import US_PER_MS, size_name
 from harness.records.schema import values_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class ChannelA:
 
     num_unpriced_requests: sent requests without a token count (they failed). num_extrapolated_*: steps and prefills
     priced outside the range that the cost model was fitted on. context_problem: why a context-dependent cost model
-    had to be applied without contexts ("" when it was not).
+    had to be applied without contexts ("" when it was not). usage: ms of it for each unit of a coefficient of the cost
+    file, by its name; the time is linear in them. cost_model: by which it was priced.
     """
 
     decode_ns: int
@@ -82,10 +84,17 @@ class ChannelA:
     num_extrapolated_steps: int = 0
     num_extrapolated_prefills: int = 0
     context_problem: str = ""
+    usage: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
+    cost_model: StepCost | None = field(default=None, compare=False, repr=False)
 
     @property
     def total_ns(self) -> int:
         return self.decode_ns + self.prefill_ns
+
+    @property
+    def steps_by_size(self) -> dict[int, float]:
+        """Decode steps by the size that they are priced as."""
+        return {int(name[2:-1]): count for name, count in self.usage.items() if name.startswith("f(")}
 
     def __add__(self, other: ChannelA) -> ChannelA:
         """The device time of both; nothing else of them is summed."""
@@ -116,6 +125,10 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
         num_extrapolated_steps=extrapolated_steps,
         num_extrapolated_prefills=sum(bool(is_extrapolated(prompt - cached)) for prompt, cached in prompts),
         context_problem=problem,
+        usage=_summed(
+            _decode_usage(*_sizes(steps), contexts), _prefill_usage(prompts, getattr(cost_model, "chunk_tokens", 1))
+        ),
+        cost_model=cost_model,
     )
 
 
@@ -150,12 +163,17 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
         return None
     of_decodes = np.array([context for kind, _tokens, _n, context in rows if kind == "decode"], dtype=np.int64)
     decode_ns, extrapolated = _decode(steps, of_decodes, cost_model)
+    num_eager = sum(log.eager_by_n.values())
     return ChannelA(
-        decode_ns=decode_ns + cost_model.eager_ns * sum(log.eager_by_n.values()),
+        decode_ns=decode_ns + cost_model.eager_ns * num_eager,
         prefill_ns=sum(cost_model.chunked_step_ns(n, n, context, tokens) for _kind, tokens, n, context in others),
         num_extrapolated_steps=extrapolated,
         num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(tokens) for _kind, tokens, *_ in others),
         context_problem="the step log shows no KV memory" if needs_contexts and contexts is None else "",
+        usage=_summed(
+            _decode_usage(*_sizes(steps), of_decodes), _chunk_usage([work for _kind, *work in others], num_eager)
+        ),
+        cost_model=cost_model,
     )
 
 
@@ -366,6 +384,50 @@ def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[
         if is_filled_in(b) or (has_contexts and is_outside(n, context)):
             extrapolated += count
     return total_ns, extrapolated
+
+
+def _sizes(steps: pa.Table) -> tuple[IntArray, IntArray]:
+    """Sizes and requests of decode steps, each of shape (steps,)."""
+    return steps.column("b").to_numpy().astype(np.int64), steps.column("n").to_numpy().astype(np.int64)
+
+
+def _decode_usage(sizes: IntArray, n: IntArray, contexts: IntArray) -> dict[str, float]:
+    """The ``usage`` of decode steps; all of shape (steps,)."""
+    seen, counts = np.unique(sizes, return_counts=True)
+    return {
+        **{size_name(size): float(count) for size, count in zip(seen.tolist(), counts.tolist(), strict=True)},
+        "alpha_ms": float(len(sizes)),
+        "beta_ms_per_request": float(n.sum()),
+        "context_us_per_token": float(contexts.sum()) / US_PER_MS,
+    }
+
+
+def _prefill_usage(prompts: Sequence[tuple[int, int]], chunk_tokens: int) -> dict[str, float]:
+    """The ``usage`` of whole prefills, as (prompt tokens, cached tokens)."""
+    prompt, cached = np.array(prompts, dtype=np.int64).reshape(-1, 2).T
+    computed = prompt - cached
+    calls = -(-computed // chunk_tokens)
+    positions = calls * cached + chunk_tokens * (calls * (calls - 1) // 2)
+    return {
+        "per_call_ms": float(calls.sum()),
+        "per_call_us_per_token": float((calls * computed).sum()) / US_PER_MS,
+        "per_call_us_per_position": float(positions.sum()) / US_PER_MS,
+    }
+
+
+def _chunk_usage(steps: Sequence[Sequence[int]], num_eager: int) -> dict[str, float]:
+    """The ``usage`` of steps with parts of prompts, as (tokens of prompts, decodes, summed context), and of others."""
+    tokens, n, contexts = np.array(steps, dtype=np.int64).reshape(-1, 3).T
+    return {
+        **_decode_usage(n[n > 0], n, contexts[n > 0]),
+        "per_step_ms": float(np.count_nonzero(tokens)),
+        "per_token_us": float(tokens.sum()) / US_PER_MS,
+        "eager_ms": float(num_eager),
+    }
+
+
+def _summed(usage: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    return {name: usage.get(name, 0.0) + more.get(name, 0.0) for name in {**usage, **more}}
 
 
 def _prompts(requests: pa.Table) -> list[tuple[int | None, int]]:

@@ -23,7 +23,7 @@ from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, withheld
 from harness.judge.decisions.predictions import Prediction, Predictions, drawn_ratio
 from harness.judge.interference import decide_interference, injections
-from harness.judge.planning.stopping import LogRatios, declared_status, log_ratios
+from harness.judge.planning.stopping import LogRatios, SequentialStatus, declared_status, log_ratios
 from harness.records import SealedRun, by_condition
 from harness.spec import Factor, level_text
 from harness.spec.rules import (
@@ -337,23 +337,40 @@ def _margins(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns
     status = declared_status(experiment.all_runs)
     for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
         subject = f"{ratios.condition} vs {ratios.baseline}"
-        if isinstance(rule, EquivalenceRule):
-            decision = partial(decide.decide_equivalence, rule, ratios, status)
-        elif apart := _channels_apart(experiment, ratios):
-            decision = partial(withheld, rule.name, subject, apart)
-        else:
-            decision = partial(decide.decide_superiority, rule, ratios, status)
+        decision = partial(_on_margin, rule, experiment, ratios, status)
         yield Case(subject, len(ratios.values), decision, ratios.condition)
 
 
-def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios) -> str:
-    """Why both channels, where they are there, do not say the same, as in the report; empty otherwise."""
+def _on_margin(
+    rule: EquivalenceRule | SuperiorityRule,
+    experiment: ExperimentRuns,
+    ratios: LogRatios,
+    status: SequentialStatus | None,
+) -> Decision:
+    """The decision on A, unless B contradicts A, or what the decision says of the margin."""
+    if isinstance(rule, EquivalenceRule):
+        claim, decision = (1 / (1 + rule.margin), 1 + rule.margin), decide.decide_equivalence(rule, ratios, status)
+    else:
+        claim, decision = (0.0, rule.limit), decide.decide_superiority(rule, ratios, status)
+    apart = _channels_apart(experiment, ratios, claim if decision.outcome is Outcome.PASS else None)
+    return withheld(rule.name, decision.subject, apart) if apart else decision
+
+
+def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios, claim: tuple[float, float] | None) -> str:
+    """Why both channels, where they are there, do not say the same, as in the report; empty otherwise.
+
+    claim: from which to which ratio A says; None: nothing.
+    """
     compared = experiment.compare(ratios.condition, ratios.baseline)
-    if ratios.channel == "b" or compared is None or not compared.agreement.is_missing:
+    if ratios.channel == "b" or compared is None:
+        return ""
+    is_denied = claim is not None and compared.is_denied(*claim)
+    if not compared.agreement.is_missing and not is_denied:
         return ""
     return (
         f"modelled device time (A) gives a cost ratio of {compared.ratio_a:.4f} and time in flight (B) "
-        f"{compared.ratio_b:.4f}; the baseline's own channels lie {compared.residual_share:.4f} of B apart"
+        f"{compared.ratio_b:.4f}{', wholly beyond the margin' if is_denied else ''}; the baseline's own channels lie "
+        f"{compared.residual_share:.4f} of B apart"
     )
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis import check_experiment, check_run
-from harness.analysis.cost.compare import Agreement
+from harness.analysis.cost.agreement import Agreement
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.validity.scrapes import CACHED_COUNTER
 from harness.analysis.validity.stalls import check_freezes

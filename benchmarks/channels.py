@@ -1,0 +1,145 @@
+"""How often an answer is withheld wrongly, and how often a wrong cost file is noticed, at the noise of a real server.
+
+Runs are drawn: what the steps cost scatters a little between runs of the same plan, and time in flight over modelled
+time scatters more, as the paper's ten restarts of one input do. No server runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.figure import Figure
+from harness.analysis.cost.agreement import MAX_TAU, Agreement
+from harness.analysis.cost.compare import Comparison, compare
+from harness.analysis.cost.padding import Padding
+from harness.analysis.cost.reconstruct import ChannelA
+from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
+from harness.analysis.stats import FloatArray
+from harness.clock import NS_PER_S
+
+EXPERIMENTS, SEED = 2_000, 20261125
+NUM_BLOCKS = (3, 6, 12)
+CHANGES = (0.0, -0.03, -0.1)
+# What a cost file says, and what is true, where f of the changed sizes is 4 % too low in it.
+REVERSED = (-0.033, 0.009)
+RUN_S = 30.0
+WITHHELD = (Agreement.DIFFER, Agreement.CANNOT_TELL)
+
+
+class Noise(NamedTuple):
+    """A server's noise between runs of one plan: deviations of ln A and of ln(B / A); r/B of its runs."""
+
+    name: str
+    a_sd: float
+    b_over_a_sd: float
+    residual_share: float
+
+
+NOISES = (Noise("N = 6", 0.0004, 0.019, 0.0377), Noise("N = 8", 0.008, 0.0065, 0.0372))
+
+TEMPLATE = RunFigures(
+    experiment="drawn",
+    condition="",
+    replicate=0,
+    is_valid=True,
+    treatment="",
+    baseline="base",
+    a=None,
+    b_ns=0,
+    padding=Padding(0, 1),
+    has_steps=True,
+    steps_by_n_b={},
+    prompt_tokens=1,
+    computed_prefill_tokens=1,
+    cached_tokens=0,
+    reuse=ReuseFigures(),
+    evictions=None,
+    waiting_session_ns=None,
+    lateness=Lateness(np.zeros(0), np.zeros(0), 0),
+    num_requests=1,
+    num_failed=0,
+    num_aborted=0,
+    generated_tokens=1,
+)
+
+
+def side_of(noise: Noise, change_a: float, change_b: float, plans: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """ns of A and of B of runs of these plans, shape (runs, 2)."""
+    a = np.log(RUN_S * NS_PER_S) + plans + rng.normal(0, noise.a_sd, len(plans))
+    b = a - math.log1p(-noise.residual_share) + rng.normal(0, noise.b_over_a_sd, len(plans))
+    return np.exp(np.column_stack([a + math.log1p(change_a), b + math.log1p(change_b)]))
+
+
+def drawn_comparison(
+    noise: Noise, changes: tuple[float, float], num_blocks: int, rng: np.random.Generator
+) -> Comparison:
+    """An experiment whose condition changes A and B by these shares, with plans of different sizes."""
+    plans = rng.normal(0, 0.1, num_blocks)
+    sides = [
+        [
+            replace(TEMPLATE, replicate=place, unit=place, a=ChannelA(round(a_ns), 0), b_ns=round(b_ns))
+            for place, (a_ns, b_ns) in enumerate(side_of(noise, *of_side, plans, rng).tolist())
+        ]
+        for of_side in (changes, (0.0, 0.0))
+    ]
+    compared = compare("base", *sides)
+    assert compared is not None, "every block has both sides"
+    return compared
+
+
+class Shares(NamedTuple):
+    """Shares of experiments by what is said of the channels; by_tau: withheld by the paper's tolerance, capped."""
+
+    by_word: Counter[Agreement]
+    by_tau: int
+    num: int
+
+    def of(self, *words: Agreement) -> float:
+        return sum(self.by_word[word] for word in words) / self.num
+
+    @property
+    def error(self) -> float:
+        withheld = self.of(*WITHHELD)
+        return math.sqrt(max(withheld * (1 - withheld), 0.25 / self.num) / self.num)
+
+
+def shares(noise: Noise, changes: tuple[float, float], num_blocks: int, num: int, seed: int = SEED) -> Shares:
+    """What is said of ``num`` drawn experiments."""
+    rng = np.random.default_rng([seed, num_blocks])
+    made = [drawn_comparison(noise, changes, num_blocks, rng) for _ in range(num)]
+    by_tau = 0
+    for compared in made:
+        assert compared.channels is not None, "drawn runs have both channels"
+        tau = compared.channels.tau
+        by_tau += compared.channels.difference > tau or tau > MAX_TAU
+    return Shares(Counter(compared.agreement for compared in made), by_tau, num)
+
+
+def bench_channels(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
+    """Answers withheld although both channels changed alike, then those withheld where a cost file turns the sign."""
+    for noise in NOISES:
+        for num_blocks in NUM_BLOCKS:
+            for change in CHANGES:
+                found = shares(noise, (change, change), num_blocks, num_experiments)
+                yield Figure(
+                    f"withheld wrongly, {noise.name}, {num_blocks} blocks, {change:+.0%}",
+                    f"{found.of(*WITHHELD):.3f}",
+                    "<= 0.05",
+                    f"agree {found.of(Agreement.AGREE):.3f}, no conflict {found.of(Agreement.NO_CONFLICT):.3f}; the "
+                    f"paper's tolerance {found.by_tau / found.num:.3f}; Monte Carlo error {found.error:.3f}",
+                )
+    for noise in (*NOISES, Noise("emulator", 1e-4, 5e-4, 0.01)):
+        for num_blocks in NUM_BLOCKS:
+            found = shares(noise, REVERSED, num_blocks, num_experiments)
+            yield Figure(
+                f"wrong sign withheld, {noise.name}, {num_blocks} blocks",
+                f"{found.of(*WITHHELD):.3f}",
+                "",
+                f"agree {found.of(Agreement.AGREE):.3f}; the paper's tolerance {found.by_tau / found.num:.3f}",
+            )
