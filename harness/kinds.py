@@ -40,12 +40,6 @@ _TABLE = (
         scales_time=True,
     ),
     BackendKind(
-        name="twin",
-        label="twin (real vLLM and vllm-rbln on a stand-in device with modelled step times)",
-        has_stack=True,
-        lifecycle_s=20.0,
-    ),
-    BackendKind(
         name="sim",
         label="virtual time, no server process",
         scales_time=True,

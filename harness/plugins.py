@@ -33,6 +33,7 @@ class Plugin:
     words, e.g. "paper tables". groups: help of a group of commands that is new with it, by its words. kinds: facts of
     its backends. backends: a ``Backend`` for each kind. export_formats: a ``Format``. trace_formats: a ``TraceFormat``.
     analyses: an ``Analysis``. result_files: readers of other benchmarks' results, from paths to a ``PeerSide`` or None.
+    stacks: a ``StandInStack``, which `--twin` means.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Plugin:
     trace_formats: Parts = field(default_factory=dict[str, str])
     analyses: Parts = field(default_factory=dict[str, str])
     result_files: Parts = field(default_factory=dict[str, str])
+    stacks: Parts = field(default_factory=dict[str, str])
 
 
 class Unusable(NamedTuple):

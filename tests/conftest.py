@@ -11,7 +11,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
 
 from harness.errors import HarnessError
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment, find_twin
+from harness.extras.twin.environment import TwinEnvironment, find_twin
 
 # No verdict hangs on how fast a machine is.
 settings.register_profile("no deadline", settings(), deadline=None)
@@ -58,8 +58,9 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("advise", "analysis", "engine", "export", "extras", "plan", "prereg", "sim", "traces"),
+    *("advise", "analysis", "engine", "export", "plan", "prereg", "sim", "traces"),
     *("differential", "stack/vllm"),
+    *(f"extras/{name}" for name in ("otel", "paper", "peers", "perfetto")),
     *(f"stack/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )

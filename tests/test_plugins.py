@@ -160,17 +160,15 @@ def test_the_doctor_lists_plugins_and_says_in_one_line_what_does_not_load(harnes
 
 
 def test_the_extras_of_the_harness_register_as_any_plugin_does() -> None:
-    assert {"otel", "paper", "peers", "perfetto"} <= {plugin.name for plugin in plugins().usable}
+    assert {"otel", "paper", "peers", "perfetto", "twin"} <= {plugin.name for plugin in plugins().usable}
     folders = {path.name for path in (ROOT / "harness" / "extras").iterdir() if (path / "__init__.py").is_file()}
     assert folders == {plugin.name for plugin in plugins().usable}
 
 
 @pytest.mark.parametrize("plugin", plugins().usable, ids=lambda plugin: plugin.name)
 def test_every_part_of_an_extra_loads(plugin: Plugin) -> None:
-    mappings = [
-        getattr(plugin, name) for name in Plugin.__dataclass_fields__ if isinstance(getattr(plugin, name), dict)
-    ]
-    places = [place for parts in mappings if parts is not plugin.groups for place in parts.values()]
+    sorts = ("commands", "backends", "export_formats", "trace_formats", "analyses", "result_files", "stacks")
+    places = [place for sort in sorts for place in getattr(plugin, sort).values()]
     assert places
     assert all(part_at(place) is not None for place in places)
 

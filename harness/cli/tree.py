@@ -172,11 +172,6 @@ GROUPS = {
         "Servers to measure: emulator, twin, NPUs, patch, calibration.\n\nExample: `harness server devices`",
         {
             "emulator": "server:emulator",
-            "twin": _group(
-                "server twin",
-                "The real vLLM + vllm-rbln on a stand-in device.\n\nExample: `harness server twin install`",
-                {"install": "server:twin_install", "artifact": "server:twin_artifact"},
-            ),
             "compile": "server:compile_model",
             "patch": _group(
                 "server patch",

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import SpecError
+from harness.extras.twin.environment import TwinEnvironment
 from harness.kinds import KINDS
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec, load_experiment
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 from harness.traces.recording import load_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server

@@ -13,8 +13,8 @@ import pytest
 
 from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
+from harness.extras.twin.backend import TwinBackend
 from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.runner.backends.twin import TwinBackend
 from harness.runner.run import LaunchOptions
 from harness.spec import ClientSpec, ServerSpec
 from tests.support.processes import serving

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment, twin_variables
+from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stack.rbln.rules.kv_rules import AUTO, PAGED, rule_set
 from tests.differential.million import PAGED_TWIN
 

@@ -1,6 +1,6 @@
 """Several answers to a prompt (``n``), the prompt before the answer (``echo``), log probabilities: as vLLM gives them.
 
-``tests/stack/rbln/launch/twin/test_twin_shapes`` holds the same calls to the real stack.
+``tests/extras/twin/test_twin_shapes`` holds the same calls to the real stack.
 """
 
 from __future__ import annotations

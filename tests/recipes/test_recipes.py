@@ -116,7 +116,7 @@ SPOKEN = """
 import sys
 from harness.stack.rbln.rules.dialect import dialect_of
 from harness.stack.rbln.rules.kv_rules import rule_set
-from harness.stack.rbln.launch.twin.environment import stack_named
+from harness.extras.twin.environment import stack_named
 for version in sys.argv[1:]:
     rules = rule_set("auto", version)
     print(stack_named(version).vllm, rules.name, dialect_of(rules).vllm)
@@ -131,12 +131,10 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
     assert "rules: yes (vendor-0.12.1" in house.harness("stack", "check", wheel, exit_code=3)
     # Its facts, its lock, its number in the rules that it follows, its dialect: the files of the recipe.
     house.harness("stack", "record", wheel)
-    lock = (
-        house.root / "harness" / "stack" / "rbln" / "launch" / "twin" / f"requirements-stack-{known}.lock"
-    ).read_text()
+    lock = (house.root / "harness" / "extras" / "twin" / f"requirements-stack-{known}.lock").read_text()
     assert "\nvllm==0.31.0" in lock
     house.write(
-        f"harness/stack/rbln/launch/twin/requirements-stack-{new}.lock",
+        f"harness/extras/twin/requirements-stack-{new}.lock",
         lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0"),
     )
     house.edit("harness/stack/rbln/rules/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')

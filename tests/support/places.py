@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine import load_cost_model
+from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import step_costs
+from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from harness.records import RunStore, SealedRun
-from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
-from harness.stack.rbln.launch.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from tests.support.command_line import harness
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from harness.extras.twin.environment import TwinEnvironment
 from harness.stack.rbln.launch.patches import patched_text
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from harness.extras.twin.inside.twin_device import expected_tokens
 from harness.plan import Plan, TokenStreams
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
-from harness.stack.rbln.launch.twin.inside.twin_device import expected_tokens
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:

@@ -39,9 +39,9 @@ from harness.stack.rbln.launch.serving import (
     find_rbln_stack,
     serve_plan,
 )
-from harness.stack.rbln.launch.twin.environment import newest_stable
+from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 
-VLLM_RBLN = newest_stable()
+VLLM_RBLN = rule_set(NEWEST_STABLE).releases[-1]
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")
 COMPILER = "rebel-compiler"
 COMPILE = "harness server compile"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.errors import RecordsError
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment, twin_variables
+from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stack.vllm.launch import STEP_LOG
 from harness.stack.vllm.step_log import (
     INSIDE,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.logs.observer import load_observer
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
+from harness.extras.twin.environment import TwinEnvironment
 from harness.stack.vllm.launch import STEP_LOG
 from harness.stack.vllm.step_log import INSIDE, load_step_log
 from tests.support.twin_runs import run_on_twin

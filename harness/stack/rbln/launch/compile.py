@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
@@ -29,7 +29,6 @@ from harness.records.disk import file_entry
 from harness.server.supervisor import PR_SET_PDEATHSIG
 from harness.spec import Spec, load_toml
 from harness.stack.rbln.launch.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
-from harness.stack.rbln.launch.twin.environment import INSIDE, TwinEnvironment, twin_variables
 
 RECORD_FILE = "harness-artifact.json"
 EXPORT = Path(__file__).resolve().parent / "inside" / "export_artifact.py"
@@ -125,6 +124,13 @@ class Exporter:
         used = {name: self.versions.get(name, "") for name in COMPILING_PACKAGES}
         canonical = json.dumps([spec.exported(), used], sort_keys=True).encode()
         return hashlib.sha256(canonical + self.script.read_bytes()).hexdigest()[:16]
+
+
+class StandInStack(NamedTuple):
+    """A stack that stands in for one with a compiler: its packages, and what writes artifacts for it."""
+
+    site_packages: Callable[[], Path]
+    exporter: Callable[[], Exporter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,34 +326,3 @@ def _lock(path: Path, on_progress: Callable[[str], None]) -> Generator[int, None
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-TWIN_MODEL = "twin-qwen3-4b"
-TWIN_WRITER = INSIDE / "write_artifact.py"
-"""Optimum-rbln's classes write the artifact; nothing is compiled."""
-
-
-def twin_exporter(twin: TwinEnvironment) -> Exporter:
-    """The command that writes an artifact in the twin's environment."""
-    return Exporter(twin.python, TWIN_WRITER, dict(twin.stamp.get("versions", {})), twin_variables(twin), free_gib=0.1)
-
-
-def twin_spec(**parameters: object) -> CompileSpec:
-    """The specification with these keys of CompileSpec; SpecError names every key that is wrong."""
-    return CompileSpec.from_table({"model": TWIN_MODEL, **parameters}, where="artifact")
-
-
-def cached_artifact(twin: TwinEnvironment, spec: CompileSpec) -> Path:
-    """The folder of the artifact in the twin's own registry, written when missing."""
-    return compile_artifact(spec, twin.folder / "artifacts", twin_exporter(twin)).folder
-
-
-def copy_artifact(twin: TwinEnvironment, spec: CompileSpec, folder: Path) -> Path:
-    """Copy the artifact to ``folder``, which must not exist, or be empty or an earlier artifact."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD_FILE).is_file():
-        raise SpecError("holds other files", where=str(folder), hint="Choose another folder")
-    source = cached_artifact(twin, spec)
-    with ServerError.on_os_error("cannot be written", where=folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-    return folder

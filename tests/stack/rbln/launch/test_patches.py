@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
+from harness.extras.twin.environment import TwinEnvironment
 from harness.stack.rbln.launch.patches import (
     Patch,
     make_overlay,
@@ -21,7 +22,6 @@ from harness.stack.rbln.launch.patches import (
     shipped_patches,
     tree_sha256,
 )
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 
 TARGET = "vllm_rbln/models/base.py"
 BEFORE = """\

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.extras.twin.environment import TwinEnvironment, known_stacks
 from harness.stack.rbln.launch.patches import HOOKS, OUTPUT_FIELDS, RUNTIME_HOOK, missing_hooks, verify_installed
 from harness.stack.rbln.launch.serving import OBSERVER_FOLDER
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment, known_stacks
 from tests.support.little_stack import write_little_stack
 
 

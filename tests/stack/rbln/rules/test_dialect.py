@@ -1,6 +1,6 @@
 """Each release speaks in its own way; the answers here are those that the real stack gave on the twin.
 
-``tests/stack/rbln/launch/twin/test_twin_shapes`` holds whole answers to the real ones where a twin is installed.
+``tests/extras/twin/test_twin_shapes`` holds whole answers to the real ones where a twin is installed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from harness.extras.twin.environment import known_stacks
 from harness.stack.rbln.launch.launch_log import read_launch
-from harness.stack.rbln.launch.twin.environment import known_stacks
 from harness.stack.rbln.rules.dialect import DIALECTS, dialect_of
 from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, RULE_SETS
 from tests.support.emulator_process import Emulator, end, start_ready

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from harness.engine import EngineConfig
 from harness.errors import SpecError
+from harness.extras.twin.environment import known_stacks
 from harness.spec import ServerSpec
-from harness.stack.rbln.launch.twin.environment import known_stacks
 from harness.stack.rbln.rules.kv_rules import (
     AUTO,
     NEWEST_STABLE,

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from harness.engine import EngineConfig, Scheduler, load_cost_model
+from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import TwinBackend
+from harness.extras.twin.environment import TwinEnvironment
+from harness.extras.twin.inside.twin_device import expected_tokens
 from harness.plan import token_block_keys
-from harness.runner.backends.twin import TwinBackend
 from harness.runner.run import LaunchOptions
 from harness.spec import ServerSpec
-from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
-from harness.stack.rbln.launch.twin.inside.twin_device import expected_tokens
 from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

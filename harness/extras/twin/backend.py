@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from harness.engine import EngineConfig, load_cost_model
 from harness.engine.cost import CostModel
 from harness.errors import ServerError
+from harness.extras.twin.artifact import TWIN_MODEL, cached_artifact, twin_exporter, twin_spec
+from harness.extras.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 from harness.kinds import KINDS, BackendKind
 from harness.records import layout
 from harness.runner.backends.base import (
@@ -32,7 +34,7 @@ from harness.server.process import require_port
 from harness.server.vllm_serve import Stack
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch.artifacts import check_artifact, read_artifact
-from harness.stack.rbln.launch.compile import TWIN_MODEL, CompileSpec, cached_artifact, twin_spec
+from harness.stack.rbln.launch.compile import CompileSpec, StandInStack
 from harness.stack.rbln.launch.devices import read_devices, require_idle
 from harness.stack.rbln.launch.releases import usable_with
 from harness.stack.rbln.launch.serving import (
@@ -41,7 +43,6 @@ from harness.stack.rbln.launch.serving import (
     check_installed,
     serve_plan,
 )
-from harness.stack.rbln.launch.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
 INSTALL = "harness server twin install"
 NUM_DEVICES = 4
@@ -180,3 +181,4 @@ def step_costs(model: CostModel, buckets: Sequence[int]) -> dict[str, Any]:
 
 
 BACKEND = TwinBackend()
+STACK = StandInStack(lambda: find_twin().site_packages, lambda: twin_exporter(find_twin()))

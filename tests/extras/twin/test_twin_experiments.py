@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.environment import TwinEnvironment
 from harness.records import SealedRun
 from harness.runner.paired import compare_pair
-from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
 from harness.stack.rbln.launch.patches import tree_sha256
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 from tests.support.observed import bucket_lines, check_observed
 from tests.support.places import Place
 from tests.support.sshd import running_sshd, short_folder, write_command

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.environment import TwinEnvironment
 from harness.records import RunStore
-from harness.stack.rbln.launch.compile import cached_artifact, twin_spec
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 from tests.support.places import Place
 from tests.support.stacks import TARGET, linked_environment
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from harness.engine import EngineConfig
-from harness.runner.backends.twin import TwinBackend
+from harness.extras.twin.backend import TwinBackend
+from harness.extras.twin.environment import TwinEnvironment
 from harness.runner.run import LaunchOptions
 from harness.spec import ServerSpec
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 from tests.support.processes import serving
 from tests.support.twin_follow import Asked, follow, log_messages
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError, SpecError
-from harness.outputs import whole_file
-from harness.stack.rbln.launch.twin.environment import (
+from harness.extras.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,
     TwinEnvironment,
@@ -33,6 +32,7 @@ from harness.stack.rbln.launch.twin.environment import (
     stack_named,
     twin_variables,
 )
+from harness.outputs import whole_file
 from harness.stack.rbln.rules.kv_rules import release_of
 from harness.uv import uv_install
 

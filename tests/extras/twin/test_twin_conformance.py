@@ -17,11 +17,11 @@ import pytest
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.client.replay_state import token_digest
 from harness.engine import EngineConfig
+from harness.extras.twin.environment import TwinEnvironment
 from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 from harness.records.layout import step_reports
 from harness.spec import ServerSpec
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
 from tests.support.cut_logs import assert_no_cut_invents_or_loses
 from tests.support.observed import check_observed

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.engine import load_cost_model
-from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.launch.twin.inside.twin_device import (
+from harness.extras.twin.backend import step_costs
+from harness.extras.twin.inside.twin_device import (
     Device,
     DeviceError,
     DeviceShape,

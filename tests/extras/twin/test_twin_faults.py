@@ -15,12 +15,12 @@ import pytest
 
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
-from harness.runner.backends.twin import TwinBackend
+from harness.extras.twin.backend import TwinBackend
+from harness.extras.twin.environment import TwinEnvironment
 from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
-from harness.stack.rbln.launch.twin.environment import TwinEnvironment
 from harness.stack.rbln.rules.log_grammar import KvCopyFailedEvent
 from tests.support.processes import start_launched
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ExitCode, HarnessError, ServerError, SpecError
-from harness.stack.rbln.launch.compile import cached_artifact, copy_artifact, twin_spec
-from harness.stack.rbln.launch.serving import logging_config
-from harness.stack.rbln.launch.twin.environment import (
+from harness.extras.twin.artifact import cached_artifact, copy_artifact, twin_spec
+from harness.extras.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,
     TwinEnvironment,
@@ -26,13 +25,14 @@ from harness.stack.rbln.launch.twin.environment import (
     newest_stable,
     twin_variables,
 )
-from harness.stack.rbln.launch.twin.install import (
+from harness.extras.twin.install import (
     TwinInstallError,
     check_disk,
     check_released_files,
     choose_python,
     install_twin,
 )
+from harness.stack.rbln.launch.serving import logging_config
 from harness.uv import UV_LOCK
 
 NOWHERE = (
@@ -166,7 +166,7 @@ def _pretend_twin(folder: Path, version: str) -> None:
 def test_the_newest_stable_twin_is_found_and_any_other_by_its_version_or_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.stack.rbln.launch.twin.environment.twin_root", lambda: tmp_path)
+    monkeypatch.setattr("harness.extras.twin.environment.twin_root", lambda: tmp_path)
     # As the harness named it before several could be had.
     _pretend_twin(tmp_path / ".venv-twin", "0.11.1")
     _pretend_twin(tmp_path / ".venv-twin-0.12.1a8", "0.12.1a8")

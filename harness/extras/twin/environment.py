@@ -111,7 +111,7 @@ class TwinEnvironment:
 
 def twin_root() -> Path:
     """Folder of the twins: the checkout of this package, or the current folder for an installed package."""
-    checkout = Path(__file__).resolve().parents[5]
+    checkout = Path(__file__).resolve().parents[3]
     return checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()
 
 
