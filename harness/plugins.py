@@ -33,7 +33,7 @@ class Plugin:
     words, e.g. "paper tables". groups: help of a group of commands that is new with it, by its words. kinds: facts of
     its backends. backends: a ``Backend`` for each kind. export_formats: a ``Format``. trace_formats: a ``TraceFormat``.
     analyses: an ``Analysis``. result_files: readers of other benchmarks' results, from paths to a ``PeerSide`` or None.
-    stacks: a ``StandInStack``, which `--twin` means.
+    stacks: a ``StandInStack``, which `--twin` means. doctor: functions that give lines of ``harness doctor``.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Plugin:
     analyses: Parts = field(default_factory=dict[str, str])
     result_files: Parts = field(default_factory=dict[str, str])
     stacks: Parts = field(default_factory=dict[str, str])
+    doctor: Parts = field(default_factory=dict[str, str])
 
 
 class Unusable(NamedTuple):

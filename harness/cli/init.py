@@ -14,7 +14,7 @@ import typer
 
 from harness.cli.addresses import RunsOption
 from harness.cli.terminal import escape_markup, printable_lines, say, terminal
-from harness.errors import ExitCode, ServerError, SpecError
+from harness.errors import ExitCode, ServerError, SpecError, in_one_line
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
@@ -268,7 +268,6 @@ def doctor(
         return
     from harness.runner.backends import readiness, what_you_can_do
     from harness.server.doctor import run_checks
-    from harness.stack.steps import ways_to_steps
 
     console = terminal()
     checks = [*run_checks(runs), *readiness()]
@@ -280,14 +279,13 @@ def doctor(
             say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim")
             say(console, f"{'':>9}{'do':>{width}}  {check.how}")
     _show_plugins(console)
-    say(console, f"Steps of other stacks: harness stack steps FILE ({'; '.join(ways_to_steps())})", "dim")
     say(console, what_you_can_do(checks), "bold")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
 
 
 def _show_plugins(console: Console) -> None:
-    """Print the plug-ins that are here, and a line for each that does not load."""
-    from harness.plugins import plugins
+    """Print the plug-ins that are here, a line for each that does not load, and what they say of this machine."""
+    from harness.plugins import plugged, plugins
 
     found = plugins()
     for plugin in found.usable:
@@ -295,6 +293,20 @@ def _show_plugins(console: Console) -> None:
     for broken in found.unusable:
         why = f"{broken.name} ({broken.package}) does not load and is left out: {broken.why}"
         say(console, f"[yellow]plug-in[/]  {escape_markup(printable_lines(why))}")
+    for name, place in plugged("doctor").items():
+        for line in _lines_of(name, place):
+            say(console, escape_markup(line), "dim")
+
+
+def _lines_of(name: str, place: str) -> list[str]:
+    """What a plug-in says of this machine, or why it cannot."""
+    from harness.plugins import part_at
+
+    try:
+        return part_at(place)()
+    # Other people's code: the doctor goes on.
+    except Exception as error:
+        return [f"{name} of a plug-in failed ({place}): {in_one_line(error)}"]
 
 
 def _ask_server(url: str, api_key_env: str) -> None:

@@ -187,11 +187,6 @@ GROUPS = {
             "calibrate": "calibrate:calibrate",
         },
     ),
-    "stack": _group(
-        "stack",
-        "Releases of vllm-rbln, and step files of other stacks.\n\nExample: `harness stack check .venv`",
-        {"check": "stack:check", "record": "stack:record", "compare": "stack:compare", "steps": "stack:steps"},
-    ),
     "fleet": _group(
         "fleet",
         "Several devices or hosts at once.\n\nExample: `harness fleet status demo --runs runs/today`",

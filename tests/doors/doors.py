@@ -27,6 +27,7 @@ from harness.emulator.config import load_config, parse_config
 from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
 from harness.engine.cost import load_cost_model
 from harness.experiment import build_plan
+from harness.extras.other_stacks.steps import read_steps, step_tables
 from harness.extras.peers.results import peer_side
 from harness.plan import read_plan, write_plan
 from harness.plan.waits import load_waits
@@ -49,7 +50,6 @@ from harness.stack.rbln.launch.patch_audit import audit
 from harness.stack.rbln.launch.patches import patched_text
 from harness.stack.rbln.launch.releases import load_table
 from harness.stack.rbln.launch.sources import open_sources
-from harness.stack.steps import read_steps, step_tables
 from harness.traces.importing import read_recordings
 from harness.traces.recording import read_trace
 from harness.traces.waits import summarise_tracelab

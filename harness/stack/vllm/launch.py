@@ -15,7 +15,6 @@ from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
 from harness.server.vllm_serve import Plugin, Stack, find_stack, requested_plugins, scratch_variable, serve_environment
 from harness.spec import ServerSpec
-from harness.stack.steps import ways_to_steps
 from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
 STEP_LOG = Plugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
@@ -115,7 +114,6 @@ def readiness(backend: str) -> Check:
         ok = True
         if versions.get("vllm", "").endswith("cpu"):
             seen = "step log of every engine step; a CPU captures no graphs, so that b = n"
-        seen = "; ".join([seen, *ways_to_steps(versions)])
     except ServerError as error:
         found, ok = error.what, None
     return Check(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import RecordsError
-from harness.stack.steps import StepFile, load_steps, padding_of, read_steps, step_tables
+from harness.extras.other_stacks.steps import StepFile, load_steps, padding_of, read_steps, step_tables
 from harness.stack.vllm.step_log import SCHEMA
 
 TIMES = ("at_ns", "logger_ns")

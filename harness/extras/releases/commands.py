@@ -19,10 +19,10 @@ from harness.cli.addresses import (
     changes_of,
     experiment_with,
 )
-from harness.cli.terminal import print_tables, printable_drawing, terminal_width, time_left
+from harness.cli.terminal import print_tables, time_left
 from harness.errors import ExitCode, SpecError
 from harness.kinds import KINDS, kind_named
-from harness.table import TableForm, written
+from harness.table import TableForm
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
@@ -154,28 +154,6 @@ def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
     from harness.stack.rbln.launch.sources import VLLM, open_sources, vllm_beside
 
     return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
-
-
-def steps(
-    file: Annotated[Path, typer.Argument(help="File of steps, or debug log; the stack is recognised by its content.")],
-    form: TableFormsOption = TableForm.text,
-) -> None:
-    """Show the decode steps (n, b) in a file of another stack: padding p, h(n), and what the file does not show.
-
-    Reads vLLM's step log, the batch statistics of tpu-inference, the profiler file of Gaudi, and a debug log of
-    vllm-rbln's native path. Example: `harness stack steps all_batches_stats_2026_11_23.jsonl --format json`
-    """
-
-    from harness.stack.steps import load_steps, step_tables
-
-    steps_read = load_steps(file)
-    tables = step_tables(steps_read)
-    if form is TableForm.json:
-        (whole,), shapes = (table.records() for table in tables)
-        whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
-        print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes}, indent=1))
-    else:
-        print(printable_drawing(written(tables, form, terminal_width())), end="")
 
 
 def _as_text(result: ReleaseCheck) -> str:
