@@ -1,13 +1,13 @@
 """An experiment's conditions: sums over replicates, cost ratios on both channels, and whether the channels agree.
 
-Ratios are ratios of sums over the replicates that both conditions have, valid runs only; nothing is averaged over
-ratios and nothing is decided.
+Sums, counts and percentiles are over the replicates in which every condition has a valid run; a ratio is of sums over
+those that its two conditions have. Nothing is averaged over ratios and nothing is decided.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +17,13 @@ from harness.analysis.cost.compare import Comparison, check_channels, compare
 from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
-from harness.analysis.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over
+from harness.analysis.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over, total_of
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.judge.compare.pairs import common_replicates, counted_runs
 from harness.judge.decisions.answer import Answer, answers, main_answers
 from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun, declared_by, kind_of, served_by
@@ -31,7 +32,7 @@ from harness.table import Cell, Table, table_of, to_html
 
 # Columns of ``to_arrow`` that a notebook shows.
 SHOWN = (
-    *("condition", "baseline", "num_valid_runs", "a_ns", "b_ns", "ratio_a", "ratio_a_low", "ratio_a_high", "ratio_b"),
+    *("condition", "baseline", "num_counted_runs", "a_ns", "b_ns", "ratio_a", "ratio_a_low", "ratio_a_high", "ratio_b"),
     *("channels", "verdict", "padding_ratio", "num_reused", "num_rearrivals"),
 )
 
@@ -49,7 +50,7 @@ class BucketChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionFigures(Figures):
-    """One condition: its runs, and sums over the valid ones.
+    """One condition: its runs, and sums over ``counted``, the valid ones of replicates that every condition has.
 
     comparison: None for a baseline, or when no replicate is valid in both. bucket_change: only where the bucket set is
     all that changed h(n)'s padding, that is, where h(n) equals the baseline's.
@@ -60,6 +61,7 @@ class ConditionFigures(Figures):
     baseline: str
     buckets: tuple[int, ...]
     runs: tuple[RunFigures, ...]
+    counted: tuple[RunFigures, ...]
     comparison: Comparison | None = None
     bucket_change: BucketChange | None = None
     factors: Factors = field(default_factory=dict[str, Factor])
@@ -79,7 +81,7 @@ class ConditionFigures(Figures):
 
     @property
     def rearrival_p50_ms(self) -> float | None:
-        """The worst of the runs' medians, wall ms."""
+        """The worst of the counted runs' medians, wall ms."""
         return self._worst("rearrival_p50_ms")
 
     @property
@@ -90,8 +92,12 @@ class ConditionFigures(Figures):
     def start_spread_ms(self) -> float | None:
         return self._worst("start_spread_ms")
 
+    def over(self, replicates: Collection[int]) -> Figures:
+        """The sums over its valid runs of these replicates."""
+        return total_of([run for run in self.valid_runs if run.replicate in replicates])
+
     def _worst(self, name: str) -> float | None:
-        values = (getattr(run.lateness, name) for run in self.valid_runs)
+        values = (getattr(run.lateness, name) for run in self.counted)
         return max((value for value in values if value is not None), default=None)
 
 
@@ -123,6 +129,11 @@ class ExperimentSummary:
     @property
     def runs(self) -> tuple[RunFigures, ...]:
         return tuple(run for condition in self.conditions for run in condition.runs)
+
+    @property
+    def replicates(self) -> tuple[int, ...]:
+        """The replicates that sums and percentiles count: those in which every condition has a valid run."""
+        return common_replicates(self.runs)
 
     @property
     def unknowns(self) -> str:
@@ -207,6 +218,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         raise ValueError(f"runs of exactly one experiment are needed, got {sorted(names)}")
     ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
     figures = [run_figures(run) if cost_model is None else figures_at(run, cost_model) for run in ordered]
+    counted = counted_runs(figures)
     buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
     factors = {run.condition: run.manifest.factors for run in ordered}
     plain = {
@@ -216,8 +228,9 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             baseline=group[0].baseline,
             buckets=buckets[name],
             runs=tuple(group),
+            counted=(summed := tuple(run for run in counted if run.condition == name)),
             factors=factors[name],
-            **sums_over([run for run in group if run.is_valid]),
+            **sums_over(summed),
         )
         for name, group in grouped(figures, lambda run: run.condition).items()
     }
@@ -241,7 +254,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         backend=backend,
         served=served_by(ordered),
         declared=declared_by(ordered),
-        serving=_serving(ordered),
+        serving=_serving([run for run in ordered if run.key in {one.key for one in counted}]),
         speeds=by_device,
         window=window_of(ordered[0]).in_words("model s" if ordered[0].manifest.clock.scale != 1 else "s"),
     )
@@ -252,7 +265,7 @@ def _comparisons(conditions: Sequence[ConditionFigures]) -> dict[str, Comparison
 
 
 def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
-    by_condition = grouped((run for run in runs if run.is_valid), lambda run: run.condition)
+    by_condition = grouped(runs, lambda run: run.condition)
     figures = (serving_figures(name, group) for name, group in by_condition.items())
     return tuple(each for each in figures if each is not None)
 
@@ -262,16 +275,18 @@ def _compared(
 ) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
-    return replace(
-        condition,
-        comparison=compare(baseline.name, condition.valid_runs, baseline.valid_runs, is_predicted=is_predicted),
-        bucket_change=_bucket_change(condition, baseline),
-    )
+    comparison = compare(baseline.name, condition.valid_runs, baseline.valid_runs, is_predicted=is_predicted)
+    if comparison is None:
+        return condition
+    change = _bucket_change(condition, baseline, comparison.replicates)
+    return replace(condition, comparison=comparison, bucket_change=change)
 
 
-def _bucket_change(condition: ConditionFigures, baseline: ConditionFigures) -> BucketChange | None:
-    histogram = condition.histogram
-    is_comparable = histogram and histogram == baseline.histogram and condition.buckets and baseline.buckets
+def _bucket_change(
+    condition: ConditionFigures, baseline: ConditionFigures, replicates: Collection[int]
+) -> BucketChange | None:
+    histogram, before = (each.over(replicates).histogram for each in (condition, baseline))
+    is_comparable = histogram and histogram == before and condition.buckets and baseline.buckets
     if not is_comparable or condition.buckets == baseline.buckets:
         return None
     old, new = bucket_rule(baseline.buckets, histogram), bucket_rule(condition.buckets, histogram)
@@ -313,9 +328,10 @@ def _condition_row(condition: ConditionFigures, answer: Answer | None) -> dict[s
         "buckets": list(condition.buckets),
         "num_runs": len(condition.runs),
         "num_valid_runs": len(condition.valid_runs),
+        "num_counted_runs": len(condition.counted),
         **cells(condition, COSTS),
         **cells(condition.comparison, COMPARED),
-        **cells(condition, WORK),
+        **cells(condition if condition.counted else None, WORK),
         **cells(condition, LATENESS),
         **cells(answer, ANSWERED),
     }

@@ -5,8 +5,8 @@ The terminal and the page show the same sentences. No figure is computed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from harness.analysis import RunFigures
 from harness.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause, Seen
@@ -184,7 +184,7 @@ def _other_changes(summary: ExperimentSummary, condition: ConditionFigures) -> l
     """Padding and reuse over the replicates of the comparison, where they changed."""
     assert condition.comparison is not None, "only comparisons have changes"
     shown = condition.comparison.replicates
-    this, base = (over(each, shown) for each in (condition, summary.condition(condition.baseline)))
+    this, base = (each.over(shown) for each in (condition, summary.condition(condition.baseline)))
     changes: list[str] = []
     before, after = base.padding.ratio, this.padding.ratio
     if before is not None and after is not None and abs(after - before) >= PADDING_WORTH:
@@ -193,17 +193,6 @@ def _other_changes(summary: ExperimentSummary, condition: ConditionFigures) -> l
     if had is not None and has is not None and had != has:
         changes.append(f"Reused re-arrivals {base.reuse.share_text} \u2192 {this.reuse.share_text}")
     return changes
-
-
-def over(condition: ConditionFigures, replicates: Collection[int]) -> ConditionFigures:
-    """The condition with its valid runs of these replicates alone."""
-    return replace(condition, runs=tuple(run for run in condition.valid_runs if run.replicate in replicates))
-
-
-def common_replicates(summary: ExperimentSummary) -> list[int]:
-    """Replicates with a valid run of every condition that has any, ascending: only their sums stand side by side."""
-    each = [{run.replicate for run in condition.valid_runs} for condition in summary.conditions if condition.valid_runs]
-    return sorted(set[int].intersection(*each)) if each else []
 
 
 def missing_runs(summary: ExperimentSummary) -> list[str]:
@@ -215,7 +204,7 @@ def missing_runs(summary: ExperimentSummary) -> list[str]:
 
 def counted_words(summary: ExperimentSummary) -> str:
     """Which runs the sums of a table count, and what is missing; one or two sentences."""
-    common, missing = common_replicates(summary), missing_runs(summary)
+    common, missing = summary.replicates, missing_runs(summary)
     if not missing:
         return f"Costs and counts are sums over {count(len(common), 'replicate')}."
     named = ", ".join(missing[:MAX_MISSING]) + (
@@ -230,9 +219,11 @@ def counted_words(summary: ExperimentSummary) -> str:
 def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
     """What a condition costs that is compared with none, and what its users felt."""
     name, unit = mark(condition.name), "model s" if summary.time_scale != 1 else "s"
-    runs = f"{count(len(condition.valid_runs), 'valid run')}, {source_of(summary.backend).value}"
-    if condition.b_ns is None:
+    runs = f"{count(len(condition.counted), 'valid run')}, {source_of(summary.backend).value}"
+    if not condition.valid_runs:
         return f"{name} has no valid run, so its cost is not known."
+    if condition.b_ns is None:
+        return f"{name} has no valid run of a replicate that every condition has, so its cost is not shown."
     felt = _felt(summary, condition)
     if condition.a_ns is None:
         return f"{name} kept requests in flight for {fixed(condition.b_ns, 3, NS_PER_S)} {unit} (B; {runs}).{felt}"

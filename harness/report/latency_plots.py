@@ -49,7 +49,7 @@ def serving_plot(sheet: Sheet, view: ReportView) -> str:
 def _samples(view: ReportView, of: Callable[[Latencies], FloatArray]) -> dict[str, FloatArray]:
     found: dict[str, FloatArray] = {}
     for condition in view.conditions:
-        parts = [of(latencies(view.sealed[run.key])) for run in condition.valid_runs]
+        parts = [of(latencies(view.sealed[run.key])) for run in condition.counted]
         values = np.concatenate(parts) / NS_PER_MS if parts else np.empty(0)
         values = values[~np.isnan(values)]
         if values.size:

@@ -125,7 +125,7 @@ def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
     for row, condition in enumerate(view.conditions):
         color = _color(view, condition.name)
         for place, channel in enumerate(view.channels):
-            cost_ns = channel.cost_ns(view.counted(condition))
+            cost_ns = channel.cost_ns(condition)
             if cost_ns is None:
                 continue
             at, value = row + (0.24 * place - 0.12 if len(view.channels) > 1 else 0.0), cost_ns / NS_PER_S
@@ -208,7 +208,7 @@ def _bucket_handles(buckets: Sequence[int]) -> list[Any]:
 
 
 def reuse_plot(sheet: Sheet, view: ReportView) -> str:
-    """Reused tokens of every re-arrival of the valid runs against what formula C allows, one panel per condition."""
+    """Reused tokens of every re-arrival of the counted runs against what formula C allows, one panel per condition."""
     shown = [condition for condition in view.conditions if condition.reuse.num_rearrivals]
     if not shown:
         return ""
@@ -228,7 +228,7 @@ def reuse_plot(sheet: Sheet, view: ReportView) -> str:
 
 def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
     cached, allowed, ticks, labels = list[float](), list[float](), list[float](), list[str]()
-    for run in condition.valid_runs:
+    for run in condition.counted:
         if rearrivals := run.reuse.rearrivals:
             ticks.append(len(cached) + (len(rearrivals) - 1) / 2)
             labels.append(str(run.replicate))

@@ -22,11 +22,9 @@ from harness.report.answers import (
     Channel,
     answers,
     channels_of,
-    common_replicates,
     count,
     counted_words,
     fixed,
-    over,
     short_ms,
 )
 from harness.spec import factors_text
@@ -70,8 +68,7 @@ def conditions_table(summary: ExperimentSummary) -> Table:
         *(["channels"] if len(channels) > 1 else []),
         *("steps", "padding", "reused"),
     )
-    common = common_replicates(summary)
-    rows = tuple(_cells(condition, over(condition, common), channels) for condition in summary.conditions)
+    rows = tuple(_cells(condition, channels) for condition in summary.conditions)
     return Table(f"{summary.title} ({counted})", " ".join(notes), columns, rows, summary.origin)
 
 
@@ -209,9 +206,10 @@ def _rate(rate: Rate | None) -> str:
     return DASH if rate is None else f"{rate.mean:.2f}"
 
 
-def _cells(condition: ConditionFigures, counted: ConditionFigures, channels: Sequence[Channel]) -> tuple[str, ...]:
-    """A row. counted: the condition over the replicates whose sums may stand beside those of other conditions."""
-    compared, is_known = condition.comparison, counted.reuse.num_rearrivals and counted.reuse.num_reused is not None
+def _cells(condition: ConditionFigures, channels: Sequence[Channel]) -> tuple[str, ...]:
+    """A row."""
+    compared, reuse = condition.comparison, condition.reuse
+    is_known = reuse.num_rearrivals and reuse.num_reused is not None
     ratios, verdict = [""] * len(channels), "baseline" if condition.is_baseline else DASH
     if compared is not None:
         mark = "" if compared.is_same_work else "\u2020"
@@ -222,12 +220,12 @@ def _cells(condition: ConditionFigures, counted: ConditionFigures, channels: Seq
         verdict = compared.agreement.shown
     return (
         condition.name + (f"\n{factors_text(condition.factors)}" if condition.factors else ""),
-        *(fixed(channel.cost_ns(counted), 2, NS_PER_S) for channel in channels),
+        *(fixed(channel.cost_ns(condition), 2, NS_PER_S) for channel in channels),
         *ratios,
         *([verdict] if len(channels) > 1 else []),
-        f"{counted.num_steps:,}" if counted.num_steps else DASH,
-        DASH if counted.padding.ratio is None else f"{counted.padding.ratio:.4f}",
-        counted.reuse.share_text if is_known else DASH,
+        f"{condition.num_steps:,}" if condition.num_steps else DASH,
+        DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
+        reuse.share_text if is_known else DASH,
     )
 
 

@@ -22,7 +22,7 @@ from harness.judge.catalogue import AnalysisResult
 from harness.judge.decisions.decide import Decision
 from harness.judge.planning.stopping import SequentialStatus, declared_status
 from harness.records import Finding, RunKey, SealedRun
-from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over
+from harness.report.answers import Channel, channels_of, counted_words
 from harness.report.facts import (
     changes,
     changes_from_experiment,
@@ -129,10 +129,6 @@ class ReportView:
     @property
     def channels(self) -> tuple[Channel, ...]:
         return channels_of(self.summary)
-
-    def counted(self, condition: ConditionFigures) -> ConditionFigures:
-        """The condition over the replicates that every condition has, so that sums may stand side by side."""
-        return over(condition, common_replicates(self.summary))
 
     @property
     def counted_words(self) -> str:

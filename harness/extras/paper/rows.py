@@ -170,7 +170,7 @@ def dummy_rule(source: Source) -> Rows:
                 "dummy_ratio": dummy.ratio,
                 "dummy_error": errors[1],
                 "simulated_reuse": f"{plain.num_reused} -> {dummy.num_reused} / {plain.num_rearrivals}",
-                "measured_reuse": total_of(experiment.figures(condition)).reuse.share_text,
+                "measured_reuse": total_of(experiment.counted(condition)).reuse.share_text,
             }
         )
     return rows

@@ -85,7 +85,7 @@ def block_table(experiment: ExperimentRuns) -> Rows:
 def histogram_table(experiment: ExperimentRuns) -> Rows:
     """h(n) of every condition over its valid runs."""
     for condition in experiment.runs:
-        histogram = total_of(experiment.figures(condition)).histogram
+        histogram = total_of(experiment.counted(condition)).histogram
         counts: dict[str, Cell] = {f"h({n})": count for n, count in histogram.items()}
         yield {"condition": condition, "steps": sum(histogram.values()), **counts}
 

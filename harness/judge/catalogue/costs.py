@@ -63,7 +63,7 @@ def cost_table(experiment: ExperimentRuns) -> Rows:
     """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
     for condition in experiment.runs:
         baseline = experiment.baselines.get(condition, condition)
-        pairs = experiment.seen_pairs(condition, baseline)
+        pairs = experiment.counted_pairs(condition, baseline)
         if not pairs:
             continue
         own, base = totals(pairs)

@@ -25,7 +25,7 @@ from harness.table import Cell, Table, table_of
 
 def _reuse(experiment: ExperimentRuns, condition: str) -> ReuseFigures:
     """The re-arrivals of a condition's runs."""
-    return total_of(experiment.figures(condition)).reuse
+    return total_of(experiment.counted(condition)).reuse
 
 
 def formula_table(experiment: ExperimentRuns) -> Table:
@@ -102,7 +102,7 @@ def lost_reuse_table(experiment: ExperimentRuns) -> Rows:
 def prefill_kinds_table(experiment: ExperimentRuns) -> Rows:
     """Tokens really computed by first requests and by re-arrivals, and what reuse saved of the latter."""
     for condition in experiment.runs:
-        total = total_of(experiment.figures(condition))
+        total = total_of(experiment.counted(condition))
         reuse = total.reuse
         known = [when_known(operator.sub, again.prompt_tokens, again.cached_tokens) for again in reuse.rearrivals]
         of_rearrivals = sum_or_none(known)
@@ -122,7 +122,7 @@ def prefill_kinds_table(experiment: ExperimentRuns) -> Rows:
 def ceilings_table(experiment: ExperimentRuns) -> Table:
     """Reused share and its three ceilings per condition, then the tokens lost by cause; none without a plan."""
     totals = {
-        condition: sum((run.ceilings for run in experiment.figures(condition) if run.ceilings is not None), Ceilings())
+        condition: sum((run.ceilings for run in experiment.counted(condition) if run.ceilings is not None), Ceilings())
         for condition in experiment.runs
     }
     causes = sorted({cause for total in totals.values() for cause in total.lost})
@@ -162,8 +162,8 @@ def _by_background(experiment: ExperimentRuns) -> dict[str, tuple[int, ReuseFigu
 def survival_table(experiment: ExperimentRuns) -> Rows:
     """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
     for condition, (m, reuse) in _by_background(experiment).items():
-        runs = experiment.runs[condition]
-        slots = runs[0].server.num_kv_slots
+        runs = experiment.counted(condition)
+        slots = experiment.runs[condition][0].server.num_kv_slots
         yield {
             "condition": condition,
             "m": m,
@@ -171,7 +171,7 @@ def survival_table(experiment: ExperimentRuns) -> Rows:
             "reused": reuse.num_reused,
             "cached_tokens": _listed(again.cached_tokens for again in reuse.rearrivals),
             "formula_C": reuse.rearrivals[0].reusable_tokens if reuse.rearrivals else None,
-            "evictions": _listed(run.num_evictions for run in experiment.figures(condition)),
+            "evictions": _listed(run.num_evictions for run in runs),
             "requests_alone": max(0, m + 2 - slots),
             "with_dummy": max(0, m + 3 - slots),
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
@@ -19,6 +19,7 @@ from harness.analysis.figures import RunFigures, run_figures, totals
 from harness.analysis.stats import paired, pooled_pair_differences
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.judge.compare.pairs import common_replicates
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, withheld
 from harness.judge.decisions.predictions import Prediction, Predictions, drawn_ratio
@@ -68,6 +69,19 @@ class ExperimentRuns:
         if condition not in self._figures:
             self._figures[condition] = [run_figures(run) for run in self.runs.get(condition, ())]
         return self._figures[condition]
+
+    def counted(self, condition: str) -> list[RunFigures]:
+        """Its figures in the replicates that every condition has: only their sums stand side by side."""
+        return [run for run in self.figures(condition) if run.replicate in self.common]
+
+    @cached_property
+    def common(self) -> tuple[int, ...]:
+        """The replicates in which every condition has a valid run."""
+        return common_replicates(run for name in self.runs for run in self.figures(name))
+
+    def counted_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """``seen_pairs`` in the replicates that every condition has."""
+        return [pair for pair in self.seen_pairs(condition, baseline) if pair[0].replicate in self.common]
 
     def compared(self) -> Iterator[tuple[str, str]]:
         """(condition, its baseline) of every condition that has another one as baseline."""
