@@ -17,6 +17,10 @@ MIN_FINAL_STATUS = 200
 EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
+# A stream of events may begin with it.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Names of events that carry the documents of an answer.
+ANSWER_EVENTS = (b"", b"message")
 # Bytes kept of the body of an error response, for the row.
 MAX_ERROR_BYTES = 64 << 10
 MAX_ID_CHARS = 256
@@ -30,6 +34,22 @@ MAX_EVENT_BYTES = 4 << 20
 NO_KERNEL_STAMP = -1
 _from_json: Any = pydantic_core.from_json
 
+# What an answer may contain where nothing depends on it, by code: the words of a finding.
+TOLERATED = {
+    "id-changes": "the id changes within an answer; the first is taken",
+    "id-absent": "an id is absent or empty",
+    "id-not-text": "an id is not a printable text of at most 256 characters",
+    "error-null": 'an "error" without content stands in an answer',
+    "usage-repeated": "usage is stated more than once with different counts; the last is taken",
+    "done-missing": "the stream ends without [DONE], after its finish reason and its usage",
+    "done-repeated": "[DONE] is sent more than once",
+    "event-named": "events have a name",
+    "event-without-answer": "an event carries nothing of an answer (a keep-alive)",
+    "line-ends": "lines end with CR alone",
+}
+NONE_TOLERATED: frozenset[str] = frozenset()
+_ID_REMEDY = 'requests are found in the server\'s log by it. Without that log: backend = "attached"'
+
 # One receive: CLOCK_MONOTONIC ns after the call, the kernel's stamp (CLOCK_REALTIME ns), bytes. A plain tuple, because
 # there is one per chunk of the run.
 Piece: TypeAlias = tuple[int, int, bytes]
@@ -41,10 +61,12 @@ ChunkStamp: TypeAlias = tuple[int, int, int, bool]
 class Answer:
     """What one response contained so far. ``problem`` is empty while everything could be read.
 
-    keeps_id_text: also keep the ids as decimal text, for the session's next prompt.
+    keeps_id_text: also keep the ids as decimal text, for the session's next prompt. is_strict: what vLLM never sends is
+    a problem; else what no figure depends on is noted in ``tolerated``, with the codes of ``TOLERATED``.
     """
 
     __slots__ = (
+        "_ends_in_cr",
         "_is_done",
         "_lacks_token_ids",
         "_num_bytes",
@@ -55,6 +77,7 @@ class Answer:
         "completion_tokens",
         "finish_reason",
         "id_texts",
+        "is_strict",
         "keeps_id_text",
         "needs_token_ids",
         "problem",
@@ -63,10 +86,15 @@ class Answer:
         "stream",
         "texts",
         "token_ids",
+        "tolerated",
     )
 
-    def __init__(self, stream: bool, needs_token_ids: bool = True, keeps_id_text: bool = False) -> None:
+    def __init__(
+        self, stream: bool, needs_token_ids: bool = True, keeps_id_text: bool = False, is_strict: bool = True
+    ) -> None:
         self.stream = stream
+        self.is_strict = is_strict
+        self.tolerated = NONE_TOLERATED
         self.needs_token_ids = needs_token_ids
         self.keeps_id_text = keeps_id_text
         self.response_id = self.finish_reason = self.problem = ""
@@ -80,7 +108,7 @@ class Answer:
         self._text_chunks: list[int] = []
         self._rest = bytearray()
         self._num_bytes = 0
-        self._is_done = self._lacks_token_ids = False
+        self._is_done = self._lacks_token_ids = self._ends_in_cr = False
 
     def feed(self, piece: Piece) -> None:
         """Take the next received piece of the body."""
@@ -100,45 +128,93 @@ class Answer:
         if not self.stream:
             rest += body
             return []
+        if b"\r" in body or self._ends_in_cr:
+            body = self._with_line_feeds(body)
         if rest:
             # Look for the end only where it can be, and copy nothing before it has come.
-            seen = max(0, len(rest) - 3)
+            seen = max(0, len(rest) - 1)
             rest += body
-            if rest.find(b"\n\n", seen) < 0 and rest.find(b"\n\r\n", seen) < 0:
+            if rest.find(EVENT_END, seen) < 0:
                 return []
             body = bytes(rest)
             rest.clear()
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n")
         *events, last = body.split(EVENT_END)
         rest += last
         return events
+
+    def _with_line_feeds(self, body: bytes) -> bytes:
+        """Lines may end with CR LF, LF or CR, and a CR LF may be torn between two receives."""
+        has_lone_cr = self._ends_in_cr and not body.startswith(b"\n")
+        if self._ends_in_cr:
+            body = body.removeprefix(b"\n")
+        self._ends_in_cr = body.endswith(b"\r")
+        body = body.replace(b"\r\n", b"\n")
+        if has_lone_cr or b"\r" in body[:-1]:
+            self._tolerate("line-ends")
+        return body.replace(b"\r", b"\n")
+
+    def _tolerate(self, code: str) -> None:
+        if code not in self.tolerated:
+            self.tolerated |= {code}
 
     def close(self, last: Piece) -> None:
         """The body is complete; ``last`` is its last receive."""
         rest = bytes(self._rest).strip()
         self._rest.clear()
         if not self.stream:
-            self._take_data(rest, last, False)
+            self._take_data(rest.removeprefix(BYTE_ORDER_MARK), last, False)
         elif rest:
             self._take_event(rest, last, True)
         if self.stream and not self._is_done and not self.problem:
-            self.problem = "the stream ended without [DONE]"
+            self._end_without_done()
         if self.stream and not self.problem:
             self._count_text_chunks()
         self._check_counts()
 
+    def _end_without_done(self) -> None:
+        """Only an answer that stated why it ended, and its usage, is known to be whole."""
+        if self.is_strict:
+            self.problem = "the stream ended without [DONE]"
+        elif not self.finish_reason or self.prompt_tokens is None:
+            lacks = "a finish reason" if not self.finish_reason else "usage"
+            self.problem = f"the stream ended without [DONE] and without {lacks}: it may be cut off"
+        else:
+            self._tolerate("done-missing")
+
     def _take_event(self, event: bytes, piece: Piece, is_coalesced: bool) -> None:
-        for line in event.split(b"\n") if b"\n" in event else (event,):
-            if not line.startswith(DATA_PREFIX):
-                continue  # comments (keep-alive pings) and other fields of the event stream
-            data = line[5:].strip()
-            if self._is_done:
-                self.problem = self.problem or "the stream goes on after [DONE]"
-            elif data == DONE_MARK:
+        is_plain = b"\n" not in event and event.startswith(DATA_PREFIX)
+        for data in (event[5:].strip(),) if is_plain else self._data_of(event):
+            if data == DONE_MARK:
+                if self._is_done and self.is_strict:
+                    self.problem = self.problem or "the stream goes on after [DONE]"
+                elif self._is_done:
+                    self._tolerate("done-repeated")
                 self._is_done = True
+            elif self._is_done:
+                self._refuse(data, "the stream goes on after [DONE]")
             else:
                 self._take_data(data, piece, is_coalesced)
+
+    def _data_of(self, event: bytes) -> list[bytes]:
+        """The documents in an event of several lines, or with other fields than data."""
+        name, lines = b"", list[bytes]()
+        for line in event.removeprefix(BYTE_ORDER_MARK).split(b"\n"):
+            # Comments (keep-alive pings) have no field.
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                lines.append(value.strip())
+            elif field == b"event":
+                name = value.strip()
+        if len(lines) > 1 and _is_json(whole := b"\n".join(lines)):
+            lines = [whole]
+        if name not in ANSWER_EVENTS:
+            if name == b"error":
+                self.problem = self.problem or describe_error_body(b"\n".join(lines))
+                return []
+            self._tolerate("event-named")
+            if not self.is_strict:
+                return [data for data in lines if data == DONE_MARK or data.startswith(b"{")]
+        return lines
 
     def _take_data(self, data: bytes, piece: Piece, is_coalesced: bool) -> None:
         try:
@@ -148,23 +224,42 @@ class Answer:
         if type(document) is dict:
             self._take_document(document, piece, is_coalesced)  # pyright: ignore[reportUnknownArgumentType]
         else:
-            self.problem = self.problem or f"not a JSON object: {data[:80]!r}"
+            self._refuse(data, f"not a JSON object: {data[:80]!r}")
+
+    def _refuse(self, data: bytes, problem: str) -> None:
+        """Data that is no document is a problem; but some servers send their keep-alives as data."""
+        if self.is_strict or (data and not data.startswith(b":")):
+            self.problem = self.problem or problem
+        else:
+            self._tolerate("event-without-answer")
 
     def _take_document(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
         if "error" in document:
-            self.problem = self.problem or error_message(document) or "an error without a message"
-            return
+            if self.is_strict or document["error"]:
+                self.problem = self.problem or error_message(document) or "an error without a message"
+                return
+            self._tolerate("error-null")
         try:
             self._read_fields(document, piece, is_coalesced)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             shape = printable(f"{type(error).__name__}: {error}")
             self.problem = self.problem or f"unexpected shape of the answer ({shape})"
 
+    def _take_other(self, document: dict[str, Any]) -> None:
+        """A document without a part of an answer: an error of another form, or a keep-alive."""
+        if document.get("object") == "error" or "message" in document or "detail" in document:
+            self.problem = self.problem or error_message(document)
+        else:
+            self._tolerate("event-without-answer")
+
     def _read_fields(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
+        choices = document.get("choices") or ()
+        if not choices and not self.is_strict and not ("choices" in document or "usage" in document):
+            self._take_other(document)
+            return
         response_id = document.get("id")
         if response_id != self.response_id or not response_id:
             self._note_id(response_id)
-        choices = document.get("choices") or ()
         for choice in choices:
             if len(choices) > 1 or choice.get("index"):
                 raise ValueError("more than one choice")
@@ -201,12 +296,22 @@ class Answer:
                 self.chunks[place] = (received_ns, kernel_ns, 1, is_coalesced)
 
     def _note_id(self, response_id: object) -> None:
-        """An answer needs an id: it joins a row to the server's log."""
-        if type(response_id) is not str or not 0 < len(response_id) <= MAX_ID_CHARS or not response_id.isprintable():
-            raise ValueError(f"id {response_id!r:.80} is not a name")
-        if self.response_id:
-            raise ValueError(f"id {response_id!r:.80} after {self.response_id!r:.80}")
-        self.response_id = response_id
+        """Take the first id. A strict answer has the same throughout: a server's log names requests by it."""
+        if not self.is_strict and type(response_id) is int:
+            self._tolerate("id-not-text")
+            response_id = str(response_id)
+        is_name = type(response_id) is str and 0 < len(response_id) <= MAX_ID_CHARS and response_id.isprintable()
+        if is_name and not self.response_id:
+            self.response_id = str(response_id)
+        elif not self.is_strict:
+            if not is_name:
+                self._tolerate("id-absent" if response_id in (None, "") else "id-not-text")
+            elif response_id != self.response_id:
+                self._tolerate("id-changes")
+        elif not is_name:
+            raise ValueError(f"id {response_id!r:.80} is not a name: {_ID_REMEDY}")
+        else:
+            raise ValueError(f"id {response_id!r:.80} after {self.response_id!r:.80}: {_ID_REMEDY}")
 
     def _take_ids(self, ids: object) -> None:
         if type(ids) is not list:
@@ -224,8 +329,14 @@ class Answer:
         # Absent or null: the answer does not state it. Some servers leave a zero out, others never state it.
         details = usage.get("prompt_tokens_details")
         stated = details.get("cached_tokens") if details else None
+        prompt: Any = usage.get("prompt_tokens")
+        completion = usage.get("completion_tokens") or 0
+        if not self.is_strict:
+            prompt = self.prompt_tokens if prompt is None else prompt
+            stated = self.cached_tokens if stated is None else stated
+            if prompt is None:
+                return
         cached = stated or 0
-        prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens") or 0
         if (
             not (type(prompt) is type(completion) is type(cached) is int)
             or (prompt | completion | cached) >> COUNT_BITS
@@ -233,13 +344,16 @@ class Answer:
             raise ValueError(f"usage counts {prompt!r:.40}, {completion!r:.40}, {cached!r:.40}")
         if cached > prompt:
             raise ValueError(f"usage counts {cached} cached of {prompt} prompt tokens")
-        if self.prompt_tokens is not None and (prompt, completion, stated) != (
+        counts = (prompt, completion, stated)
+        if self.prompt_tokens is not None and counts != (
             self.prompt_tokens,
             self.completion_tokens,
             self.cached_tokens,
         ):
-            raise ValueError("two different usages")
-        self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, stated
+            if self.is_strict:
+                raise ValueError("two different usages")
+            self._tolerate("usage-repeated")
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = counts
 
     def keep_first(self, num_tokens: int) -> None:
         """Drop the ids behind the first ``num_tokens``: the client left there, whatever had arrived."""
@@ -282,6 +396,14 @@ def scan_json(text: bytes | bytearray) -> Any:
     deep nesting.
     """
     return _from_json(text, allow_inf_nan=False, cache_strings="keys")
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        scan_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def error_message(document: dict[str, Any]) -> str:

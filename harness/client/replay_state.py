@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from array import array
+from collections import Counter
 from hashlib import sha256
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -83,6 +84,9 @@ class ReplayState:
         self.clock = target.clock
         self.rows = RequestRows(plan, target.records)
         self.chunks = ChunkRows(target.records)
+        self.is_strict = target.is_strict
+        # What was tolerated, each with the number of answers.
+        self.tolerated: Counter[str] = Counter()
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
         self.has_all_fresh = False
@@ -226,6 +230,7 @@ class ReplayState:
         rows = self.rows
         due = self.complete(row, done_ns)
         rows.note_texts(row, answer.response_id)
+        self.tolerated.update(answer.tolerated)
         self.chunks.extend(row, answer.chunks)
         self._finish_row(row, ABORTED, "")
         answer.keep_first(self.abort_after_tokens[row])
@@ -305,6 +310,7 @@ class ReplayState:
     def _copy_counts(self, row: int, answer: Answer, digest: str = "") -> None:
         rows = self.rows
         rows.note_texts(row, answer.response_id, answer.finish_reason, digest)
+        self.tolerated.update(answer.tolerated)
         num_tokens = answer.num_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens
@@ -318,7 +324,8 @@ class ReplayState:
 
     def new_answer(self, row: int) -> Answer:
         """An empty answer of the form this replay asks for."""
-        return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
+        keeps_id_text = self.needs_token_ids and self.is_continued[row]
+        return Answer(self.stream, self.needs_token_ids, keeps_id_text, self.is_strict)
 
     def prefetch_all(self) -> None:
         """Draw the prompts of the replay, as far as they fit the budget of memory."""

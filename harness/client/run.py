@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -257,6 +258,7 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
         **{name: sum(each[name] for each in audits) for name in added},
         "client_pauses_ns": sorted(pause for each in audits for pause in each["client_pauses_ns"]),
         "clock_steps": sorted({step for each in audits for step in each["clock_steps"]}),
+        "tolerated": dict(sum((Counter(each["tolerated"]) for each in audits), Counter[str]())),
         "processes": [{"run_nonce": each["run_nonce"], "cpu_s": each["cpu_s"]} for each in audits],
     }
 

@@ -96,6 +96,7 @@ def replay_here(
         "num_spilled_chunks": state.chunks.num_spilled,
         "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),
         "run_nonce": state.nonce,
+        "tolerated": dict(state.tolerated),
         "client_pauses_ns": state.pauses_ns,
         **usage,
         "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,

@@ -98,7 +98,8 @@ class ReplayResult:
 class Target:
     """The server of a replay and how to replay. Every client process gets it.
 
-    request_timeout_ns: clock ns that one request may take. records: folder for rows that wait on disk; None: the
+    request_timeout_ns: clock ns that one request may take. is_strict: an answer that differs from vLLM's is a problem,
+    also where no figure depends on it. records: folder for rows that wait on disk; None: the
     system's folder for temporary files.
     """
 
@@ -108,3 +109,4 @@ class Target:
     clock: ScaledClock
     request_timeout_ns: int
     records: Path | None = None
+    is_strict: bool = True

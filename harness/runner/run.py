@@ -258,6 +258,7 @@ def _measure(
                     clock=clock,
                     request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
                     records=writer.folder,
+                    is_strict=launch.is_ours,
                 ),
                 on_event=lateness.add,
                 stop=stop.now,

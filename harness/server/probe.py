@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.client.answer import TOLERATED
 from harness.client.single import replay_here
 from harness.client.target import Endpoint, Target
 from harness.clock import NS_PER_S, ScaledClock
@@ -93,7 +94,7 @@ def _refused(endpoint: Endpoint, reply: Reply) -> str:
 
 def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
     """Problems and notes from one request of a few tokens."""
-    row, num_timed = _answered(endpoint, model, needs)
+    row, num_timed, tolerated = _answered(endpoint, model, needs)
     if row["http_status"] in NO_KEY:
         return [_refused(endpoint, Reply(row["http_status"], b""))], []
     if row["status"] != "ok":
@@ -107,16 +108,18 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
     if needs.client.stream and not num_timed:
         notes.append("a chunk of an answer is not one token, and it has no token ids: TTFT and TPOT are unknown")
+    notes += [f"tolerated: {TOLERATED[code]}" for code in tolerated]
     return problems, notes
 
 
-def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int]:
-    """The row of a short request, and how many of its tokens have an instant."""
+def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str]]:
+    """The row of a short request, how many of its tokens have an instant, and what was tolerated in the answer."""
     options = needs.client.model_copy(update={"processes": 1})
-    target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S)
+    target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S, is_strict=False)
     result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
-    return row, sum(result.chunks.to_table()["num_tokens"].to_pylist())
+    num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())
+    return row, num_timed, sorted(result.audit["tolerated"])
 
 
 def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
@@ -125,7 +128,7 @@ def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
     for form in forms:
         if form == needs.prompt_form:
             continue
-        row, _ = _answered(endpoint, model, replace(needs, prompt_form=form))
+        row, _, _ = _answered(endpoint, model, replace(needs, prompt_form=form))
         if row["status"] == "ok":
             known = "/v1/chat/completions alone" if form == "chat" else f"/v1/completions, with {form} prompts"
             return f'The server knows {known}: workload.prompt_form = "{form}"'

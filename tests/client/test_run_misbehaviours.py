@@ -65,3 +65,17 @@ def test_what_a_parser_raises_for_one_answer_fails_that_request_alone(
     assert rows[0]["status"] == "bad_response"
     assert "OverflowError: Python int too large" in rows[0]["error"]
     assert {row["status"] for row in rows[2:]} == {"ok"}
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_what_is_tolerated_is_counted_once_for_each_answer(client: str) -> None:
+    def answer(asked: Asked) -> Reply:
+        parts = [part.replace(b'"id"', b'"error": null, "id"') for part in events(asked)]
+        if asked.session:
+            parts = [part.replace(b'"id": "cmpl-', b'"id": "%d-' % place) for place, part in enumerate(parts)]
+        return Reply([CHUNKED_HEAD, *chunked(parts[:-1] if asked.request else parts)])
+
+    with RawServer(answer) as server:
+        result = run(plan_of(session(0), session(1)), server, client, is_strict=False)
+    assert {row["status"] for row in rows_of(result)} == {"ok"}, rows_of(result)[0]["error"]
+    assert result.audit["tolerated"] == {"error-null": 4, "id-changes": 2, "done-missing": 2}

@@ -18,7 +18,8 @@ METRICS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{eng
 @dataclass
 class PlainServer:
     """What it knows, and what it was asked. key: without it every path says 401.
-    fails: words of every completion after num_good ones. paths: of the endpoints that it knows."""
+    fails: words of every completion after num_good ones. paths: of the endpoints that it knows. is_other: each event
+    has an id of its own and an error that is null, and no [DONE] ends a stream."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
     gives_token_ids: bool = False
@@ -28,6 +29,7 @@ class PlainServer:
     fails: str = ""
     num_good: int = 0
     certificate: Path | None = None
+    is_other: bool = False
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     url: str = ""
 
@@ -116,6 +118,8 @@ def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
     events[-1]["choices"][0]["finish_reason"] = "length"
     usage = {"prompt_tokens": _num_prompt_tokens(body), "completion_tokens": count}
     events.append({"id": name, "choices": [], "usage": usage})
+    if server.is_other:
+        return [json.dumps({**event, "id": f"{name}-{place}", "error": None}) for place, event in enumerate(events)]
     return [*map(json.dumps, events), "[DONE]"]
 
 

@@ -79,6 +79,7 @@ def run(
     stream: bool = True,
     scale: float = 1.0,
     timeout_s: float = 20,
+    is_strict: bool = True,
     **more: Any,
 ) -> ReplayResult:
     return replay(
@@ -89,6 +90,7 @@ def run(
             options=ClientSpec(name=client, stream=stream),
             clock=ScaledClock(scale),
             request_timeout_ns=int(timeout_s * NS_PER_S),
+            is_strict=is_strict,
         ),
         **more,
     )

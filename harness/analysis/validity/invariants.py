@@ -22,6 +22,7 @@ from harness.analysis.validity.plan_answers import (
     aborted_rows,
     check_aborts,
     check_answers,
+    check_tolerated,
     left_answers,
     with_logged_prefills,
 )
@@ -65,6 +66,7 @@ def check_run(
         *_check_server(manifest),
         *check_settings(manifest),
         *check_answers(manifest, requests, plan),
+        *check_tolerated(manifest),
         *_check_declared_lines(manifest, requests, derived),
         *check_scrapes(manifest, derived),
         *check_moved_schedule(manifest, derived),

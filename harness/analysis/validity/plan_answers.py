@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import join_request_id
+from harness.client.answer import TOLERATED
 from harness.clock import NS_PER_MS
 from harness.records import Finding, Manifest
 from harness.records.manifest import info, invalid, warning
@@ -78,6 +79,12 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
             f"({sent[drifted].sum()} planned), first {_names(request_keys(answered)[drifted])}",
             _DRIFT_HINTS.get(form, ""),
         )
+
+
+def check_tolerated(manifest: Manifest) -> Iterator[Finding]:
+    """What the server's answers contained that vLLM's do not, and that no figure depends on: one finding each."""
+    for code, num_answers in sorted(manifest.client_audit.get("tolerated", {}).items()):
+        yield info(f"tolerated-{code}", f"{TOLERATED.get(code, code)} ({num_answers} answers)")
 
 
 def _check_reasons(answered: pa.Table) -> Iterator[Finding]:
