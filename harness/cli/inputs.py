@@ -23,7 +23,7 @@ from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
-    from harness.traces.recording import ReadNotes, TraceHead
+    from harness.traces.recording import ReadNotes, ReadOptions, TraceHead
 
 
 def plan_build(
@@ -111,36 +111,93 @@ def trace_import(
         list[Path], typer.Argument(help="Recorded files, folders that are searched for them, or - for a pipe.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (.jsonl).")],
-    kind: Annotated[str, typer.Option("--format", help="Format of the files; `auto` looks at them.")] = "auto",
+    kind: Annotated[
+        str, typer.Option("--format", help="Format of the files; `auto` looks at them. All: harness trace formats.")
+    ] = "auto",
     name: Annotated[str, typer.Option(help="Name of the trace; default: the file's stem.")] = "",
+    block_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens of a named block, where the format does not say; 0: its usual size.")
+    ] = 0,
+    time_unit: Annotated[
+        str, typer.Option(help="Unit of bare numbers of time: s, ms, us or ns; default: the format's own.")
+    ] = "",
+    waits: Annotated[
+        str, typer.Option(help="Wait distribution for recordings without times: a shipped one, or a file.")
+    ] = "tracelab-v0.0.2",
+    force: Annotated[bool, typer.Option("--force", help="Replace another trace of this name.")] = False,
 ) -> None:
     """Read recorded agents and write one trace: counts, times and waits only, no text, path or command.
 
-    Formats: weka, tracelab, claude, codex, mooncake, agentic-mooncake, bailian, otel, csv.
+    What a format does not promise is checked: the import refuses, or says what it dropped and what it assumed.
 
     Example: `harness trace import ~/.claude/projects -o my-agents.jsonl`
     """
+    from harness.inputs import standard_input_as_file
+    from harness.traces.importing import check_new
+    from harness.traces.recording import ReadOptions, is_trace
+
+    check_trace_format(kind)
+    options = ReadOptions(block_tokens, _time_unit_ns(time_unit), waits)
+    if not is_trace(output):
+        check_new(output, may_replace=force)
+    if Path("-") not in sources:
+        _import(sources, output, kind, name, options, may_replace=force)
+        return
+    with standard_input_as_file() as piped:
+        files = [piped if source == Path("-") else source for source in sources]
+        _import(files, output, kind, name, options, may_replace=force)
+
+
+def _import(
+    sources: list[Path], output: Path, kind: str, name: str, options: ReadOptions, *, may_replace: bool
+) -> None:
+    """Import with a progress bar, and print what was read."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from harness.inputs import standard_input_as_file
     from harness.traces.importing import import_trace
 
-    check_trace_format(kind)
-    if Path("-") in sources:
-        with standard_input_as_file() as piped:
-            trace_import([piped if source == Path("-") else source for source in sources], output, kind, name)
-        return
     total = sum(path.stat().st_size for source in sources for path in _files(source))
     console = Console(stderr=True)
     with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         head, notes = import_trace(
-            sources, output, name=name or output.stem, kind=kind, progress=lambda done: bar.advance(task, done)
+            sources,
+            output,
+            name=name or output.stem,
+            kind=kind,
+            progress=lambda done: bar.advance(task, done),
+            options=options,
+            may_replace=may_replace,
         )
     for line in import_notes(output, head, notes):
         print(line)
     _show(str(output))
+
+
+def _time_unit_ns(unit: str) -> int:
+    """Nanoseconds of a unit of time, 0 for none; SpecError for one that is unknown."""
+    units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+    if unit not in units:
+        raise SpecError(f"unknown unit {unit!r}", where="--time-unit", hint="Use s, ms, us or ns")
+    return units[unit]
+
+
+def trace_formats(
+    name: Annotated[str, typer.Argument(help="A format; without, all of them.")] = "",
+) -> None:
+    """What each format that is read does not promise, and what the import does then.
+
+    Example: `harness trace formats mooncake`
+    """
+    from harness.traces.importing import TRACE_FORMATS
+
+    if name:
+        check_trace_format(name)
+    for each in [name] if name and name != "auto" else TRACE_FORMATS:
+        print(f"{each}: {TRACE_FORMATS[each].description}")
+        for line in TRACE_FORMATS[each].not_promised:
+            print(f"  not promised: {line}")
 
 
 def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[str]:
@@ -149,7 +206,7 @@ def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[st
     yield f"{output}: {head.source_format}, {notes.num_lines} lines read"
     for what, counts in (("broken", notes.broken), ("dropped", notes.dropped)):
         for reason, count in counts.most_common():
-            yield f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}"
+            yield f"  {what}: {count} x {reason}, first at {printable_lines(notes.first_at[reason])}"
     for label in head.labels:
         yield f"  assumed: {printable_lines(label)}"
 

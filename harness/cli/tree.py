@@ -135,6 +135,7 @@ GROUPS = {
         "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`",
         {
             "import": "inputs:trace_import",
+            "formats": "inputs:trace_formats",
             "show": "inputs:trace_show",
             "export": "inputs:trace_export",
         },

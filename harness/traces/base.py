@@ -6,6 +6,7 @@ its text is never shown.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,23 +18,29 @@ from typing import IO, Any, NamedTuple, TypeVar, cast
 from pydantic_core import from_json
 
 from harness.errors import SpecError
-from harness.inputs import open_unpacked
+from harness.inputs import open_regular, open_unpacked
 from harness.traces.recording import MOST_TOKENS, Arrivals, ReadNotes, Recording
 
 MAX_LINE_BYTES = 64 << 20
+READ_BYTES = 1 << 20
 Progress = Callable[[int], None]
 Record = dict[str, Any]
 Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
 Parsed = TypeVar("Parsed")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """One format. keys: sets of keys by which a record is recognised; suffixes: of the files taken from a folder."""
+    """One format. keys: sets of keys by which a record is recognised; suffixes: of the files taken from a folder.
+
+    not_promised: what files of this format may get wrong or leave out, and what the reader does then.
+    """
 
     description: str
     read: Read
+    not_promised: tuple[str, ...] = ()
     keys: tuple[frozenset[str], ...] = ()
     arrivals: Arrivals = "together"
     block_tokens: int = 0
@@ -41,7 +48,7 @@ class TraceFormat:
 
 
 class TraceLine(NamedTuple):
-    """One JSON object. at: number of file and line, for notes; a file's name could identify a person."""
+    """One JSON object. at: its file and line, for notes."""
 
     at: str
     record: Record
@@ -57,10 +64,12 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
         for number, line in enumerate(bounded_lines(stream), 1):
             if progress is not None:
                 progress(len(line))
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
             if not line.strip():
                 continue
             notes.num_lines += 1
-            at = f"file {notes.num_files}, line {number}"
+            at = f"{path}, line {number}"
             record = parsed_json(line)
             if isinstance(record, dict):
                 yield TraceLine(at, cast("Record", record))
@@ -96,13 +105,43 @@ def parsed_lines(
                 yield at, value
 
 
-def whole_json(path: Path) -> object:
-    """The JSON document of a file, None when it is not JSON; SpecError when it is above 64 MiB or unreadable."""
+def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
+    """The objects of a file of JSON lines, or of one JSON document: the object itself, or those of an array.
+
+    A file whose first line is no JSON object by itself is read as a document, where it is one of at most 64 MiB.
+    """
+    with opened(path) as stream:
+        first = next((line for line in bounded_lines(stream) if line.strip()), b"")
+    document = None if isinstance(parsed_json(first.removeprefix(BYTE_ORDER_MARK)), dict) else _document(path)
+    if document is None:
+        yield from json_lines(path, notes, progress)
+        return
+    notes.num_files += 1
+    if progress is not None:
+        progress(path.stat().st_size)
+    for number, record in enumerate(document if isinstance(document, list) else [document], 1):
+        notes.num_lines += 1
+        if isinstance(record, dict):
+            yield TraceLine(f"{path}, record {number}", cast("Record", record))
+        else:
+            notes.line_broken("no JSON object", f"{path}, record {number}")
+
+
+def _document(path: Path) -> Record | list[object] | None:
+    """The JSON object or array that the whole file is; None where it is neither, or too large for one document."""
     with opened(path) as stream:
         content = stream.read(MAX_LINE_BYTES + 1)
-    if len(content) > MAX_LINE_BYTES:
-        raise SpecError("is one JSON document of more than 64 MiB", where=str(path), hint="Split it by trace")
-    return parsed_json(content)
+    value = parsed_json(content.removeprefix(BYTE_ORDER_MARK)) if len(content) <= MAX_LINE_BYTES else None
+    return cast("Record | list[object]", value) if isinstance(value, (dict, list)) else None
+
+
+def sha256_of(source: Path) -> str:
+    """Hex digest of a file; SpecError when it cannot be read."""
+    digest = hashlib.sha256()
+    with opened(source, open_regular) as stream:
+        while part := stream.read(READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:

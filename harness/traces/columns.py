@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,30 +35,55 @@ class _Row(NamedTuple):
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording per session id, its rounds in order."""
-    for path in files:
-        sessions: dict[str, list[_Row]] = {}
-        broken: set[str] = set()
-        for name, at, row in _rows(path, notes, progress):
-            if row is None:
-                notes.line_broken("a row without its numbers", at)
-                broken.add(name)
-            else:
-                sessions.setdefault(name, []).append(row)
-        for name in sorted(broken & sessions.keys()):
-            notes.drop("sessions with a broken row", hidden_name(name))
+    """One recording per session id of each file, its rounds in order."""
+    paths = list(files)
+    held: set[tuple[str, tuple[_Row, ...]]] = set()
+    num_kept = 0
+    for place, path in enumerate(paths):
+        sessions = _sessions(path, notes, progress)
+        for name in [name for name, rows in sessions.items() if (name, rows) in held]:
+            notes.drop("sessions that another file holds already", str(path))
             del sessions[name]
+        num_kept += bool(sessions)
         first_ms = min((rows[0].arrival_ms for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
             start_ns = (rows[0].arrival_ms - first_ms) * NS_PER_MS
-            rows.sort(key=lambda row: row.round)
-            yield Recording(hidden_name(name), start_ns, tuple(_requests(rows)))
+            yield Recording(hidden_name(f"{place}/{name}" if place else name), start_ns, tuple(_requests(rows)))
+        held |= sessions.items()
+    notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
+
+
+def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[str, tuple[_Row, ...]]:
+    """The rounds of each session of a file, in order, each once."""
+    sessions: dict[str, dict[int, _Row]] = {}
+    broken: dict[str, str] = {}
+    for name, at, row in _rows(path, notes, progress):
+        rounds = sessions.setdefault(name, {})
+        if row is None:
+            notes.line_broken("a row without its numbers", at)
+            broken.setdefault(name, at)
+        elif rounds.get(row.round) == row:
+            notes.drop("rows that came before", at)
+        elif row.round in rounds:
+            notes.line_broken("a second row of a round, with other numbers", at)
+            broken.setdefault(name, at)
+        else:
+            notes.assume("rows out of order of their round: sorted", bool(rounds) and row.round < max(rounds))
+            notes.assume("answers of no token taken as 1 token", row.generate == 0)
+            rounds[row.round] = row
+    for name, at in broken.items():
+        notes.drop("sessions with a broken row", at)
+        del sessions[name]
+    for rounds in filter(None, sessions.values()):
+        notes.assume("rounds that are missing by their index", max(rounds) + 1 - len(rounds))
+    return {name: tuple(rounds[place] for place in sorted(rounds)) for name, rounds in sessions.items() if rounds}
 
 
 def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, _Row | None]]:
+    notes.num_files += 1
     try:
         with open_unpacked(path) as stream:
-            reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8", errors="replace"))
+            reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8-sig", errors="replace"))
             columns = set(reader.fieldnames or ())
             key = "session_id" if "session_id" in columns else "id"
             if missing := sorted({*COLUMNS, key} - columns):
@@ -67,7 +92,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
                 notes.num_lines += 1
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
-                yield cells.get(key) or "", f"line {reader.line_num}", _numbers(cells)
+                yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
     except (OSError, csv.Error) as error:
         raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error
 
@@ -80,16 +105,16 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
     if not all(abs(value) <= MOST for value in values):  # a NaN fails too
         return None
     row = _Row(*map(round, values))
-    is_sound = min(row) >= 0 and tokens_of(row.prefix + row.new) is not None and tokens_of(row.generate) is not None
+    is_sound = min(row) >= 0 and bool(tokens_of(row.prefix + row.new)) and tokens_of(row.generate) is not None
     return row if is_sound else None
 
 
-def _requests(rows: list[_Row]) -> Iterator[RecordedRequest]:
+def _requests(rows: Sequence[_Row]) -> Iterator[RecordedRequest]:
     stream_tokens = 0
     wait_ns = 0
     for place, row in enumerate(rows):
         keep = min(row.prefix, stream_tokens)
-        prompt, generate = max(row.prefix + row.new, 1), max(row.generate, 1)
+        prompt, generate = row.prefix + row.new, max(row.generate, 1)
         kind: WaitKind = "tool" if place else "none"
         yield RecordedRequest(
             place - 1 if keep else None, (place - 1,) if place else (), wait_ns, kind, prompt, keep, generate
@@ -98,4 +123,18 @@ def _requests(rows: list[_Row]) -> Iterator[RecordedRequest]:
         wait_ns = row.wait_after_ms * NS_PER_MS
 
 
-FORMAT = TraceFormat("TraceLab's replay columns", _recordings, (), "recorded", suffixes=(".csv",))
+FORMAT = TraceFormat(
+    "TraceLab's replay columns",
+    _recordings,
+    (
+        "a round stands once: an equal row is dropped and counted; two rows of a round with other numbers break their "
+        "session",
+        "a session stands in one file: one that another file holds with the same rows is dropped and counted",
+        "rows come in order and all of them: they are sorted by their round, and missing rounds are labelled",
+        "files have one clock: the arrivals of each count from its own first, labelled",
+        "output_len counts the answer: many answers of 1 or 2 are labelled",
+    ),
+    (),
+    "recorded",
+    suffixes=(".csv",),
+)

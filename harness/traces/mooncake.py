@@ -1,359 +1,187 @@
-"""Traces with named blocks: Mooncake's and Bailian's production requests, requests that wait for others, and Weka.
+"""Production requests with named blocks: Mooncake's (FAST'25 release, kvcache-ai) and Bailian's (Alibaba).
 
-Equal names of blocks mean equal tokens up to and including that block. In the agentic form a request starts ``delay``
-and ``tool_wait_ms`` after the last request of ``wait_for`` has ended. Weka (cc-traces) has one agent session a line,
-with chained block hashes, think times and nested sub-agents; it is built to the format's description, without a public
-sample.
+A row is one request with its arrival, lengths and the names of its prompt's blocks. Equal names are equal tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
-from harness.traces.base import (
-    Progress,
-    Read,
-    Record,
-    TraceFormat,
-    list_of,
-    parsed_lines,
-    record_of,
-    seconds_ns,
-    text_of,
-    tokens_of,
+from harness.traces.base import Progress, Read, Record, TraceFormat, list_of, parsed_lines, seconds_ns
+from harness.traces.blocks import (
+    MOONCAKE_BLOCK_TOKENS,
+    TOO_MANY_NAMES,
+    BlockNames,
+    NameOrder,
+    lengths_of,
+    settled_block_tokens,
 )
 from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
-MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
-Arrival = tuple[int, RecordedRequest]
+# Requests a second of a whole service; instants in another unit are a thousand times off.
+LIKELY_RATES = (0.01, 20.0)
+REPEATED = "rows that another file holds already"
 
 
-class BlockNames:
-    """The file's own block names as numbers from 0, in order of appearance."""
+class _Row(NamedTuple):
+    """One request as read. chat: its id, None in a format without ids."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def numbers(self, names: Iterable[object]) -> tuple[int, ...] | None:
-        """None where a name is neither a number nor a text."""
-        numbers: list[int] = []
-        for name in names:
-            if not isinstance(name, (int, str)):
-                return None
-            numbers.append(self._numbers.setdefault(name, len(self._numbers)))
-        return tuple(numbers)
-
-
-def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:
-    """Tokens of the previous prompt and answer that a prompt begins with, by the blocks of both prompts.
-
-    streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
-    does its answer; else only the common leading blocks come again (a compaction or an edit).
-    """
-    common = 0
-    for mine, theirs in zip(blocks, before, strict=False):
-        if mine != theirs:
-            break
-        common += 1
-    if common == len(before) and prompt >= streamed:
-        return streamed
-    return min(common * block_tokens, streamed, prompt)
+    at_ns: int
+    prompt: int
+    generate: int
+    names: tuple[object, ...]
+    chat: str | None
 
 
 def _reader(block_tokens: int, unit_ns: int) -> Read:
     """unit_ns: of ``timestamp``."""
 
     def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-        names = BlockNames()
-        first_ns: int | None = None
-
-        def arrival(record: Record, _: str) -> Arrival | None:
-            at_ns, lengths = seconds_ns(record.get("timestamp"), unit_ns), lengths_of(record)
-            numbers = names.numbers(list_of(record.get("hash_ids")))
-            if at_ns is None or at_ns < 0 or lengths is None or numbers is None:
-                return None
-            prompt, generate = lengths
-            return at_ns, RecordedRequest(None, (), 0, "none", prompt, 0, generate, numbers[: prompt // block_tokens])
-
-        broken = "a request without its time, lengths or block names"
-        for at, (at_ns, request) in parsed_lines(files, notes, progress, arrival, broken):
-            first_ns = at_ns if first_ns is None else first_ns
-            yield Recording(hidden_name(at), max(at_ns - first_ns, 0), (request,))
+        paths = list(files)
+        unit = notes.options.time_unit_ns or unit_ns
+        read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
+        num_repeated = notes.dropped[REPEATED]
+        rows_of = _once_each(read_rows, notes)
+        size = settled_block_tokens(
+            ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows), block_tokens, notes, str(paths[0])
+        )
+        requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > num_repeated)
+        late = sum(_num_late([at_ns for at_ns, _ in rows]) for rows in requests)
+        notes.assume("rows out of order of time: sorted", late)
+        arrivals = sorted((one for rows in requests for one in rows), key=lambda one: one[0])
+        check_instants([at_ns for at_ns, _ in arrivals], unit, notes)
+        for place, (at_ns, request) in enumerate(arrivals):
+            yield Recording(hidden_name(f"request {place}"), at_ns - arrivals[0][0], (request,))
 
     return read
 
 
-def lengths_of(record: Record) -> tuple[int, int] | None:
-    """(prompt, answer) in tokens; None where they make no request."""
-    prompt, generate = tokens_of(record.get("input_length")), tokens_of(record.get("output_length"))
-    return (prompt, max(generate, 1)) if prompt and generate is not None else None
+def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
+    def row(record: Record, _: str) -> _Row | None:
+        at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), list_of(record.get("hash_ids"))
+        if at_ns is None or at_ns < 0 or BlockNames().numbers(names) is None:
+            return None
+        lengths = lengths_of(record, notes)
+        chat = record.get("chat_id")
+        return None if lengths is None else _Row(at_ns, *lengths, tuple(names), None if chat is None else repr(chat))
+
+    yield from parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
 
 
-@dataclass
-class _Call:
-    """One agentic request as read."""
-
-    name: str
-    session: str
-    wait_for: list[str]
-    wait_ns: int
-    at_ns: int
-    prompt: int
-    generate: int
-    blocks: tuple[int, ...]
-    is_reset: bool
-    kind: WaitKind | None
-    keep: int | None
-    abort_ns: int
-    abort_tokens: int
-
-
-def _agentic(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording for all requests that wait for one another."""
-    names = BlockNames()
-    calls: dict[str, _Call] = {}
-    broken = "a request without its id, lengths or times"
-    for at, call in parsed_lines(files, notes, progress, lambda record, _: _call(record, names), broken):
-        if call.name in calls:
-            notes.drop("an id that came before", at)
-        else:
-            calls[call.name] = call
-    for tree in _trees(calls, notes):
-        yield _recording(tree)
+def _once_each(files: Sequence[Sequence[tuple[str, _Row]]], notes: ReadNotes) -> list[list[tuple[str, _Row]]]:
+    """The rows of each file, without those that an earlier file holds too, and without a chat id that came before."""
+    held: Counter[_Row] = Counter()
+    kept: list[list[tuple[str, _Row]]] = []
+    for rows in files:
+        own: Counter[_Row] = Counter()
+        kept.append([])
+        for at, row in rows:
+            own[row] += 1
+            if own[row] <= held[row]:
+                notes.drop(REPEATED, at)
+            elif own[row] > 1 and row.chat is not None:
+                notes.drop("rows with a chat id that came before", at)
+            else:
+                kept[-1].append((at, row))
+                notes.assume("rows equal to an earlier row in every value: kept, for rows have no id", own[row] > 1)
+        held |= own
+    return kept
 
 
-def _call(record: Record, names: BlockNames) -> _Call | None:
-    lengths = lengths_of(record)
-    waits = [seconds_ns(record.get(key) or 0, NS_PER_MS) for key in ("delay", "tool_wait_ms")]
-    at_ns = seconds_ns(record.get("timestamp") or 0, NS_PER_MS)
-    blocks = names.numbers(list_of(record.get("hash_ids")))
-    name = record.get("request_id")
-    if lengths is None or blocks is None or at_ns is None or not isinstance(name, (str, int)):
-        return None
-    if waits[0] is None or waits[1] is None or min(waits[0], waits[1], at_ns) < 0:
-        return None
-    abort_ns = seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS)
-    prompt, generate = lengths
-    return _Call(
-        name=str(name),
-        session=text_of(record, "session_id") or str(name),
-        wait_for=[str(before) for before in list_of(record.get("wait_for"))],
-        wait_ns=waits[0] + waits[1],
-        at_ns=at_ns,
-        prompt=prompt,
-        generate=generate,
-        blocks=blocks[: prompt // MOONCAKE_BLOCK_TOKENS],
-        is_reset=record.get("prefix_reset") is True,
-        keep=tokens_of(record.get("keep_tokens")),
-        abort_ns=max(abort_ns or 0, 0),
-        abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, generate - 1),
-        kind=next((kind for kind in WAIT_KINDS if kind == record.get("wait_kind")), None),
+def _named(
+    files: Sequence[Sequence[tuple[str, _Row]]], block_tokens: int, notes: ReadNotes, *, is_one_set: bool
+) -> list[list[tuple[int, RecordedRequest]]]:
+    """(instant, request) of the rows of each file, with block names as numbers."""
+    orders = [NameOrder() for _ in files]
+    for order, rows in zip(orders, files, strict=True):
+        names = BlockNames()
+        for _, row in rows:
+            order.add(row.names, names.numbers(row.names) or ())
+    notes.assume(
+        "block names that follow different names: each names its own block only", sum(o.num_unchained for o in orders)
     )
+    num_named = sum(any(row.names for _, row in rows) for rows in files)
+    is_anew = num_named > 1 and not is_one_set and all(order.is_numbered for order in orders)
+    if num_named > 1:
+        what = "other blocks than those of the other files" if is_anew else "the same blocks in all files"
+        notes.assume(f"files whose block names are taken as {what}", num_named)
+        notes.assume("files whose instants are taken to be of one clock", num_named)
+    shared = BlockNames()
+    requests: list[list[tuple[int, RecordedRequest]]] = []
+    for place, rows in enumerate(files):
+        requests.append([])
+        for at, row in rows:
+            if len(row.names) > -(-row.prompt // block_tokens):
+                notes.line_broken(TOO_MANY_NAMES, at)
+                continue
+            numbers = shared.numbers(f"{place} {name!r}" if is_anew else name for name in row.names) or ()
+            whole = numbers[: row.prompt // block_tokens]
+            requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", row.prompt, 0, row.generate, whole)))
+    return requests
 
 
-def _trees(calls: dict[str, _Call], notes: ReadNotes) -> Iterator[list[_Call]]:
-    """Requests that wait for one another; each comes after all that it waits for."""
-    for call in calls.values():
-        known = [name for name in call.wait_for if name in calls]
-        if len(known) < len(call.wait_for):
-            notes.drop("waits for a request that is not in the file", hidden_name(call.name))
-        call.wait_for = known
-    order = _sorted(calls)
-    if len(order) < len(calls):
-        in_circle = next(name for name in calls if name not in set(order))
-        notes.drop("requests that wait for themselves in a circle", hidden_name(in_circle), len(calls) - len(order))
-    trees: dict[int, list[str]] = {}
-    tree_of: dict[str, int] = {}
-    for name in order:
-        joined = {tree_of[before] for before in calls[name].wait_for}
-        tree = min(joined) if joined else len(tree_of)
-        for other in joined - {tree}:
-            for moved in trees.pop(other):
-                tree_of[moved] = tree
-                trees[tree].append(moved)
-        trees.setdefault(tree, []).append(name)
-        tree_of[name] = tree
-    places = {name: place for place, name in enumerate(order)}
-    for names in trees.values():
-        yield [calls[name] for name in sorted(names, key=places.__getitem__)]
+def _num_late(instants_ns: Sequence[int]) -> int:
+    """How many instants are before one that stands above them."""
+    latest_ns = num_late = 0
+    for at_ns in instants_ns:
+        num_late += at_ns < latest_ns
+        latest_ns = max(latest_ns, at_ns)
+    return num_late
 
 
-def _sorted(calls: dict[str, _Call]) -> list[str]:
-    """Names in an order in which all that a request waits for comes before it, without those on a circle."""
-    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(calls, ()))
-    for name, call in calls.items():
-        sorter.add(name, *call.wait_for)
-    with suppress(CycleError):  # the sorter still gives what does not depend on the circle
-        sorter.prepare()
-    order: list[str] = []
-    while ready := sorter.get_ready():
-        order += ready
-        sorter.done(*ready)
-    return order
-
-
-def _recording(tree: list[_Call]) -> Recording:
-    places = {call.name: place for place, call in enumerate(tree)}
-    afters = [tuple(sorted(places[name] for name in call.wait_for)) for call in tree]
-    last: dict[str, _Call] = {}
-    requests: list[RecordedRequest] = []
-    start_ns = min(call.at_ns for call, after in zip(tree, afters, strict=True) if not after)
-    for place, (call, after) in enumerate(zip(tree, afters, strict=True)):
-        before = last.get(call.session)
-        keep, base = 0, None
-        # Only a request that it waited for, directly or not, is sure to have ended.
-        if before is not None and not call.is_reset and has_ended(afters, places[before.name], place):
-            base = places[before.name]
-            streamed = requests[base].stream_tokens
-            keep = kept_tokens(call.blocks, before.blocks, MOONCAKE_BLOCK_TOKENS, streamed, call.prompt)
-            keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
-        requests.append(
-            RecordedRequest(
-                base,
-                after,
-                call.wait_ns if after else max(call.at_ns - start_ns, 0) + call.wait_ns,
-                call.kind or ("tool" if after and call.wait_ns else "none"),
-                call.prompt,
-                keep,
-                call.generate,
-                call.blocks,
-                call.abort_ns,
-                0 if call.abort_ns else call.abort_tokens,
+def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -> None:
+    """Label arrivals, in order, that are all one instant, or at a rate that speaks for another unit of time."""
+    span_s = (instants_ns[-1] - instants_ns[0]) / NS_PER_S if len(instants_ns) > 1 else 0
+    if len(instants_ns) > 1 and not span_s:
+        notes.assume("requests that all arrive at the same instant", len(instants_ns))
+    elif span_s and not notes.options.time_unit_ns:
+        rate = (len(instants_ns) - 1) / span_s
+        if not LIKELY_RATES[0] <= rate <= LIKELY_RATES[1]:
+            unit = {NS_PER_MS: "milliseconds", NS_PER_S: "seconds"}.get(unit_ns, f"{unit_ns} ns")
+            notes.assume(
+                f"requests whose instants are taken as {unit}: {rate:.3g} a second over {span_s:.4g} s. If they are in "
+                "another unit, give --time-unit",
+                len(instants_ns),
             )
-        )
-        last[call.session] = call
-    return Recording(hidden_name(tree[0].name), start_ns, tuple(requests))
 
 
-MOONCAKE = TraceFormat(
+NOT_PROMISED = (
+    "a request stands in one file: a row that an earlier file holds too is dropped and counted; equal rows of one file "
+    "are kept, and labelled",
+    "rows come in order of time: they are sorted, and labelled",
+    "time is in {unit}: a rate outside {low:g} to {high:g} requests a second is labelled; --time-unit sets it",
+    "a block has {size} tokens: rows with more names than their prompt has blocks are refused, and so are rows with "
+    "fewer where another size fits all; --block-tokens sets it; a size that is not the only one to fit is labelled",
+    "names of several files are one set: files that number their blocks from 0 anew are kept apart; labelled "
+    "either way",
+    "a name stands for all tokens before it too: one that follows different names is labelled",
+    "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
+)
+
+
+def _not_promised(unit: str, size: int) -> tuple[str, ...]:
+    low, high = LIKELY_RATES
+    return tuple(each.format(unit=unit, size=size, low=low, high=high) for each in NOT_PROMISED)
+
+
+FORMAT = TraceFormat(
     "production requests with 512-token blocks",
     _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
-    (frozenset({"timestamp", "input_length", "output_length", "hash_ids"}),),
+    _not_promised("milliseconds", MOONCAKE_BLOCK_TOKENS),
+    (frozenset({"timestamp", "input_length", "output_length"}), frozenset({"timestamp", "input_length", "hash_ids"})),
     "recorded",
     MOONCAKE_BLOCK_TOKENS,
 )
 BAILIAN = TraceFormat(
     "production requests with chat ids and 16-token blocks",
     _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
+    (*_not_promised("seconds", BAILIAN_BLOCK_TOKENS), "who continues whom: chat ids only tell rows apart"),
     (frozenset({"chat_id", "parent_chat_id", "input_length"}),),
     "recorded",
     BAILIAN_BLOCK_TOKENS,
-)
-AGENTIC = TraceFormat(
-    "requests that wait for others (agentic_mooncake)",
-    _agentic,
-    (frozenset({"request_id", "input_length", "wait_for"}),),
-    block_tokens=MOONCAKE_BLOCK_TOKENS,
-)
-
-
-MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
-DEEPEST_AGENT = 32
-AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
-
-
-class _WekaSession:
-    """One line of Weka: its requests and those of its sub-agents, in one list.
-
-    Times inside a sub-agent that are before its start are taken as relative to it.
-    """
-
-    def __init__(self, block_tokens: int, at: str, notes: ReadNotes) -> None:
-        self._block_tokens, self._at, self._notes = block_tokens, at, notes
-        # Names belong to the session: the same number in another session is another block.
-        self._names = BlockNames()
-        self._requests: list[RecordedRequest] = []
-
-    def requests(self, record: Record) -> list[RecordedRequest]:
-        self._chain(list_of(record.get("requests")), (), 0, 0)
-        return self._requests
-
-    def _chain(self, entries: list[object], started_by: tuple[int, ...], start_ns: int, depth: int) -> tuple[int, int]:
-        """Add an agent's requests; returns (place of the last, its end). (-1, start) when it has none."""
-        after, ended_ns, last = started_by, start_ns, -1
-        kind: WaitKind = "none"
-        seen: set[str] = set()
-        for entry in map(record_of, entries):
-            if text_of(entry, "type") == "subagent":
-                agent = text_of(entry, "agent_id")
-                if agent in seen or depth >= DEEPEST_AGENT:
-                    self._notes.drop("a sub-agent that was there before, or too deep", self._at)
-                    continue
-                seen.add(agent)
-                place, end_ns = self._child(entry, (last,) if last >= 0 else started_by, ended_ns, depth)
-                if place >= 0 and text_of(entry, "status") != "async_launched":
-                    after, ended_ns = (*after, place), max(ended_ns, end_ns)
-                continue
-            read = self._request(entry, last, after, ended_ns, kind)
-            if read is None:
-                self._notes.drop("a request without its lengths or time, or above a million tokens", self._at)
-                continue
-            request, end_ns = read
-            self._requests.append(request)
-            last = len(self._requests) - 1
-            after, ended_ns = (last,), end_ns
-            kind = AFTER.get(text_of(entry, "stop"), "none")
-        return last, ended_ns
-
-    def _child(self, entry: Record, after: tuple[int, ...], parent_end_ns: int, depth: int) -> tuple[int, int]:
-        began_ns = seconds_ns(entry.get("t")) or parent_end_ns
-        requests = [record_of(request) for request in list_of(entry.get("requests"))]
-        first_ns = min((at for request in requests if (at := seconds_ns(request.get("t"))) is not None), default=0)
-        if first_ns < began_ns:
-            requests = [
-                {**each, "t": each["t"] + began_ns / 1e9} if isinstance(each.get("t"), (int, float)) else each
-                for each in requests
-            ]
-        return self._chain(list(requests), after, parent_end_ns, depth + 1)
-
-    def _request(
-        self, entry: Record, last: int, after: tuple[int, ...], ended_ns: int, kind: WaitKind
-    ) -> tuple[RecordedRequest, int] | None:
-        prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
-        at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time") or 0)
-        names = self._names.numbers(list_of(entry.get("hash_ids")))
-        if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
-            return None
-        think_ns = seconds_ns(entry.get("think_time"))
-        wait_ns = think_ns if think_ns is not None and len(after) == 1 else at_ns - ended_ns
-        # A partial last block carries a name in older sets; only whole blocks are shared.
-        blocks = names[: prompt // self._block_tokens]
-        keep = 0
-        if last >= 0:
-            before = self._requests[last]
-            streamed = before.prompt_tokens + before.generate_tokens
-            keep = kept_tokens(blocks, before.blocks, self._block_tokens, streamed, prompt)
-        if not self._requests:
-            wait_ns = 0
-        request = RecordedRequest(
-            last if keep else None, after, max(wait_ns, 0), kind, prompt, keep, max(generate, 1), blocks
-        )
-        return request, at_ns + (spent_ns or 0)
-
-
-def _weka(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """A recording for each line. It shares no block name: keep_tokens says what repeats."""
-
-    def session(record: Record, at: str) -> tuple[str, list[RecordedRequest]] | None:
-        block_tokens = tokens_of(record.get("block_size", 64))
-        if not list_of(record.get("requests")) or not block_tokens:
-            return None
-        return text_of(record, "id") or at, _WekaSession(block_tokens, at, notes).requests(record)
-
-    for _, (name, requests) in parsed_lines(
-        files, notes, progress, session, "a session without its requests or block size"
-    ):
-        if requests:
-            yield Recording(hidden_name(name), 0, tuple(request._replace(blocks=()) for request in requests))
-
-
-WEKA = TraceFormat(
-    "agent sessions with chained block hashes (cc-traces)", _weka, (frozenset({"requests", "hash_id_scope"}),)
 )

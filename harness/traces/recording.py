@@ -27,6 +27,8 @@ from harness.outputs import write_atomic
 from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.shipped import find_shipped
 
+Arrivals = Literal["together", "recorded"]
+DEFAULT_WAITS = "tracelab-v0.0.2"
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
 
 
@@ -68,16 +70,36 @@ class Recording:
     requests: tuple[RecordedRequest, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What the person says of files that do not say it themselves.
+
+    block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
+    own; waits: a wait distribution, by name or path, for recordings without times.
+    """
+
+    block_tokens: int = 0
+    time_unit_ns: int = 0
+    waits: str = DEFAULT_WAITS
+
+
 @dataclass
 class ReadNotes:
-    """Lines and requests that a reader could not use, counted by reason, with the first place of each."""
+    """What a reader was told, and what it could not use or had to assume: counted by reason, with the first place.
 
+    block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
+    A place names a file, so it is shown to the person who gave the files, and stored nowhere.
+    """
+
+    options: ReadOptions = field(default_factory=ReadOptions)
     num_files: int = 0
     num_lines: int = 0
     broken: Counter[str] = field(default_factory=Counter[str])
     dropped: Counter[str] = field(default_factory=Counter[str])
+    assumed: Counter[str] = field(default_factory=Counter[str])
     first_at: dict[str, str] = field(default_factory=dict[str, str])
-    labels: set[str] = field(default_factory=set[str])
+    block_tokens: int | None = None
+    arrivals: Arrivals | None = None
 
     def line_broken(self, reason: str, at: str) -> None:
         self.broken[reason] += 1
@@ -86,6 +108,24 @@ class ReadNotes:
     def drop(self, reason: str, at: str, count: int = 1) -> None:
         self.dropped[reason] += count
         self.first_at.setdefault(reason, at)
+
+    def assume(self, what: str, count: int = 1) -> None:
+        """Label the trace with ``what``; nothing happens where ``count`` is 0."""
+        if count:
+            self.assumed[what] += count
+
+    def take_over(self, other: ReadNotes) -> None:
+        """Add what another reading counted."""
+        self.num_files += other.num_files
+        self.num_lines += other.num_lines
+        for mine, theirs in ((self.broken, other.broken), (self.dropped, other.dropped), (self.assumed, other.assumed)):
+            mine.update(theirs)
+        self.first_at = {**other.first_at, **self.first_at}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What was assumed, each with how often."""
+        return tuple(f"{count} x {what}" for what, count in sorted(self.assumed.items()))
 
 
 def hidden_name(identity: str) -> str:
@@ -128,7 +168,6 @@ FORMAT = "harness-trace/1"
 MAX_RECORDING_BYTES = 1 << 30
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 COLUMNS = ("base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_tokens", "generate_tokens")
-Arrivals = Literal["together", "recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +247,14 @@ def is_trace(path: Path) -> bool:
 def write_trace(path: Path, head: TraceHead, recordings: Iterable[Recording]) -> Path:
     """Write the file whole or not at all; raises RecordsError when the disk refuses."""
     return write_atomic(path, _lines(head, recordings), what="the trace")
+
+
+def trace_sha256(head: TraceHead, recordings: Iterable[Recording]) -> str:
+    """Hex digest of the file that ``write_trace`` would write."""
+    digest = hashlib.sha256()
+    for line in _lines(head, recordings):
+        digest.update(line)
+    return digest.hexdigest()
 
 
 def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
@@ -315,7 +362,7 @@ class _Counts:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._in_cache: set[int] = set()
+        self._in_cache: dict[tuple[int, int], int] = {}  # (place of the block before, name): place
         self.blocks: set[int] = set()
         self.prompts, self.answers = array("q"), array("q")
         self.waits_ns = {kind: array("q") for kind in WAIT_KINDS}
@@ -342,8 +389,12 @@ class _Counts:
 
     def _hits(self, blocks: Sequence[int]) -> int:
         """How many leading blocks an endless cache already holds; afterwards it holds all of them."""
-        num_hits = next((place for place, name in enumerate(blocks) if name not in self._in_cache), len(blocks))
-        self._in_cache.update(blocks[num_hits:])
+        num_hits, before = 0, -1
+        for place, name in enumerate(blocks):
+            num_known = len(self._in_cache)
+            before = self._in_cache.setdefault((before, name), num_known)
+            if before < num_known and num_hits == place:
+                num_hits += 1
         return num_hits
 
 

@@ -1,36 +1,36 @@
 """Rounds of an agent (TraceLab's unit): one model call each, with the inputs before it and the tools after it.
 
-Reads TraceLab's JSON lines, Claude Code's logs (``~/.claude/projects/<project>/*.jsonl`` and
-``subagents/agent-*.jsonl``) and Codex's (``~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl``). All three become
-recordings the same way. Only types, ids, times and usage counts are read; no content, path or command leaves a line.
+Every agent's log becomes rounds first. Here rounds become recordings: a call that several files hold counts once, and a
+session that goes on from another session's call is joined to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import groupby
 from pathlib import Path
 
-from harness.plan.model import WaitKind
-from harness.traces.base import (
-    Progress,
-    Read,
-    Record,
-    TraceFormat,
-    counts_of,
-    instant_ns,
-    json_lines,
-    list_of,
-    parsed_lines,
-    record_of,
-    text_of,
-    tokens_of,
-)
+from harness.plan.model import WaitKind, has_ended
+from harness.traces.base import Progress, Read, Record, TraceLine, instant_ns, json_lines
 from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 Span = tuple[int, int]
 DEEPEST = 32  # sub-agents of sub-agents
+CHARACTERS_PER_TOKEN = 4
+# No answer packs so many characters into a token; the slack is for short answers of one long run, as "=====".
+MOST_CHARACTERS_PER_TOKEN = 12
+CHARACTERS_OF_SLACK = 24
+PLACEHOLDER_TOKENS = 2
+PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
+NO_PROMPT = "calls whose usage counts no prompt token"
+# No model call takes less: calls that close within it of one another were written down again, not made.
+BURST_NS = 100_000_000
+# Rows of one moment may be written in any order.
+LATE_NS = 1_000_000_000
+ENDS_ROUND = 3
+REPEATED = "calls that were read before: copied into a resumed or forked session, or given twice"
+REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
 
 @dataclass
@@ -40,7 +40,12 @@ class Round:
     submitted_ns: the latest user message or tool result before it; end_ns: the last text, reasoning or tool call.
     prefix_tokens: what the provider's cache held of the input. visible_tokens: output that the next prompt can hold.
     children: sessions of the sub-agents that its tools started. parent: the session that started this session, where
-    only that is known. is_reset: the stream begins anew.
+    only that is known. is_reset: the stream begins anew. answer_characters: length of its answer as logged, 0 where the
+    log does not hold it.
+    identity: equal for the same call wherever it is logged, None where the log has nothing to tell it by. history:
+    equal for calls with the same usage counts before them and in them, whatever the times. fork_of: the session whose
+    rounds this session's file begins with. is_replay: it was only written down again. follows: the call of another
+    session that this session goes on from.
     """
 
     session: str
@@ -56,6 +61,17 @@ class Round:
     parent: str = ""
     is_reset: bool = False
     index: int = 0
+    answer_characters: int = 0
+    at: str = ""
+    identity: Hashable = None
+    history: Hashable = None
+    fork_of: str = ""
+    is_replay: bool = False
+    follows: Round | None = None
+
+
+Log = list[Round]
+"""The rounds of one conversation in one file, in order."""
 
 
 class Conversation:
@@ -63,7 +79,7 @@ class Conversation:
 
     def __init__(self, session: str) -> None:
         self.session, self.parent = session, ""
-        self.rounds: list[Round] = []
+        self.rounds: Log = []
         self.is_compacted = False
         self._inputs: list[tuple[int, bool]] = []
         self._calls: dict[str, tuple[Round, int]] = {}
@@ -95,24 +111,186 @@ class Conversation:
         return turn
 
 
-def recordings_of(rounds: Iterable[Round], notes: ReadNotes) -> Iterator[Recording]:
-    """Every root session with its sub-agents, in order of their first submission; times from the first of all."""
-    by_session: dict[str, list[Round]] = {}
-    for turn in rounds:
-        by_session.setdefault(turn.session, []).append(turn)
+class AgentLog:
+    """A file of an agent, row by row."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        self.name, self.notes = name, notes
+        self.num_late = 0
+        self._latest_ns = 0
+
+    def take(self, record: Record, at: str) -> None:
+        """Read one row."""
+        raise NotImplementedError
+
+    def logs(self) -> Iterable[Log]:
+        """The conversations of the rows so far."""
+        raise NotImplementedError
+
+    def time_rank(self, record: Record) -> int:  # noqa: ARG002
+        """Which of several rows of the same instant comes first."""
+        return 0
+
+    def came_at(self, moment_ns: int) -> None:
+        """Count a row that is stamped before the rows above it."""
+        self.num_late += moment_ns < self._latest_ns - LATE_NS
+        self._latest_ns = max(self._latest_ns, moment_ns)
+
+
+def logs_of(
+    kind: type[AgentLog], files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None
+) -> Iterator[Log]:
+    """The conversations of each file; a file whose rows are out of order of time is read again in order."""
+    for path in files:
+        log = kind(path.stem, ReadNotes())
+        for at, record in json_lines(path, notes, progress):
+            log.take(record, at)
+        if log.num_late:
+            num_late, log = log.num_late, kind(path.stem, ReadNotes())
+            for at, record in _by_time(json_lines(path, ReadNotes()), log):
+                log.take(record, at)
+            log.notes.assume("rows out of order of time: their file was sorted", num_late)
+        yield from (rounds for rounds in log.logs() if rounds)
+        notes.take_over(log.notes)
+
+
+def _by_time(lines: Iterable[TraceLine], log: AgentLog) -> Iterator[TraceLine]:
+    """Lines by their time; those of one instant in order of the file, or by rank where one of them ends a round."""
+    stamped = [(instant_ns(line.record.get("timestamp")) or 0, line) for line in lines]
+    stamped.sort(key=lambda pair: pair[0])
+    for _, group in groupby(stamped, key=lambda pair: pair[0]):
+        same = [line for _, line in group]
+        ranks = [log.time_rank(line.record) for line in same]
+        if ranks.count(ENDS_ROUND) == 1:
+            same = [line for _, line in sorted(zip(ranks, same, strict=True), key=lambda pair: pair[0])]
+        yield from same
+
+
+def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: bool) -> None:
+    """Mark the calls at the start of a file that are older than the file, or were written down again in a burst.
+
+    closed_ns: when each call was complete; start_ns: the file's first row. A file that does not say that it is a fork
+    needs two such calls and one that follows; a file that is all burst has no times at all.
+    """
+    num_burst, before_ns = 0, start_ns
+    num_older = next((place for place, moment in enumerate(closed_ns) if moment >= start_ns), len(log))
+    while num_burst < len(log) and (num_burst < num_older or closed_ns[num_burst] - before_ns < BURST_NS):
+        before_ns = max(closed_ns[num_burst], start_ns)
+        num_burst += 1
+    if is_fork or num_older or 2 <= num_burst < len(log):
+        for turn in log[:num_burst]:
+            turn.is_replay = True
+        for turn in log[num_burst : num_burst + 1]:
+            turn.submitted_ns = max(turn.submitted_ns, start_ns)
+
+
+def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
+    """Every root session with its sub-agents and forks, by first submission; times from the first of all."""
+    by_session = _once_each(logs, notes)
     for group in by_session.values():
         group.sort(key=lambda turn: (turn.submitted_ns, turn.index))
+        _check_counts(group, notes)
     _adopt(by_session)
+    forks = _forks(by_session)
     children = {child for group in by_session.values() for turn in group for child in turn.children}
+    children |= {name for names in forks.values() for name in names}
     roots = [name for name in by_session if name not in children]
     roots.sort(key=lambda name: by_session[name][0].submitted_ns)
     first_ns = by_session[roots[0]][0].submitted_ns if roots else 0
     for name in roots:
         start_ns = by_session[name][0].submitted_ns
-        yield Recording(hidden_name(name), start_ns - first_ns, tuple(_Tree(by_session, notes).requests(name)))
+        requests = tuple(_Tree(by_session, forks, notes).requests(name))
+        yield Recording(hidden_name(name), start_ns - first_ns, requests)
 
 
-def _adopt(by_session: dict[str, list[Round]]) -> None:
+def _once_each(logs: Iterable[Log], notes: ReadNotes) -> dict[str, Log]:
+    """The rounds of each session, every call in the session that made it."""
+    calls = _Calls(notes)
+    for log in sorted(logs, key=_first_own_ns):  # what a file repeats was made before its own
+        calls.take(log)
+    return calls.linked()
+
+
+def _first_own_ns(log: Log) -> int:
+    return next((turn.submitted_ns for turn in log if not turn.is_replay), log[-1].end_ns)
+
+
+class _Calls:
+    """Every call that was read, once."""
+
+    def __init__(self, notes: ReadNotes) -> None:
+        self._notes = notes
+        self._known: dict[Hashable, Round] = {}
+        self._histories: dict[Hashable, Round] = {}
+        self._by_session: dict[str, Log] = {}
+        # A session of which every call is another session's, and that session.
+        self._alias: dict[str, str] = {}
+        self._links: list[tuple[Round, str]] = []
+
+    def take(self, log: Log) -> None:
+        """Add the calls of a file that no file before it holds."""
+        original: Round | None = None
+        is_start = True
+        for turn in log:
+            same = self._original(turn, is_start=is_start)
+            if same is not None:
+                self._notes.drop(REPEATED, turn.at)
+                self._links += [(same, child) for child in turn.children]
+                original = same
+            elif turn.is_replay:
+                self._notes.drop(REPLAYED, turn.at)
+            else:
+                turn.follows = original if original is not None and original.session != turn.session else None
+                self._add(turn)
+                original, is_start = None, False
+        if is_start and original is not None:
+            self._alias[log[0].session] = original.session
+
+    def _original(self, turn: Round, *, is_start: bool) -> Round | None:
+        """The call that this one is a copy of."""
+        same = self._known.get(turn.identity)
+        if same is None and (turn.is_replay or (is_start and turn.fork_of)):
+            same = self._histories.get(turn.history)
+        return same
+
+    def _add(self, turn: Round) -> None:
+        if turn.identity is not None:
+            self._known[turn.identity] = turn
+        if turn.history is not None:
+            self._histories[turn.history] = turn
+        self._by_session.setdefault(turn.session, []).append(turn)
+
+    def linked(self) -> dict[str, Log]:
+        """The rounds of each session, their sub-agents under the names of the sessions that hold them."""
+        for turn, child in self._links:
+            if child in self._by_session:
+                turn.children.append(child)
+        for turn in (turn for group in self._by_session.values() for turn in group if turn.children):
+            turn.children = list(dict.fromkeys(self._alias.get(child, child) for child in turn.children))
+        return self._by_session
+
+
+def is_placeholder(tokens: int, characters: int) -> bool:
+    """Whether so few tokens cannot be an answer of so many characters."""
+    return characters > MOST_CHARACTERS_PER_TOKEN * tokens + CHARACTERS_OF_SLACK
+
+
+def _check_counts(group: Log, notes: ReadNotes) -> None:
+    """Replace counts that cannot be of this answer by an estimate, and label what else looks wrong."""
+    for turn in group:
+        if is_placeholder(turn.output_tokens, turn.answer_characters):
+            turn.output_tokens = turn.visible_tokens = -(-turn.answer_characters // CHARACTERS_PER_TOKEN)
+            notes.assume(PLACEHOLDER)
+        elif turn.output_tokens == 0:
+            notes.assume("answers of no token taken as 1 token")
+        elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
+            notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
+    has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
+    if len(group) > 1 and not has_times:
+        notes.assume("sessions whose rounds all have the same time: no wait of theirs is known")
+
+
+def _adopt(by_session: dict[str, Log]) -> None:
     """Link each session that names only its parent to the parent's last round that had ended before it began."""
     for name, group in by_session.items():
         above = by_session.get(group[0].parent, [])
@@ -121,12 +299,31 @@ def _adopt(by_session: dict[str, list[Round]]) -> None:
             before[-1].children.append(name)
 
 
-class _Tree:
-    """A root session and its sub-agents as one list, in which a request comes after all that it waits for."""
+def _forks(by_session: dict[str, Log]) -> dict[int, list[str]]:
+    """The sessions that go on from a round of another session, by the id of that round; no sub-agents, no circles."""
+    children = {child for group in by_session.values() for turn in group for child in turn.children}
+    forks: dict[int, list[str]] = {}
+    above: dict[str, str] = {}
+    for name, group in by_session.items():
+        follows = group[0].follows
+        if follows is None or name in children:
+            continue
+        ancestor = follows.session
+        while ancestor in above:
+            ancestor = above[ancestor]
+        if ancestor != name:
+            above[name] = follows.session
+            forks.setdefault(id(follows), []).append(name)
+    return forks
 
-    def __init__(self, by_session: dict[str, list[Round]], notes: ReadNotes) -> None:
-        self._by_session, self._notes = by_session, notes
+
+class _Tree:
+    """A root session, its sub-agents and forks as one list, in which a request comes after all that it waits for."""
+
+    def __init__(self, by_session: dict[str, Log], forks: dict[int, list[str]], notes: ReadNotes) -> None:
+        self._by_session, self._forks, self._notes = by_session, forks, notes
         self._requests: list[RecordedRequest] = []
+        self._places: dict[int, int] = {}  # by the id of a round
 
     def requests(self, root: str) -> list[RecordedRequest]:
         self._add(root, (), 0, {root})
@@ -134,19 +331,19 @@ class _Tree:
 
     def _add(self, session: str, started_by: tuple[int, ...], started_ns: int, above: set[str]) -> tuple[int, int]:
         """Add a session's requests; returns (place, end) of its last one."""
-        base: int | None = None
-        stream_tokens = 0
+        group = self._by_session[session]
+        base, stream_tokens = self._goes_on_from(group[0], started_by)
         after, ended_ns = started_by, started_ns
-        kind: WaitKind = "none"
-        for place, turn in enumerate(self._by_session[session]):
+        for place, turn in enumerate(group):
             keep = 0 if turn.is_reset else min(turn.prefix_tokens, stream_tokens, turn.input_tokens)
             wait_ns = 0 if place == 0 and not started_by else turn.submitted_ns - ended_ns
             if wait_ns < 0:
                 # It did not wait for a round that ended later, so it starts at once.
-                self._notes.labels.add("overlapping rounds start at once")
+                self._notes.assume("overlapping rounds start at once")
                 wait_ns = 0
-            if place:
-                kind = "human" if turn.is_human else "tool"
+            kind: WaitKind = "human" if turn.is_human else "tool"
+            if place == 0 and base is None:
+                kind = "none"
             self._requests.append(
                 RecordedRequest(
                     base if keep else None,
@@ -158,236 +355,31 @@ class _Tree:
                     max(turn.output_tokens, 1),
                 )
             )
-            base = place_of_turn = len(self._requests) - 1
+            base = place_of_turn = self._places[id(turn)] = len(self._requests) - 1
             stream_tokens = turn.input_tokens + turn.visible_tokens
             after, ended_ns = (place_of_turn,), turn.end_ns
             for child in turn.children:
                 if child in above or child not in self._by_session or len(above) > DEEPEST:
-                    self._notes.drop("sub-agents without a recording, or in a circle", hidden_name(session))
+                    self._notes.drop("sub-agents without a recording, or in a circle", turn.at)
                     continue
                 last, child_end_ns = self._add(child, (place_of_turn,), turn.end_ns, above | {child})
                 if any(end >= child_end_ns for _, end in turn.tool_spans):
                     # The parent waited for this child: its wait counts from the end of the last child.
                     after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
+            for fork in self._forks.get(id(turn), ()):
+                self._add(fork, (place_of_turn,), turn.end_ns, above | {fork})
         return after[0], ended_ns
 
-
-def _round_of(record: Record, _: str) -> Round | None:
-    events = [record_of(event) for event in list_of(record.get("timing_events"))]
-    at = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
-    inputs = [moment for kind, moment in at if kind in ("user_message", "tool_result") and moment is not None]
-    outputs = [moment for kind, moment in at if kind in ("text", "reasoning", "tool_call") and moment is not None]
-    total, prefix = tokens_of(record.get("input_tokens_total")), tokens_of(record.get("prefix_tokens"))
-    output = tokens_of(record.get("output_tokens"))
-    session = text_of(record, "session_id")
-    if not inputs or not outputs or total is None or output is None or not session:
-        return None
-    tools = [record_of(tool) for tool in list_of(record.get("tools"))]
-    spans = [(instant_ns(tool.get("emitted_at")), instant_ns(tool.get("result_at"))) for tool in tools]
-    hidden = tokens_of(record.get("reasoning_output_tokens")) or 0
-    is_codex = text_of(record, "provider") == "codex"
-    return Round(
-        session=session,
-        submitted_ns=max(inputs),
-        end_ns=max(outputs),
-        input_tokens=total,
-        prefix_tokens=prefix or 0,
-        output_tokens=output,
-        visible_tokens=max(output - hidden, 0) if is_codex else output,
-        is_human=text_of(record, "first_input_event_type") == "user_message",
-        tool_spans=[(start, end) for start, end in spans if start is not None and end is not None and end >= start],
-        index=tokens_of(record.get("round_index")) or 0,
-    )
+    def _goes_on_from(self, first: Round, started_by: tuple[int, ...]) -> tuple[int | None, int]:
+        """(place of the request whose stream a session's first round continues, length of that stream)."""
+        follows = first.follows
+        place = -1 if follows is None else self._places.get(id(follows), -1)
+        afters = [*(request.after for request in self._requests), started_by]
+        if follows is None or place < 0 or not has_ended(afters, place, len(self._requests)):
+            return None, 0
+        return place, follows.input_tokens + follows.visible_tokens
 
 
-def tracelab_rounds(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Round]:
-    """The rounds of TraceLab's own JSON lines."""
-    for _, turn in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
-        yield turn
-
-
-def through_rounds(rounds: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Round]]) -> Read:
+def through_rounds(logs: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Log]]) -> Read:
     """A reader of recordings from a reader of rounds."""
-    return lambda files, notes, progress: recordings_of(rounds(files, notes, progress), notes)
-
-
-TRACELAB = TraceFormat(
-    "rounds of TraceLab's releases", through_rounds(tracelab_rounds), (frozenset({"round_index", "timing_events"}),)
-)
-
-
-SYNTHETIC = "<synthetic>"
-OUTPUTS = ("text", "thinking", "redacted_thinking", "tool_use")
-CLAUDE_USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-
-
-class _ClaudeLog:
-    """A file of Claude Code, row by row. Rows of one assistant message share its id and repeat its usage."""
-
-    def __init__(self, name: str, notes: ReadNotes) -> None:
-        self._name, self._notes = name, notes
-        self._chains: dict[str, _ClaudeChain] = {}
-        self._side_roots: dict[str, str] = {}
-
-    @property
-    def rounds(self) -> Iterator[Round]:
-        return (turn for chain in self._chains.values() for turn in chain.rounds)
-
-    def take(self, record: Record, at: str) -> None:
-        kind = text_of(record, "type")
-        is_boundary = kind == "system" and text_of(record, "subtype") == "compact_boundary"
-        if kind not in ("user", "assistant") and not is_boundary:
-            return
-        moment_ns = instant_ns(record.get("timestamp"))
-        if moment_ns is None:
-            self._notes.line_broken("a row without its time", at)
-            return
-        session = self._session(record)
-        chain = self._chains.setdefault(session, _ClaudeChain(session))
-        if is_boundary:
-            chain.is_compacted = True
-        elif kind == "user":
-            chain.user(record, moment_ns, text_of(record, "sessionId") or self._name)
-        elif text_of(record, "message", "model") != SYNTHETIC and not chain.assistant(record, moment_ns):
-            self._notes.line_broken("an assistant row without its id or usage", at)
-
-    def _session(self, record: Record) -> str:
-        """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
-        session = text_of(record, "sessionId") or self._name
-        if record.get("isSidechain") is not True:
-            return session
-        if agent := text_of(record, "agentId"):
-            return agent_session(session, agent)
-        uuid = text_of(record, "uuid")
-        root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
-        self._side_roots[uuid] = root
-        self._notes.labels.add("side chains without a link run as sessions of their own")
-        return agent_session(session, root)
-
-
-def agent_session(session: str, agent: str) -> str:
-    """The name of a sub-agent's conversation."""
-    return f"{session}/{agent}"
-
-
-class _ClaudeChain(Conversation):
-    """One conversation of Claude Code; a side chain is a conversation too."""
-
-    def __init__(self, session: str) -> None:
-        super().__init__(session)
-        self._by_message: dict[str, Round] = {}
-
-    def user(self, record: Record, moment_ns: int, session: str) -> None:
-        if record.get("isMeta") is True:
-            return
-        content = record_of(record.get("message")).get("content")
-        results = [part for part in map(record_of, list_of(content)) if text_of(part, "type") == "tool_result"]
-        self.take_input(moment_ns, is_human=not results)
-        for part in results:
-            turn = self.result(text_of(part, "tool_use_id"), moment_ns)
-            if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
-                turn.children.append(agent_session(session, agent))
-
-    def assistant(self, record: Record, moment_ns: int) -> bool:
-        message = record_of(record.get("message"))
-        usage, name = counts_of(message.get("usage"), CLAUDE_USAGE), text_of(message, "id")
-        if not name or usage is None:
-            return False
-        fresh, created, cached, output = usage
-        turn = self._by_message.get(name)
-        if turn is None:
-            turn = self._by_message[name] = self.begin(moment_ns)
-            self.rounds.append(turn)
-        # Usage repeats with every block of the message; the last usage counts the whole answer.
-        if output >= turn.output_tokens:
-            turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
-            turn.output_tokens = turn.visible_tokens = output
-        parts = [record_of(part) for part in list_of(message.get("content"))]
-        if any(text_of(part, "type") in OUTPUTS for part in parts):
-            turn.end_ns = max(turn.end_ns, moment_ns)
-        for part in parts:
-            if text_of(part, "type") == "tool_use":
-                self.call(text_of(part, "id"), turn, moment_ns)
-        return True
-
-
-CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-RESULTS = ("function_call_output", "custom_tool_call_output")
-
-
-CODEX_USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
-
-
-class _CodexLog(Conversation):
-    """A file of Codex, record by record. A round closes at a ``token_count`` that follows an output."""
-
-    def __init__(self, name: str, notes: ReadNotes) -> None:
-        super().__init__(name)
-        self._notes = notes
-        self._open: Round | None = None
-
-    def take(self, record: Record, at: str) -> None:
-        payload = record_of(record.get("payload"))
-        if text_of(record, "type") == "session_meta":
-            self.session = text_of(payload, "id") or self.session
-            self.parent = text_of(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
-            return
-        if text_of(record, "type") == "compacted":
-            self.is_compacted = True
-            return
-        moment_ns = instant_ns(record.get("timestamp"))
-        if moment_ns is None:
-            self._notes.line_broken("a record without its time", at)
-            return
-        self._event(payload, moment_ns, at)
-
-    def _event(self, payload: Record, moment_ns: int, at: str) -> None:
-        kind, call = text_of(payload, "type"), text_of(payload, "call_id")
-        if kind == "user_message":
-            self.take_input(moment_ns, is_human=True)
-        elif kind in RESULTS:
-            self.take_input(moment_ns, is_human=False)
-            self.result(call, moment_ns)
-        elif kind in CALLS:
-            self.call(call, self._output(moment_ns), moment_ns)
-        elif kind == "reasoning" or (kind == "message" and text_of(payload, "role") == "assistant"):
-            self._output(moment_ns)
-        elif kind == "token_count" and self._open is not None and payload.get("info") is not None:
-            self._close(self._open, counts_of(record_of(payload["info"]).get("last_token_usage"), CODEX_USAGE), at)
-
-    def _output(self, moment_ns: int) -> Round:
-        """The round that this output belongs to."""
-        if self._open is None:
-            self._open = self.begin(moment_ns)
-        self._open.end_ns = max(self._open.end_ns, moment_ns)
-        return self._open
-
-    def _close(self, turn: Round, usage: list[int] | None, at: str) -> None:
-        if usage is None:
-            self._notes.line_broken("a token count without its numbers", at)
-            return
-        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, hidden = usage
-        turn.visible_tokens = max(turn.output_tokens - hidden, 0)
-        self.rounds.append(turn)
-        self._open = None
-
-
-def _rounds_of_logs(
-    log: type[_ClaudeLog] | type[_CodexLog], files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None
-) -> Iterator[Round]:
-    for path in files:
-        reader = log(path.stem, notes)
-        for at, record in json_lines(path, notes, progress):
-            reader.take(record, at)
-        yield from reader.rounds
-
-
-claude_rounds, codex_rounds = partial(_rounds_of_logs, _ClaudeLog), partial(_rounds_of_logs, _CodexLog)
-CLAUDE = TraceFormat(
-    "Claude Code's session logs, with sub-agents",
-    through_rounds(claude_rounds),
-    (frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
-)
-CODEX = TraceFormat(
-    "Codex's rollout logs", through_rounds(codex_rounds), (frozenset({"timestamp", "type", "payload"}),)
-)
+    return lambda files, notes, progress: recordings_of(logs(files, notes, progress), notes)

@@ -6,7 +6,6 @@ out is counted with its reason.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,10 +25,9 @@ from harness.inputs import open_regular
 from harness.outputs import write_atomic
 from harness.plan.waits import parse_waits
 from harness.spec.base import tomllib
-from harness.traces.base import bounded_lines, opened, parsed_json
+from harness.traces.base import bounded_lines, opened, parsed_json, sha256_of
 from harness.traces.importing import read_recordings
 
-READ_BYTES = 1 << 20
 BATCH_ROWS = 2_000
 _FOREIGN_STARTS = {
     b"PAR1": "a Parquet file",
@@ -66,15 +64,6 @@ def is_duckdb(source: Path) -> bool:
             hint = "Give the release's JSONL, JSONL.gz or DuckDB file"
             raise SpecError(f"is {meaning}", where=str(source), hint=hint)
     return start[8:12] == b"DUCK"
-
-
-def sha256_of(source: Path) -> str:
-    """Hex digest of a file; SpecError when it cannot be read."""
-    digest = hashlib.sha256()
-    with opened(source, open_regular) as stream:
-        while part := stream.read(READ_BYTES):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def _rows(source: Path, wanted: tuple[str, ...]) -> Iterator[object]:

@@ -105,7 +105,13 @@ def _arrival(at: int) -> Any:
 
 
 def _bailian(at: int) -> Any:
-    return _arrival(at) | {"chat_id": at, "parent_chat_id": at - 3 if at % 4 else -1, "turn": 1, "type": "text"}
+    return _arrival(at) | {
+        "input_length": 30,
+        "chat_id": at,
+        "parent_chat_id": at - 3 if at % 4 else -1,
+        "turn": 1,
+        "type": "text",
+    }
 
 
 def _agentic(at: int) -> Any:

@@ -37,13 +37,16 @@ def planted(folder: Path) -> Path:
     return project
 
 
-def test_no_text_path_command_or_id_reaches_a_file_or_the_terminal(tmp_path: Path) -> None:
+def test_no_text_path_command_or_id_reaches_the_trace_and_the_terminal_names_only_the_file_that_was_given(
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "out.jsonl"
-    done = CliRunner().invoke(app, ["trace", "import", str(planted(tmp_path)), "-o", str(output), "--format", "claude"])
+    planted_folder = planted(tmp_path)
+    done = CliRunner().invoke(app, ["trace", "import", str(planted_folder), "-o", str(output), "--format", "claude"])
     assert done.exit_code == 0, done.output
-    assert "2 x a row without its time" in done.output
-    shown = done.output + done.stderr + output.read_text()
-    assert SECRET not in shown
+    log = next(planted_folder.iterdir())
+    assert f"2 x a row without its time, first at {log}, line 6" in done.output, "a file is named to who gave it"
+    assert SECRET not in done.output.replace(str(log), "") + done.stderr + output.read_text()
 
 
 LINES = st.recursive(

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.traces.claude import claude_logs
+from harness.traces.codex import codex_logs
 from harness.traces.recording import ReadNotes, Recording, check_recording
-from harness.traces.rounds import Round, claude_rounds, codex_rounds, recordings_of, tracelab_rounds
+from harness.traces.rounds import Round, recordings_of
+from harness.traces.tracelab import tracelab_logs
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
 RECORDED = Path(__file__).parents[3] / "shared" / "traces" / "agent-logs"
@@ -24,7 +27,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "log.jsonl") -
 
 def claude(folder: Path, *rows: dict[str, Any]) -> tuple[list[Recording], ReadNotes]:
     notes = ReadNotes()
-    recordings = list(recordings_of(claude_rounds([written(folder, list(rows))], notes), notes))
+    recordings = list(recordings_of(claude_logs([written(folder, list(rows))], notes), notes))
     for recording in recordings:
         check_recording(recording)
     return recordings, notes
@@ -116,7 +119,7 @@ def test_a_codex_log_closes_a_round_at_its_token_count_and_hides_reasoning_from_
         count(6.5, 700, 600, 30, 0),
     ]
     notes = ReadNotes()
-    (recording,) = recordings_of(codex_rounds([written(tmp_path, rows)], notes), notes)
+    (recording,) = recordings_of(codex_logs([written(tmp_path, rows)], notes), notes)
     first, second = recording.requests
     assert (first.prompt_tokens, first.generate_tokens) == (500, 60)
     assert (second.keep_tokens, second.wait_ns, second.wait_kind) == (540, 2 * NS_PER_S, "tool")
@@ -129,11 +132,13 @@ def test_recorded_logs_give_the_rounds_that_tracelab_made_of_them_to_the_millise
         return (one.submitted_ns, one.end_ns, *lengths, one.is_human, tuple(sorted(one.tool_spans)))
 
     notes = ReadNotes()
-    expected = list(tracelab_rounds([RECORDED / "rounds.jsonl"], notes))
-    ours = [
-        *claude_rounds([RECORDED / "claude-session.jsonl"], notes),
-        *codex_rounds([RECORDED / "codex-rollout.jsonl"], notes),
+    expected = [turn for log in tracelab_logs([RECORDED / "rounds.jsonl"], notes) for turn in log]
+    logs = [
+        *claude_logs([RECORDED / "claude-session.jsonl"], notes),
+        *codex_logs([RECORDED / "codex-rollout.jsonl"], notes),
     ]
+    ours = [turn for log in logs for turn in log]
+    assert len(list(recordings_of(logs, notes))) == 2
     assert [len(expected), len(ours)] == [19, 19]
     assert [numbers(one) for one in ours] == [numbers(one) for one in expected]
     assert not notes.broken

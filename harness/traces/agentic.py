@@ -1,0 +1,321 @@
+"""Requests that wait for others: agentic Mooncake (NVIDIA Dynamo), and Mooncake sessions (NVIDIA AIPerf).
+
+A request starts ``delay`` and ``tool_wait_ms`` after the last request of ``wait_for`` has ended. A row of a session
+that has only a ``delay`` starts so long after the row before it (AIPerf's documentation of ``mooncake_trace``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.clock import NS_PER_MS
+from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
+from harness.traces.base import Progress, Record, TraceFormat, list_of, parsed_lines, seconds_ns, text_of, tokens_of
+from harness.traces.blocks import (
+    MOONCAKE_BLOCK_TOKENS,
+    TOO_MANY_NAMES,
+    BlockNames,
+    kept_tokens,
+    lengths_of,
+    settled_block_tokens,
+)
+from harness.traces.drawn import DrawnWaits
+from harness.traces.mooncake import REPEATED
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+
+Key = tuple[int, str]
+"""A request's file and id: two files may use the same ids."""
+
+
+@dataclass
+class _Call:
+    """One request as read. name: the id that the row gives it, "" for none.
+
+    wait_for: None where the row has no such key; after: what it waits for, once that is known. is_next: it goes on
+    from the row of its session before it, which only a ``delay`` says.
+    """
+
+    key: Key
+    name: str
+    at: str
+    session: str
+    wait_for: list[str] | None
+    has_delay: bool
+    at_ns: int | None
+    wait_ns: int
+    prompt: int
+    generate: int
+    blocks: tuple[int, ...]
+    is_reset: bool
+    kind: WaitKind | None
+    keep: int | None
+    abort_ns: int
+    abort_tokens: int
+    after: list[Key] = field(default_factory=list[Key])
+    is_next: bool = False
+
+    @property
+    def value(self) -> tuple[object, ...]:
+        """Everything that the row says of its request, without the file."""
+        session = "" if self.session == self.key[1] else self.session
+        shown = (self.name, session, self.at_ns, self.wait_ns, self.prompt, self.generate, self.blocks)
+        return (*shown, tuple(self.wait_for or ()))
+
+
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """One recording for all requests that wait for one another."""
+    paths = list(files)
+    names = BlockNames()
+    calls: dict[Key, _Call] = {}
+    held: dict[tuple[object, ...], int] = {}
+    for place, path in enumerate(paths):
+        rows = list(_calls(path, place, names, notes, progress))
+        # A file that repeats rows of an earlier one goes on with its ids; others have ids of their own.
+        scope = next((held[call.value] for call in rows if call.value in held), place)
+        for call in rows:
+            call.key = (scope, call.key[1])
+            if call.value in held:
+                notes.drop(REPEATED, call.at)
+            elif call.key in calls:
+                notes.drop("an id that came before", call.at)
+            else:
+                calls[call.key] = call
+        held |= {call.value: scope for call in rows}
+    lengths = ((call.prompt, len(call.blocks)) for call in calls.values())
+    size = settled_block_tokens(lengths, MOONCAKE_BLOCK_TOKENS, notes, str(paths[0]) if paths else "")
+    _settle(calls, size, notes)
+    trees = list(_trees(calls, notes))
+    recordings = [_recording(tree, size) for tree in trees]
+    first_ns = min((recording.start_ns for recording in recordings), default=0)
+    if any(recording.start_ns > first_ns for recording in recordings):
+        notes.arrivals = "recorded"
+    yield from recordings
+
+
+def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress: Progress | None) -> Iterator[_Call]:
+    """The rows of a file; one with more block names than its prompt has blocks of any size is broken."""
+    unit_ns = notes.options.time_unit_ns or NS_PER_MS
+    number = 0
+
+    def call(record: Record, at: str) -> _Call | None:
+        nonlocal number
+        number += 1
+        lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record.get("hash_ids")))
+        if lengths is None or blocks is None:
+            return None
+        return _call(record, (place, f"file {place}, row {number}"), unit_ns, lengths, _Row(at, blocks))
+
+    broken = "a request without its lengths or times"
+    for _, each in parsed_lines([path], notes, progress, call, broken):
+        yield each
+
+
+class _Row(NamedTuple):
+    """Where a row stands, and its block names as numbers."""
+
+    at: str
+    blocks: tuple[int, ...]
+
+
+def _call(record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], place: _Row) -> _Call | None:
+    """row: its key, unless it has an id."""
+    delay = record.get("delay", record.get("delay_ms"))
+    waits = [seconds_ns(value or 0, unit_ns) for value in (delay, record.get("tool_wait_ms"))]
+    given = record.get("timestamp", record.get("created_time"))
+    at_ns = None if given is None else seconds_ns(given, unit_ns)
+    name = record.get("request_id")
+    if given is not None and at_ns is None:
+        return None
+    if waits[0] is None or waits[1] is None or min(waits[0], waits[1], at_ns or 0) < 0:
+        return None
+    abort_ns = seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS)
+    prompt, generate = lengths
+    identity = str(name) if isinstance(name, (str, int)) else row[1]
+    session = record.get("session_id")
+    wait_for = record.get("wait_for")
+    return _Call(
+        key=(row[0], identity),
+        name=str(name) if isinstance(name, (str, int)) else "",
+        at=place.at,
+        session=str(session) if isinstance(session, (str, int)) and session != "" else identity,
+        wait_for=[str(before) for before in list_of(wait_for)] if isinstance(wait_for, list) else None,
+        has_delay=delay is not None,
+        at_ns=at_ns,
+        wait_ns=waits[0] + waits[1],
+        prompt=prompt,
+        generate=generate,
+        blocks=place.blocks,
+        is_reset=record.get("prefix_reset") is True,
+        keep=tokens_of(record.get("keep_tokens")),
+        abort_ns=max(abort_ns or 0, 0),
+        abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, generate - 1),
+        kind=next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None),
+    )
+
+
+def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> None:
+    """Say what each request waits for, and how long its prompt is; rows with too many names are taken out."""
+    for key in [key for key, call in calls.items() if len(call.blocks) > -(-call.prompt // block_tokens)]:
+        notes.line_broken(TOO_MANY_NAMES, calls[key].at)
+        del calls[key]
+    files_of: dict[str, list[Key]] = {}
+    for key in calls:
+        files_of.setdefault(key[1], []).append(key)
+    sessions: dict[tuple[int, str], list[_Call]] = {}
+    for call in calls.values():
+        sessions.setdefault((call.key[0], call.session), []).append(call)
+        for name in call.wait_for or ():
+            elsewhere = files_of.get(name, [])
+            if (call.key[0], name) in calls:
+                call.after.append((call.key[0], name))
+            elif len(elsewhere) == 1:
+                call.after.append(elsewhere[0])
+            else:
+                notes.drop("waits for a request that is not in the file", call.at)
+    drawn = DrawnWaits(notes)
+    for turns in sessions.values():
+        _chain(turns, drawn, notes)
+    _lengthen([turns for turns in sessions.values() if any(turn.is_next for turn in turns)], notes)
+    for call in calls.values():
+        call.blocks = call.blocks[: call.prompt // block_tokens]
+
+
+def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes) -> None:
+    """Let the rows of a session that say so, or that have no other time, follow the row before them."""
+    stamped = [turn.at_ns for turn in turns if turn.at_ns is not None]
+    if len(stamped) == len(turns) and stamped != sorted(stamped) and not any(turn.wait_for for turn in turns):
+        notes.assume("rows of a session out of order of time: sorted", sum(a > b for a, b in pairwise(stamped)))
+        turns.sort(key=lambda turn: turn.at_ns or 0)
+    for before, turn in pairwise(turns):
+        if turn.wait_for is not None:
+            continue
+        if turn.has_delay or turn.at_ns is None:
+            turn.is_next = True
+            turn.after.append(before.key)
+            if not turn.has_delay:
+                turn.wait_ns += drawn.wait_ns(turn.session, turn.key[1])
+        else:
+            notes.assume("rows of a session with an instant and no delay: each starts at its instant")
+
+
+def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:
+    """Make the lengths of rows that follow by ``delay`` those of whole prompts.
+
+    A row may count its whole prompt, or only what is new after the row before it, as AIPerf does.
+    """
+    pairs = [(before, turn) for turns in sessions for before, turn in pairwise(turns) if turn.is_next]
+    if not pairs or any(turn.keep is not None for _, turn in pairs):
+        return
+    if any(before.blocks and turn.blocks for before, turn in pairs):
+        is_whole = any(before.blocks[:1] == turn.blocks[:1] for before, turn in pairs if before.blocks)
+    else:
+        is_whole = all(turn.prompt >= before.prompt + before.generate for before, turn in pairs)
+    what = "their whole prompt" if is_whole else "what is new after the row before, as AIPerf does"
+    notes.assume(f"rows of a session whose input_length is taken to count {what}", len(pairs))
+    if is_whole:
+        return
+    for before, turn in pairs:
+        left = before.abort_tokens if before.abort_ns or before.abort_tokens else before.generate
+        turn.keep = before.prompt + left
+        turn.prompt += turn.keep
+        turn.blocks = ()
+
+
+def _trees(calls: Mapping[Key, _Call], notes: ReadNotes) -> Iterator[list[_Call]]:
+    """Requests that wait for one another; each comes after all that it waits for."""
+    order = _sorted(calls)
+    if len(order) < len(calls):
+        sorted_keys = set(order)
+        in_circle = next(call for key, call in calls.items() if key not in sorted_keys)
+        notes.drop("requests that wait for themselves in a circle", in_circle.at, len(calls) - len(order))
+    trees: dict[int, list[Key]] = {}
+    tree_of: dict[Key, int] = {}
+    for key in order:
+        joined = {tree_of[before] for before in calls[key].after}
+        tree = min(joined) if joined else len(tree_of)
+        for other in joined - {tree}:
+            for moved in trees.pop(other):
+                tree_of[moved] = tree
+                trees[tree].append(moved)
+        trees.setdefault(tree, []).append(key)
+        tree_of[key] = tree
+    places = {key: place for place, key in enumerate(order)}
+    for keys in trees.values():
+        yield [calls[key] for key in sorted(keys, key=places.__getitem__)]
+
+
+def _sorted(calls: Mapping[Key, _Call]) -> list[Key]:
+    """Keys in an order in which all that a request waits for comes before it, without those on a circle."""
+    sorter: TopologicalSorter[Key] = TopologicalSorter(dict.fromkeys(calls, ()))
+    for key, call in calls.items():
+        sorter.add(key, *call.after)
+    with suppress(CycleError):  # the sorter still gives what does not depend on the circle
+        sorter.prepare()
+    order: list[Key] = []
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    return order
+
+
+def _recording(tree: list[_Call], block_tokens: int) -> Recording:
+    places = {call.key: place for place, call in enumerate(tree)}
+    afters = [tuple(sorted({places[key] for key in call.after})) for call in tree]
+    last: dict[tuple[int, str], _Call] = {}
+    requests: list[RecordedRequest] = []
+    start_ns = min(call.at_ns or 0 for call, after in zip(tree, afters, strict=True) if not after)
+    for place, (call, after) in enumerate(zip(tree, afters, strict=True)):
+        before = last.get((call.key[0], call.session))
+        keep, base = 0, None
+        # Only a request that it waited for, directly or not, is sure to have ended.
+        if before is not None and not call.is_reset and has_ended(afters, places[before.key], place):
+            base = places[before.key]
+            streamed = requests[base].stream_tokens
+            keep = kept_tokens(call.blocks, before.blocks, block_tokens, streamed, call.prompt)
+            keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
+        requests.append(
+            RecordedRequest(
+                base,
+                after,
+                call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns,
+                call.kind or ("tool" if after and call.wait_ns else "none"),
+                call.prompt,
+                keep,
+                call.generate,
+                call.blocks,
+                call.abort_ns,
+                0 if call.abort_ns else call.abort_tokens,
+            )
+        )
+        last[call.key[0], call.session] = call
+    return Recording(hidden_name(f"{tree[0].key[0]}/{tree[0].key[1]}"), start_ns, tuple(requests))
+
+
+FORMAT = TraceFormat(
+    "requests that wait for others (agentic Mooncake), or sessions with delays (AIPerf)",
+    _recordings,
+    (
+        "a request stands once: an id that came before in its file, and a row that another file holds too, is dropped "
+        "and counted; equal ids of different files are different requests",
+        "what a row waits for is there: a missing request, or a circle, is dropped and counted",
+        "the first row has `wait_for`: rows are recognised by any key that only this format has",
+        "a session says when its turns come: by `wait_for`, else by `delay` after the row before, else by its instant, "
+        "else by a wait that is drawn, labelled",
+        "input_length counts the whole prompt: in a session without `wait_for` the block names say so, else the "
+        "lengths; labelled",
+        "time is in milliseconds (--time-unit), a block has 512 tokens (--block-tokens): checked as for mooncake",
+        "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
+    ),
+    tuple(
+        frozenset({length, *keys})
+        for length in ("input_length", "input_tokens")
+        for keys in (("request_id", "output_length"), ("wait_for",), ("session_id", "output_length"), ("delay",))
+    ),
+    block_tokens=MOONCAKE_BLOCK_TOKENS,
+)

@@ -1,0 +1,170 @@
+"""Weka's agent sessions (cc-traces): one a line, with chained block hashes, think times and nested sub-agents.
+
+Built to the format's description (semianalysisai/cc-traces-weka on Hugging Face), without a sample at hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from harness.plan.model import WaitKind
+from harness.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    list_of,
+    parsed_lines,
+    record_of,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
+from harness.traces.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.traces.rounds import PLACEHOLDER_TOKENS
+
+MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
+DEEPEST_AGENT = 32
+AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
+
+
+class _Session:
+    """One line of Weka: its requests and those of its sub-agents, in one list.
+
+    Times inside a sub-agent that are before its start are taken as relative to it.
+    """
+
+    def __init__(self, block_tokens: int, at: str, notes: ReadNotes) -> None:
+        self._block_tokens, self._at, self._notes = block_tokens, at, notes
+        # Names belong to the session: the same number in another session is another block.
+        self._names = BlockNames()
+        self._requests: list[RecordedRequest] = []
+
+    def requests(self, record: Record) -> list[RecordedRequest]:
+        self._chain(list_of(record.get("requests")), (), 0, 0)
+        return self._requests
+
+    def _chain(self, entries: list[object], started_by: tuple[int, ...], start_ns: int, depth: int) -> tuple[int, int]:
+        """Add an agent's requests; returns (place of the last, its end). (-1, start) when it has none."""
+        after, ended_ns, last = started_by, start_ns, -1
+        entries = self._in_order(entries)
+        kind: WaitKind = "none"
+        seen: set[str] = set()
+        for entry in map(record_of, entries):
+            if text_of(entry, "type") == "subagent":
+                agent = text_of(entry, "agent_id")
+                if agent in seen or depth >= DEEPEST_AGENT:
+                    self._notes.drop("a sub-agent that was there before, or too deep", self._at)
+                    continue
+                seen.add(agent)
+                place, end_ns = self._child(entry, (last,) if last >= 0 else started_by, ended_ns, depth)
+                if place >= 0 and text_of(entry, "status") != "async_launched":
+                    after, ended_ns = (*after, place), max(ended_ns, end_ns)
+                continue
+            read = self._request(entry, last, after, ended_ns, kind)
+            if read is None:
+                continue
+            request, end_ns = read
+            self._requests.append(request)
+            last = len(self._requests) - 1
+            after, ended_ns = (last,), end_ns
+            kind = AFTER.get(text_of(entry, "stop"), "none")
+        return last, ended_ns
+
+    def _in_order(self, entries: list[object]) -> list[object]:
+        """Entries by their time, where all have one."""
+        times = [seconds_ns(record_of(entry).get("t")) for entry in entries]
+        known = [at for at in times if at is not None]
+        if len(known) < len(times) or known == sorted(known):
+            return entries
+        self._notes.assume("requests out of order of time: sorted", sum(a > b for a, b in pairwise(known)))
+        return [entries[place] for place in sorted(range(len(entries)), key=known.__getitem__)]
+
+    def _child(self, entry: Record, after: tuple[int, ...], parent_end_ns: int, depth: int) -> tuple[int, int]:
+        began_ns = seconds_ns(entry.get("t")) or parent_end_ns
+        requests = [record_of(request) for request in list_of(entry.get("requests"))]
+        first_ns = min((at for request in requests if (at := seconds_ns(request.get("t"))) is not None), default=0)
+        if first_ns < began_ns:
+            requests = [
+                {**each, "t": each["t"] + began_ns / 1e9} if isinstance(each.get("t"), (int, float)) else each
+                for each in requests
+            ]
+        return self._chain(list(requests), after, parent_end_ns, depth + 1)
+
+    def _request(
+        self, entry: Record, last: int, after: tuple[int, ...], ended_ns: int, kind: WaitKind
+    ) -> tuple[RecordedRequest, int] | None:
+        prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
+        at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time") or 0)
+        names = self._names.numbers(list_of(entry.get("hash_ids")))
+        if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
+            self._notes.drop("a request without its lengths or time, or above a million tokens", self._at)
+            return None
+        if len(names) > -(-prompt // self._block_tokens):
+            self._notes.drop(TOO_MANY_NAMES, self._at)
+            return None
+        self._notes.assume("answers of no token taken as 1 token", generate == 0)
+        if 0 < generate <= PLACEHOLDER_TOKENS and text_of(entry, "stop") == "tool_use":
+            self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
+        think_ns = seconds_ns(entry.get("think_time"))
+        wait_ns = think_ns if think_ns is not None and len(after) == 1 else at_ns - ended_ns
+        # A partial last block carries a name in older sets; only whole blocks are shared.
+        blocks = names[: prompt // self._block_tokens]
+        keep = 0
+        if last >= 0:
+            before = self._requests[last]
+            streamed = before.prompt_tokens + before.generate_tokens
+            keep = kept_tokens(blocks, before.blocks, self._block_tokens, streamed, prompt)
+        if not self._requests:
+            wait_ns = 0
+        request = RecordedRequest(
+            last if keep else None, after, max(wait_ns, 0), kind, prompt, keep, max(generate, 1), blocks
+        )
+        return request, at_ns + (spent_ns or 0)
+
+
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """A recording for each line. It shares no block name: keep_tokens says what repeats."""
+    seen: dict[bytes, str] = {}
+    names: set[str] = set()
+
+    def session(record: Record, at: str) -> tuple[str, list[RecordedRequest]] | None:
+        block_tokens = notes.options.block_tokens or tokens_of(record.get("block_size", 64))
+        if not list_of(record.get("requests")) or not block_tokens:
+            return None
+        name = text_of(record, "id") or f"session {len(seen)}"
+        digest = hashlib.sha256(json.dumps([text_of(record, "id"), record["requests"]]).encode()).digest()
+        if seen.setdefault(digest, at) != at:
+            notes.drop("sessions that came before", at)
+            return name, []
+        if name in names:
+            notes.assume("sessions with the id of another session and other requests: kept")
+            name = f"{name} {len(seen)}"
+        names.add(name)
+        return name, _Session(block_tokens, at, notes).requests(record)
+
+    for _, (name, requests) in parsed_lines(
+        files, notes, progress, session, "a session without its requests or block size"
+    ):
+        if requests:
+            yield Recording(hidden_name(name), 0, tuple(request._replace(blocks=()) for request in requests))
+
+
+FORMAT = TraceFormat(
+    "agent sessions with chained block hashes (cc-traces)",
+    _recordings,
+    (
+        "a session stands once: one whose id and requests came before is dropped and counted",
+        "requests come in order of `t`: they are sorted, and labelled",
+        "a sub-agent stands once: a second one of the same id is dropped and counted",
+        "hash_ids name whole blocks of `block_size`: a request with more names than its prompt has blocks is dropped "
+        "and counted; --block-tokens sets the size; a name for the part at the end is passed over",
+        "`out` counts the answer: 0 is taken as 1, a tool call in 1 or 2 tokens is labelled",
+        "when sessions began against one another: all start together",
+    ),
+    (frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
+)

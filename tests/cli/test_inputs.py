@@ -1,0 +1,65 @@
+"""``harness trace import`` replaces no other trace, names the file of a broken line, and is told what files lack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from harness.cli.tree import app
+from harness.traces.importing import TRACE_FORMATS
+from tests.support.sound_traces import SOUND
+from tests.traces.test_mooncake import sharing
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def harness(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_another_trace_is_replaced_only_by_force_and_the_same_import_may_run_again() -> None:
+    Path("a.jsonl").write_text("\n".join(SOUND["claude"]()))
+    Path("b.jsonl").write_text("\n".join(SOUND["codex"]()))
+    Path("notes.md").write_text("mine")
+    assert harness("trace", "import", "a.jsonl", "-o", "t.jsonl").exit_code == 0
+    before = Path("t.jsonl").read_bytes()
+    assert harness("trace", "import", "a.jsonl", "-o", "t.jsonl").exit_code == 0, "it is there already, byte for byte"
+    for source, output in (("b.jsonl", "t.jsonl"), ("a.jsonl", "notes.md")):
+        refused = harness("trace", "import", source, "-o", output)
+        assert "is there already, with other content. Replace it with --force" in str(refused.exception)
+    assert (Path("t.jsonl").read_bytes(), Path("notes.md").read_text()) == (before, "mine")
+    assert harness("trace", "import", "b.jsonl", "-o", "t.jsonl", "--force").exit_code == 0
+    assert Path("t.jsonl").read_bytes() != before
+
+
+def test_a_broken_line_is_named_by_its_file(folder: Path) -> None:
+    logs = folder / "logs"
+    logs.mkdir()
+    for name in ("one", "two", "three"):
+        rows = [row.replace("s0", name).replace("s1", name) for row in SOUND["claude"]()[:4]]
+        (logs / f"{name}.jsonl").write_text("\n".join([*rows, *["{"] * (name == "two")]))
+    done = harness("trace", "import", "logs", "-o", "t.jsonl")
+    assert "broken: 1 x no JSON object, first at logs/two.jsonl, line 5" in done.output
+    assert "two" not in Path("t.jsonl").read_text()
+
+
+def test_what_a_file_does_not_say_is_given_and_a_wrong_word_for_it_is_refused() -> None:
+    Path("in.jsonl").write_text("\n".join(map(json.dumps, sharing(64, 4096))))
+    words = ("trace", "import", "in.jsonl", "-o", "t.jsonl", "--block-tokens", "64")
+    assert "named blocks                    192 of 64 tokens" in harness(*words).output
+    assert "Use s, ms, us or ns" in str(harness(*words, "--time-unit", "minutes").exception)
+
+
+def test_formats_are_listed_with_what_they_do_not_promise() -> None:
+    shown = harness("trace", "formats").output
+    assert all(f"{name}: {each.description}" in shown for name, each in TRACE_FORMATS.items())
+    assert "not promised: a block has 512 tokens" in harness("trace", "formats", "mooncake").output
+    assert "unknown format 'moon'" in str(harness("trace", "formats", "moon").exception)

@@ -1,0 +1,165 @@
+"""A small sound file of every format that can be imported: two sessions of three requests, with real waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.support.agent_logs import assistant, at, result, text, tool, user
+
+SESSIONS, TURNS = 2, 3
+Lines = list[str]
+
+
+def _lines(rows: Iterator[Any]) -> Lines:
+    return [json.dumps(row) for row in rows]
+
+
+def claude_rows(session: str, turns: int = TURNS, first_s: float = 0.0) -> Iterator[Any]:
+    """A session that calls a tool in every turn."""
+    yield user(first_s, sessionId=session, uuid=f"{session}-u")
+    for turn in range(turns):
+        start = first_s + 10 * turn
+        usage = (10, 500, 510 * turn, 400)
+        more = {"sessionId": session, "requestId": f"r-{session}-{turn}"}
+        yield assistant(f"m-{session}-{turn}", start + 3, usage, text(), uuid=f"{session}-t{turn}", **more)
+        yield assistant(f"m-{session}-{turn}", start + 4, usage, tool(f"{turn}"), uuid=f"{session}-a{turn}", **more)
+        yield result(f"{turn}", start + 8) | {"sessionId": session, "uuid": f"{session}-r{turn}"}
+
+
+def codex_rows(
+    session: str, turns: int = TURNS, first_s: float = 0.0, meta: Any = None, stamp_s: float | None = None
+) -> Iterator[Any]:
+    """A session that calls a tool in every turn. stamp_s: one instant for all rows, as a fork writes its parent's."""
+
+    def row(seconds: float, kind: str, payload: Any) -> Any:
+        return {"timestamp": at(seconds if stamp_s is None else stamp_s), "type": kind, "payload": payload}
+
+    total = 0
+    yield row(first_s, "session_meta", {"id": session, **(meta or {})})
+    yield row(first_s, "event_msg", {"type": "user_message"})
+    for turn in range(turns):
+        start, usage = first_s + 10 * turn, (1000 + 200 * turn, 1000 * bool(turn), 100, 20)
+        total += usage[0] + usage[2]
+        yield row(start + 3, "response_item", {"type": "function_call", "call_id": str(turn), "name": "f"})
+        yield row(start + 3.5, "event_msg", codex_count(usage, total))
+        yield row(start + 8, "response_item", {"type": "function_call_output", "call_id": str(turn)})
+
+
+def codex_count(usage: tuple[int, ...], total: int) -> Any:
+    keys = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
+    last = dict(zip(keys, usage, strict=True))
+    return {"type": "token_count", "info": {"last_token_usage": last, "total_token_usage": {"total_tokens": total}}}
+
+
+def _claude() -> Lines:
+    return _lines(row for session in range(SESSIONS) for row in claude_rows(f"s{session}", first_s=100 * session))
+
+
+def _codex() -> Lines:
+    return _lines(codex_rows("one", SESSIONS * TURNS))
+
+
+def _tracelab() -> Lines:
+    def rows() -> Iterator[Any]:
+        for session in range(SESSIONS):
+            for turn in range(TURNS):
+                start = 100 * session + 10 * turn
+                events = (("tool_result" if turn else "user_message", start, 40), ("text", start + 3, 400))
+                yield {
+                    "session_id": f"s{session}",
+                    "round_index": turn,
+                    "provider": "claude",
+                    "input_tokens_total": 1000 + 200 * turn + session,
+                    "prefix_tokens": 1000 * bool(turn),
+                    "output_tokens": 100,
+                    "timing_events": [
+                        {"event_type": kind, "timestamp": at(seconds), "content_chars": characters}
+                        for kind, seconds, characters in events
+                    ],
+                }
+
+    return _lines(rows())
+
+
+def _weka() -> Lines:
+    def request(turn: int) -> Any:
+        blocks = list(range(16 + 4 * turn))
+        sizes = {"in": 64 * len(blocks), "out": 90, "hash_ids": blocks}
+        return {"t": 10.0 * turn, "type": "n", "api_time": 2.0, "stop": "tool_use", **sizes}
+
+    return _lines(
+        {"id": f"s{session}", "block_size": 64, "hash_id_scope": "local", "requests": [*map(request, range(TURNS))]}
+        for session in range(SESSIONS)
+    )
+
+
+def arrivals() -> Iterator[Any]:
+    """Rows of Mooncake: each prompt is the one before, and two blocks more."""
+    for place in range(SESSIONS * TURNS):
+        blocks = [0, *range(10, 12 + 2 * place)]
+        yield {
+            "timestamp": 2500 * place,
+            "input_length": 512 * len(blocks) - 100,
+            "output_length": 60,
+            "hash_ids": blocks,
+        }
+
+
+def _bailian() -> Lines:
+    rows = [
+        row | {"timestamp": row["timestamp"] / 1000, "input_length": 16 * len(row["hash_ids"])} for row in arrivals()
+    ]
+    return _lines(iter([row | {"chat_id": place, "parent_chat_id": -1} for place, row in enumerate(rows)]))
+
+
+def _agentic() -> Lines:
+    def rows() -> Iterator[Any]:
+        for place, row in enumerate(arrivals()):
+            session, turn = divmod(place, TURNS)
+            waits = {"wait_for": [f"{session}-{turn - 1}"], "delay": 700} if turn else {}
+            yield (
+                row
+                | {"timestamp": 60_000 * session, "request_id": f"{session}-{turn}", "session_id": f"s{session}"}
+                | waits
+            )
+
+    return _lines(rows())
+
+
+def spans() -> Iterator[Any]:
+    """Flat chat spans of two traces."""
+    for place in range(SESSIONS * TURNS):
+        session, turn = divmod(place, TURNS)
+        usage = {"gen_ai.usage.input_tokens": 1000 + 300 * turn, "gen_ai.usage.output_tokens": 100}
+        yield {
+            "trace_id": f"{session + 1:032x}",
+            "span_id": f"{place + 1:016x}",
+            "start_time": at(100 * session + 10 * turn),
+            "end_time": at(100 * session + 10 * turn + 3),
+            "attributes": {"gen_ai.operation.name": "chat", **usage},
+        }
+
+
+def _table() -> Lines:
+    rows = [
+        f"s{session},{1000 * session},{turn},{1000 * bool(turn)},{1000 + 100 * turn},90,{500 + turn}"
+        for session in range(SESSIONS)
+        for turn in range(TURNS)
+    ]
+    return ["session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms", *rows]
+
+
+SOUND: dict[str, Callable[[], Lines]] = {
+    "claude": _claude,
+    "codex": _codex,
+    "tracelab": _tracelab,
+    "weka": _weka,
+    "mooncake": lambda: _lines(arrivals()),
+    "bailian": _bailian,
+    "agentic-mooncake": _agentic,
+    "otel": lambda: _lines(spans()),
+    "csv": _table,
+}
+"""The lines of one sound file of each format. A CSV file begins with its header."""

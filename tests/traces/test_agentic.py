@@ -1,0 +1,119 @@
+"""Requests that wait for others: sessions with delays, ids that two files share, rows that say no time at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_MS
+from harness.errors import SpecError
+from harness.traces.importing import import_trace
+from harness.traces.recording import ReadOptions, TraceFile, read_trace
+
+
+def written(folder: Path, rows: list[dict[str, Any]], name: str = "in") -> Path:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def imported(*files: Path, **options: Any) -> TraceFile:
+    import_trace(files, files[0].parent / "out.jsonl", name="t", options=ReadOptions(**options))
+    return read_trace(files[0].parent / "out.jsonl")
+
+
+def row(prompt: int, **more: Any) -> dict[str, Any]:
+    return {"input_length": prompt, "output_length": 40} | more
+
+
+def test_rows_of_a_session_with_delays_follow_one_another(tmp_path: Path) -> None:
+    rows = [
+        row(600, session_id="a", timestamp=0, hash_ids=[1, 2]),
+        row(600, session_id="b", timestamp=9000, hash_ids=[1, 3]),
+        row(1100, session_id="a", delay=2000, hash_ids=[1, 2, 4]),
+        row(1700, session_id="b", delay=500, hash_ids=[1, 3, 5, 6]),
+    ]
+    trace = imported(written(tmp_path, rows))
+    assert (trace.head.source_format, trace.head.arrivals, len(trace.recordings)) == ("agentic-mooncake", "recorded", 2)
+    assert [one.requests[1].wait_ns // NS_PER_MS for one in trace.recordings] == [2000, 500]
+    assert [one.start_ns // NS_PER_MS for one in trace.recordings] == [0, 9000]
+    assert [one.requests[1].keep_tokens for one in trace.recordings] == [640, 640], (
+        "all whole blocks come again, so the answer does"
+    )
+    assert trace.head.labels == ("2 x rows of a session whose input_length is taken to count their whole prompt",)
+
+
+def test_rows_that_count_only_what_is_new_get_the_rows_before_in_front(tmp_path: Path) -> None:
+    rows = [
+        row(600, session_id="a", timestamp=0, hash_ids=[1, 2]),
+        row(100, session_id="a", delay=10, hash_ids=[7]),
+        row(50, session_id="a", delay=10, hash_ids=[8]),
+    ]
+    trace = imported(written(tmp_path, rows), block_tokens=512)
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [600, 740, 830]
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 640, 780]
+    (label,) = trace.head.labels
+    assert (
+        label
+        == "2 x rows of a session whose input_length is taken to count what is new after the row before, as AIPerf does"
+    )
+
+
+def test_a_file_whose_first_row_waits_for_nothing_is_recognised(tmp_path: Path) -> None:
+    first = row(600, request_id="a", timestamp=0, hash_ids=[1, 2])
+    rows = [
+        first,
+        row(1200, request_id="b", session_id="a", wait_for=["a"], delay=5, timestamp=900, hash_ids=[1, 2, 3]),
+    ]
+    trace = imported(written(tmp_path, rows))
+    assert trace.head.source_format == "agentic-mooncake"
+    (recording,) = trace.recordings
+    assert recording.requests[1].after == (0,)
+    bare = [{key: value for key, value in each.items() if key != "request_id"} for each in (rows[0], rows[0])]
+    bare[1] |= {"session_id": "s", "delay": 4, "timestamp": 5000}
+    assert imported(written(tmp_path, bare)).head.source_format == "agentic-mooncake"
+
+
+def test_rows_that_say_no_time_get_drawn_waits_and_the_same_ones_each_time(tmp_path: Path) -> None:
+    rows = [row(600 + 700 * turn, session_id="a") for turn in range(6)]
+    waits = [[one.wait_ns for one in imported(written(tmp_path, rows)).recordings[0].requests] for _ in range(2)]
+    assert waits[0] == waits[1]
+    assert len(set(waits[0])) == 6
+    labels = imported(written(tmp_path, rows)).head.labels
+    assert "5 x waits drawn from tracelab-v0.0.2: the recording has no times (--waits)" in labels
+    with pytest.raises(SpecError, match="nowhere"):
+        imported(written(tmp_path, rows), waits="nowhere")
+
+
+def test_two_files_may_use_the_same_ids_and_a_file_given_twice_adds_nothing(tmp_path: Path) -> None:
+    first = [row(600, request_id="0", wait_for=[]), row(1300, request_id="1", wait_for=["0"], delay=5)]
+    other = [each | {"input_length": each["input_length"] + 7} for each in first]
+    trace = imported(written(tmp_path, first, "a"), written(tmp_path, other, "b"))
+    assert (trace.num_requests, len(trace.recordings)) == (4, 2)
+    assert not trace.head.dropped
+    again = imported(
+        written(tmp_path, first, "a"), written(tmp_path, [*first, row(9, request_id="2", wait_for=["1"])], "b")
+    )
+    assert (again.num_requests, len(again.recordings)) == (3, 1)
+    assert again.head.dropped == {"rows that another file holds already": 2}
+
+
+def test_turns_with_instants_and_no_delay_start_at_their_instants(tmp_path: Path) -> None:
+    rows = [row(600, session_id="a", timestamp=at) for at in (0, 4000, 2000)]
+    trace = imported(written(tmp_path, rows))
+    assert [one.start_ns // NS_PER_MS for one in sorted(trace.recordings, key=lambda one: one.start_ns)] == [
+        0,
+        2000,
+        4000,
+    ]
+    assert any("each starts at its instant" in label for label in trace.head.labels)
+
+
+def test_another_block_size_is_refused_here_too(tmp_path: Path) -> None:
+    rows = [row(2048, request_id=str(place), wait_for=[], hash_ids=list(range(32))) for place in range(3)]
+    with pytest.raises(SpecError, match="blocks of 64 tokens fit every row"):
+        imported(written(tmp_path, rows))
+    assert imported(written(tmp_path, rows), block_tokens=64).head.block_tokens == 64

@@ -1,0 +1,137 @@
+"""What no format promises, over every reader: repeated files and rows, order, whole lines, placeholders, bytes."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+
+from harness.errors import SpecError
+from harness.traces.importing import TRACE_FORMATS, import_trace
+from harness.traces.recording import TraceFile, read_trace
+from tests.support.sound_traces import SESSIONS, SOUND, TURNS, Lines
+
+KINDS = sorted(TRACE_FORMATS)
+NUM_REQUESTS = SESSIONS * TURNS
+
+
+def written(folder: Path, kind: str, lines: Lines, name: str = "in") -> Path:
+    path = folder / f"{name}.{'csv' if kind == 'csv' else 'jsonl'}"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def imported(*files: Path) -> TraceFile:
+    import_trace(files, files[0].parent / "out" / "t.jsonl", name="t")
+    return read_trace(files[0].parent / "out" / "t.jsonl")
+
+
+def said(trace: TraceFile) -> bool:
+    return bool(trace.head.dropped or trace.head.broken or trace.head.labels)
+
+
+def content(trace: TraceFile) -> list[tuple[object, ...]]:
+    """Recordings without their names, which may depend on where a row stands."""
+    return sorted((one.start_ns, one.requests) for one in trace.recordings)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_a_sound_file_is_imported_whole_and_nothing_is_said_of_it(tmp_path: Path, kind: str) -> None:
+    trace = imported(written(tmp_path, kind, SOUND[kind]()))
+    assert trace.head.source_format == kind
+    assert trace.num_requests == NUM_REQUESTS
+    assert not said(trace)
+    assert any(request.wait_ns for one in trace.recordings for request in one.requests) or kind in (
+        "mooncake",
+        "bailian",
+    )
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_a_file_given_again_under_another_name_adds_nothing_and_is_counted(
+    tmp_path: Path, kind: str, ending: str
+) -> None:
+    first = written(tmp_path, kind, SOUND[kind]())
+    alone = content(imported(first))
+    copy = first.with_name(f"copy{first.suffix}")
+    copy.write_text(first.read_text() + ending)
+    trace = imported(first, first, copy)
+    assert content(trace) == alone
+    assert sum(trace.head.dropped.values()) > 1
+
+
+def test_an_older_copy_of_a_file_adds_nothing_and_is_counted(tmp_path: Path, kind: str) -> None:
+    if kind == "csv":
+        pytest.skip("a session that lacks rounds is another session: tested by itself")
+    lines = SOUND[kind]()
+    whole, older = written(tmp_path, kind, lines), written(tmp_path, kind, lines[: len(lines) * 2 // 3], "a-backup")
+    alone = content(imported(whole))
+    for files in ((whole, older), (older, whole)):
+        trace = imported(*files)
+        assert content(trace) == alone
+        assert trace.head.dropped
+
+
+def test_rows_that_stand_twice_in_their_file_are_dropped_or_labelled(tmp_path: Path, kind: str) -> None:
+    lines = SOUND[kind]()
+    alone = content(imported(written(tmp_path, kind, lines)))
+    twice = [*lines[:1], *(line for line in lines[1:] for _ in range(2))]
+    trace = imported(written(tmp_path, kind, twice))
+    if kind == "mooncake":
+        assert trace.head.labels, "rows have no id: both are kept, and labelled"
+    else:
+        assert content(trace) == alone
+        assert said(trace) or kind == "codex", "a token count is often told twice"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_in_any_order_give_the_same_requests(tmp_path: Path, kind: str, seed: int) -> None:
+    lines = SOUND[kind]()
+    alone = content(imported(written(tmp_path, kind, lines)))
+    head, rows = (lines[:1], lines[1:]) if kind == "csv" else ([], lines)
+    random.Random(seed).shuffle(rows)
+    trace = imported(written(tmp_path, kind, [*head, *rows]))
+    assert content(trace) == alone
+    keeps_order = kind in ("agentic-mooncake", "otel", "weka")  # a row says itself when it came, or what it waits for
+    assert said(trace) or keeps_order or rows == lines
+
+
+def test_a_row_that_is_cut_off_is_counted(tmp_path: Path, kind: str) -> None:
+    lines = SOUND[kind]()
+    trace = imported(written(tmp_path, kind, [*lines[:-1], lines[-1][: len(lines[-1]) // 2]]))
+    assert trace.head.broken
+
+
+def test_bytes_around_the_rows_change_nothing(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind, SOUND[kind]())
+    alone, plain = content(imported(path)), path.read_bytes()
+    for changed in (b"\xef\xbb\xbf" + plain, plain.replace(b"\n", b"\r\n"), gzip.compress(plain), plain.rstrip()):
+        path.write_bytes(changed)
+        assert content(imported(path)) == alone
+
+
+def test_an_empty_file_beside_others_is_counted_and_alone_is_refused_as_empty(tmp_path: Path, kind: str) -> None:
+    path, empty = written(tmp_path, kind, SOUND[kind]()), written(tmp_path, kind, [], "empty")
+    if kind != "csv":
+        assert imported(path, empty).head.dropped == {"files in no known format": 1}
+    with pytest.raises(SpecError, match=r"is empty|no column"):
+        imported(empty)
+
+
+def test_many_answers_of_a_token_or_two_are_labelled(tmp_path: Path, kind: str) -> None:
+    keys = {"codex": '"output_tokens": 100', "tracelab": '"output_tokens": 100', "weka": '"out": 90', "csv": ",90,"}
+    key = {"claude": '"output_tokens": 400', "otel": '"gen_ai.usage.output_tokens": 100'} | keys
+    old = key.get(kind, '"output_length": 60')
+    lines = [line.replace(old, old.replace(old.strip(",").rpartition(" ")[2], "1")) for line in SOUND[kind]()]
+    assert lines != SOUND[kind]()
+    assert any("placeholder" in label for label in imported(written(tmp_path, kind, lines)).head.labels)
+
+
+def test_every_format_lists_what_it_does_not_promise(kind: str) -> None:
+    assert len(TRACE_FORMATS[kind].not_promised) >= 3
