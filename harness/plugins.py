@@ -33,7 +33,8 @@ class Plugin:
     words, e.g. "paper tables". groups: help of a group of commands that is new with it, by its words. kinds: facts of
     its backends. backends: a ``Backend`` for each kind. export_formats: a ``Format``. trace_formats: a ``TraceFormat``.
     analyses: an ``Analysis``. result_files: readers of other benchmarks' results, from paths to a ``PeerSide`` or None.
-    stacks: a ``StandInStack``, which `--twin` means. doctor: functions that give lines of ``harness doctor``.
+    services: what the core asks for by name and does without: see ``service``. doctor: functions that give lines of
+    ``harness doctor``.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Plugin:
     trace_formats: Parts = field(default_factory=dict[str, str])
     analyses: Parts = field(default_factory=dict[str, str])
     result_files: Parts = field(default_factory=dict[str, str])
-    stacks: Parts = field(default_factory=dict[str, str])
+    services: Parts = field(default_factory=dict[str, str])
     doctor: Parts = field(default_factory=dict[str, str])
 
 
@@ -114,6 +115,18 @@ def plugged(parts: str) -> dict[str, str]:
         for name, place in getattr(plugin, parts).items():
             places.setdefault(name, place)
     return places
+
+
+def service(name: str, where: str) -> Any:
+    """The service of that name that a plug-in offers; SpecError with ``where`` where none does.
+
+    "stand-in stack": a ``StandInStack``; "server over ssh": an ``OtherHost`` (both of ``stack.rbln.launch``);
+    "fleet over hosts": a function as ``runner.fleet.driver.perform_side_by_side``.
+    """
+    places = plugged("services")
+    if name not in places:
+        raise SpecError(f"no plug-in offers {name!r}", where=where, hint="`harness doctor` lists the plug-ins")
+    return part_at(places[name])
 
 
 class Registry(Mapping[str, Any]):

@@ -167,7 +167,16 @@ def test_the_extras_of_the_harness_register_as_any_plugin_does() -> None:
 
 @pytest.mark.parametrize("plugin", plugins().usable, ids=lambda plugin: plugin.name)
 def test_every_part_of_an_extra_loads(plugin: Plugin) -> None:
-    sorts = ("commands", "backends", "export_formats", "trace_formats", "analyses", "result_files", "stacks", "doctor")
+    sorts = (
+        "commands",
+        "backends",
+        "export_formats",
+        "trace_formats",
+        "analyses",
+        "result_files",
+        "services",
+        "doctor",
+    )
     places = [place for sort in sorts for place in getattr(plugin, sort).values()]
     assert places
     assert all(part_at(place) is not None for place in places)

@@ -214,10 +214,6 @@ def _exporter(environment: Path | None, twin: bool) -> Exporter:
 
 
 def _twin() -> StandInStack:
-    """The stand-in that a plug-in offers; SpecError where none does."""
-    from harness.plugins import part_at, plugged
+    from harness.plugins import service
 
-    places = list(plugged("stacks").values())
-    if not places:
-        raise SpecError("no plug-in offers a stand-in stack", where="--twin", hint="`harness doctor` lists plug-ins")
-    return part_at(places[0])
+    return service("stand-in stack", where="--twin")

@@ -191,7 +191,7 @@ GROUPS = {
     "fleet": _group(
         "fleet",
         "Several devices or hosts at once.\n\nExample: `harness fleet status demo --runs runs/today`",
-        {"status": "watch:fleet_status", "worker": "watch:fleet_worker"},
+        {"status": "watch:fleet_status"},
     ),
 }
 # What `harness --help` shows, heading by heading.

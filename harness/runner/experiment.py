@@ -18,6 +18,7 @@ from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.judge.catalogue import analysis_named
 from harness.kinds import kind_named
 from harness.outputs import check_runs_folder
+from harness.plugins import service
 from harness.prereg import RunAuthorization
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
@@ -25,7 +26,6 @@ from harness.records.schema import ABORTED
 from harness.redact import redacted_text
 from harness.runner.backends import backend_named
 from harness.runner.fleet.driver import perform_side_by_side
-from harness.runner.fleet.hosts import perform_over_hosts
 from harness.runner.progress import (
     Began,
     Made,
@@ -236,7 +236,8 @@ def run_experiment(  # noqa: PLR0913  # an option each
             if (progress.is_decided and again.keys() <= set(progress.performed)) or ended_by:
                 break
     else:
-        perform_fleet = perform_over_hosts if spec.fleet.hosts else perform_side_by_side
+        over_hosts = "fleet over hosts" if spec.fleet.hosts else ""
+        perform_fleet = service(over_hosts, where="fleet.hosts") if over_hosts else perform_side_by_side
         perform_fleet(todo, context, again, progress.add)
     sealed = _all_sealed(store, spec, progress.performed)
     keys = {run.key for run in sealed}

@@ -24,5 +24,5 @@ PLUGIN = Plugin(
         ),
     ),
     backends={"twin": f"{_AT}.backend:BACKEND"},
-    stacks={"twin": f"{_AT}.backend:STACK"},
+    services={"stand-in stack": f"{_AT}.backend:STACK"},
 )

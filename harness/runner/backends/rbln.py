@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
+from harness.plugins import service
 from harness.redact import filled_env
 from harness.runner.backends.base import (
     SLOW_START,
@@ -31,8 +32,8 @@ from harness.stack.rbln.launch.artifacts import CONFIG_FILE, check_artifact, rea
 from harness.stack.rbln.launch.compile import require_fresh
 from harness.stack.rbln.launch.devices import find_command, require_idle
 from harness.stack.rbln.launch.releases import usable_with
-from harness.stack.rbln.launch.remote import check_remote_server, remote_plan
 from harness.stack.rbln.launch.serving import (
+    OtherHost,
     ServedArtifact,
     ServeSetup,
     check_installed,
@@ -66,7 +67,7 @@ class RblnBackend(ServerBackend):
     def check_host(self, server: ServerSpec) -> None:
         _require_artifact(server)
         if server.ssh:
-            check_remote_server(server)
+            _other_host().check(server)
             return
         require_port(LOOPBACK, server.port)
         stack = find_rbln_stack(server.environment)
@@ -123,7 +124,7 @@ class RblnBackend(ServerBackend):
         _require_artifact(server)
         if server.ssh:
             port = require_port(LOOPBACK, options.port)
-            return remote_plan(server, backend=self.kind.name, port=port, run_folder=options.run_folder)
+            return _other_host().plan(server, backend=self.kind.name, port=port, run_folder=options.run_folder)
         artifact = Path(server.artifact).absolute()
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
@@ -146,6 +147,10 @@ class RblnBackend(ServerBackend):
                 requested={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
             ),
         )
+
+
+def _other_host() -> OtherHost:
+    return service("server over ssh", where="server.ssh")
 
 
 def _require_artifact(server: ServerSpec) -> None:

@@ -8,11 +8,11 @@ Source: vllm 0.22.0, vllm-rbln 0.11.1.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.errors import ServerError
 from harness.records import Observation, layout
@@ -51,6 +51,13 @@ class ServedArtifact:
     folder: Path
     config: ArtifactConfig
     name: str
+
+
+class OtherHost(NamedTuple):
+    """How a server is started on another host. check: of a ServerSpec, before the first run; plan: its launch."""
+
+    check: Callable[[ServerSpec], object]
+    plan: Callable[..., LaunchPlan]
 
 
 def visible_devices(vllm_rbln: str, devices: Iterable[int]) -> dict[str, str]:

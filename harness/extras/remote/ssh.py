@@ -36,9 +36,11 @@ from harness.stack.rbln.launch.artifacts import (
     settings_applied,
 )
 from harness.stack.rbln.launch.devices import DeviceReport, parse_devices, require_idle
+from harness.stack.rbln.launch.inside import remote_host
 from harness.stack.rbln.launch.patches import require_pristine, shipped_patches, status_of, unpatched
 from harness.stack.rbln.launch.serving import (
     OBSERVER_FOLDER,
+    OtherHost,
     ServedArtifact,
     declared,
     logging_config,
@@ -47,7 +49,7 @@ from harness.stack.rbln.launch.serving import (
     visible_devices,
 )
 
-HOST_SCRIPT = Path(__file__).resolve().parent / "inside" / "remote_host.py"
+HOST_SCRIPT = Path(remote_host.__file__).resolve()
 """Runs in the Python of the serving stack on the other host."""
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=10")
 CALL_TIMEOUT_S = 180.0
@@ -246,7 +248,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     job_file = _write_job(run_folder, host, folder, local_port=port, remote_port=remote_port)
     return LaunchPlan(
         backend=backend,
-        argv=(sys.executable, "-m", "harness.stack.rbln.launch.remote", str(job_file)),
+        argv=(sys.executable, "-m", "harness.extras.remote.ssh", str(job_file)),
         host=LOOPBACK,
         port=port,
         model=model,
@@ -359,6 +361,8 @@ def _print_ssh_messages(ssh_log: Path) -> None:
     for line in lines[-LAST_LINES:]:
         print(f"ssh: {line.removeprefix('ssh: ')}", flush=True)
 
+
+SERVICE = OtherHost(check_remote_server, remote_plan)
 
 if __name__ == "__main__":
     sys.exit(hold_server(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

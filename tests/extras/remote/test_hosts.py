@@ -33,7 +33,7 @@ def test_a_scheduler_is_on_loopback_or_has_tls_or_is_said_to_be_open():
 @pytest.mark.live
 @pytest.mark.same_everywhere
 def test_a_scheduler_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.runner.fleet.hosts.CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("harness.extras.remote.hosts.CONNECT_TIMEOUT_S", 1.0)
     spec = small_experiment(fleet={**AT, "scheduler": "tcp://127.0.0.1:1"})
     with pytest.raises(SpecError, match="no scheduler answers"):
         run_experiment(spec, runs_root=tmp_path)

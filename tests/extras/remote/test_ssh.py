@@ -21,13 +21,13 @@ import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
+from harness.extras.remote.ssh import RemoteHost
 from harness.records import layout
 from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
-from harness.stack.rbln.launch.remote import RemoteHost
 from tests.support import stand_in_ssh
 from tests.support.processes import comes_true, is_alive, start_launched
 from tests.support.sshd import running_sshd, short_folder, write_command
@@ -208,7 +208,7 @@ def test_a_local_end_that_is_killed_takes_the_server_and_its_folder_there_with_i
 def test_a_path_that_dies_without_a_word_takes_the_server_and_its_folder_with_it(
     tmp_path: Path, other_host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.stack.rbln.launch.remote.SILENCE_S", 3.0)
+    monkeypatch.setattr("harness.extras.remote.ssh.SILENCE_S", 3.0)
     with _started(tmp_path, _launch(tmp_path, other_host)) as process:
         pid = _pid_there(process)
         # For longer than the silence that is allowed, the other side hears of us.
