@@ -152,6 +152,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "simulator": bench_simulator,
     "emulator": bench_emulator,
     "stopping": section("stopping"),
+    "power": section("power"),
     "gate": section("gate"),
     "channels": section("channels"),
     "history": section("history"),

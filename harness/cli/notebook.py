@@ -59,17 +59,17 @@ def power(
     runs: Sequence[SealedRun] = (),
     num_blocks: int = 60,
 ) -> Table:
-    """Replicates that each comparison needs at alpha 0.05 and power 0.9, as ``harness power``; None: above 1,000.
+    """Replicates that each comparison needs at power 0.9, alpha 0.05 over all, as ``harness power``; None: above 1,000.
 
     margin: what counts as equal. precision: half width of an interval. runs: sealed runs to take the spread from;
     without any, ``num_blocks`` plan draws are simulated.
     """
-    from harness.advise.power import Goal, measured_components, needed, simulated_components
+    from harness.advise.power import Goal, measured_components, needed_together, simulated_components
     from harness.records import origin_of
 
     spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
     components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
-    needs = [needed(parts, Goal(margin=margin, precision=precision)) for parts in components]
+    needs = needed_together(components, Goal(margin=margin, precision=precision))
     rows = [
         {
             "condition": need.components.condition,
@@ -83,5 +83,6 @@ def power(
         }
         for need in needs
     ]
-    caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}."
+    together = f", adjusted over {len(needs)} comparisons (Holm)" if len(needs) > 1 else ""
+    caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}{together}."
     return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")

@@ -6,6 +6,7 @@ Both read sealed runs or simulate; neither runs anything.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +17,15 @@ from harness.cli.terminal import format_duration
 from harness.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from harness.advise.power import Components, Costs, Goal, Needed
     from harness.spec import ExperimentSpec
     from harness.spec.rules import SuperiorityRule
 
 DASH = "> 1000"
+# Fewer blocks leave a spread so uncertain that its limit is printed.
+FEW_BLOCKS = 12
 # Blocks on each device for which the number of devices is printed.
 EACH = (1, 2, 4, 8)
 
@@ -35,7 +38,9 @@ def power(
         typer.Option(help="What counts as equal. Default: of the experiment's [stop], else 0.02.", min=1e-4, max=0.999),
     ] = None,
     precision: Annotated[float, typer.Option(help="Half width of a plain interval, as a share.", min=1e-4)] = 0.01,
-    alpha: Annotated[float, typer.Option(help="Of each test.", min=1e-6, max=0.5)] = 0.05,
+    alpha: Annotated[
+        float, typer.Option(help="Of all comparisons together (Holm); a rule has its own.", min=1e-6, max=0.5)
+    ] = 0.05,
     wanted: Annotated[float, typer.Option("--power", help="Probability of the verdict.", min=0.01, max=0.999)] = 0.9,
     rule: Annotated[
         str | None,
@@ -59,7 +64,7 @@ def power(
 
     Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
-    from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
+    from harness.advise.power import Costs, Goal, measured_components, needed_together, simulated_components
     from harness.cli.run import ensure_machine_code
     from harness.records import RunStore, origin_of
     from harness.report.pages import write_power_page
@@ -72,14 +77,13 @@ def power(
     costs = Costs(costs.block_s + start_s * len(spec.condition), costs.compile_s)
     sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]
     components = measured_components(spec, sealed) if sealed else simulated
-    components = _chosen(components, comparison or [], str(path))
+    needs = needed_together(components, goal)
+    chosen = {parts.condition for parts in _chosen(components, comparison or [], str(path))}
     if goal.rule is not None:
-        components = [
-            parts for parts in components if goal.rule.applies_to(parts.condition, spec.factors[parts.condition])
-        ]
-    if not components:
+        chosen = {name for name in chosen if goal.rule.applies_to(name, spec.factors[name])}
+    needs = [need for need in needs if need.components.condition in chosen]
+    if not needs:
         raise SpecError("no comparison is left to plan for", where=str(path), hint="Check the rule's conditions")
-    needs = [needed(parts, goal) for parts in components]
     origin = f"simulated: {blocks} plan draws, each restarted with the client's jitter"
     if sealed:
         notes = list(filter(None, [origin_of(sealed)]))
@@ -87,16 +91,21 @@ def power(
         origin = "\n".join((f"{'of' if notes else 'measured in'} {counted}", *notes))
     block = format_duration(costs.block_s)
     one_device = "one device; " if all(parts.num_devices == 1 for parts in components) else ""
+    given, observed = _given(spec), [parts for parts in components if sealed and parts.condition in chosen]
+    # One of several comparisons: in equal parts, which is a little more than Holm asks for.
+    one_of_several = replace(goal, alpha=goal.alpha / len(components))
     lines = [
-        *_answers(needs, goal),
+        *_answers(needs, goal, given),
         f"{spec.name}: log cost ratio of one block, {origin}",
         *_spreads(needs),
+        *(_few_blocks(components, observed, goal) if sealed else _own_plans(spec, needs)),
+        *(f"{name}: {text}" for name, text in given.items() if name in chosen),
         f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)",
         "",
         *_needs(needs, goal, costs),
         "",
-        *_devices(needs, goal),
-        *_allocation(needs, goal, costs),
+        *_devices(needs, one_of_several),
+        *_allocation(needs, one_of_several, costs),
         *_paste(needs, goal),
     ]
     print("\n".join(lines))
@@ -169,26 +178,80 @@ def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | No
     return None
 
 
-def _answers(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
+def _given(spec: ExperimentSpec) -> dict[str, str]:
+    """Which sizes of each comparison have no measured cost, in words, by condition."""
+    from harness.experiment import resolve
+    from harness.sim.predict.deciding import unmeasured_of_runs
+
+    runs = resolve(spec.model_copy(update={"replicates": 1})).by_condition
+    pairs = {one.name: (runs[one.name][0], runs[spec.baseline_of(one)][0]) for one in spec.condition}
+    given = {name: "; ".join(unmeasured_of_runs(*pair)) for name, pair in pairs.items()}
+    return {name: text for name, text in given.items() if text}
+
+
+def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
+    """What ``harness simulate`` predicts on the experiment's own plans, where the ratio above is over other plans."""
+    from harness.experiment import resolve
+    from harness.prereg.predict import drawn_ratios, predict_until_sure
+
+    planned = resolve(spec)
+    predictions = predict_until_sure(planned, 0.02 if spec.stop is None else spec.stop.margin)
+    own = dict(drawn_ratios(spec, predictions))
+    plans = f"{spec.replicates} own plan{'s' * (spec.replicates > 1)}"
+    for need in needs:
+        parts = need.components
+        if (ratio := own.get(parts.condition)) is not None:
+            yield (
+                f"{parts.condition}: {100 * (ratio.ratio - 1):+.1f} +- {100 * ratio.error:.1f} % on this experiment's "
+                f"{plans} (`harness simulate`); {_percent(parts.mean)} is over {parts.num_blocks} plans, "
+                f"+- {100 * parts.error:.1f}"
+            )
+
+
+def _few_blocks(components: Sequence[Components], shown: Sequence[Components], goal: Goal) -> Iterator[str]:
+    """How many replicates a spread asks for that the true one may be as high as, after few blocks."""
+    from harness.advise.power import needed_together
+    from harness.judge.planning.power import spread_limit
+
+    wide = [replace(parts, sd=spread_limit(parts.sd, parts.num_blocks)) for parts in components]
+    names = [parts.condition for parts in shown if parts.num_blocks < FEW_BLOCKS]
+    for parts, need in zip(wide, needed_together(wide, goal), strict=True):
+        if parts.condition in names:
+            yield (
+                f"{parts.condition}: its sd is of {parts.num_blocks} blocks, and may be as high as {parts.sd:.4f} "
+                f"(90 % limit): {_blocks(need.proposed)} replicates then"
+            )
+
+
+def _answers(needs: Sequence[Needed], goal: Goal, given: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each comparison under the goal's rule: how many replicates show it cheaper."""
     if goal.rule is None:
         return
     by = f" by at least {100 * goal.rule.margin:g} %" if goal.rule.margin else ""
     for need in needs:
-        parts = need.components
-        change = f"it costs {_percent(parts.mean)[1:]} {'less' if parts.mean < 0 else 'more'}"
+        parts, effect = need.components, need.planned_effect
+        change = _change(effect)
+        if parts.is_observed:
+            change += f" (the margin that is wanted; the {parts.num_blocks} blocks so far: {_change(parts.mean)})"
+        note = f"; {given[parts.condition]}" if parts.condition in given else ""
         if need.proposed is None:
-            yield f"{parts.condition}: no number of replicates up to 1,000 shows it cheaper{by}, if {change}"
+            yield (
+                f"{parts.condition}: no number of replicates up to 1,000 shows it cheaper{by}, if it costs "
+                f"{change}{note}"
+            )
         else:
             yield (
                 f"{parts.condition}: {need.proposed} replicates show it cheaper{by} with probability {goal.power:g}, "
-                f"if {change}"
+                f"if it costs {change}{note}"
             )
     yield ""
 
 
-def _percent(log_ratio: float) -> str:
+def _change(log_ratio: float) -> str:
+    return f"{_percent(log_ratio)[1:]} {'less' if log_ratio < 0 else 'more'}"
 
+
+def _percent(log_ratio: float) -> str:
     return f"{100 * math.expm1(log_ratio):+.1f} %"
 
 
@@ -203,7 +266,9 @@ def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
 
 def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
     width = max(len(need.components.condition) for need in needs)
-    yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g} (hours)"
+    size = len(needs[0].case.found)
+    together = f" over {size} comparisons (Holm)" if size > 1 else ""
+    yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
     heads = [f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found"]
     heads += [f"cheaper {goal.rule.margin:.1%}"] if goal.rule else []
     yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   looked at: half, nine of ten"
@@ -253,7 +318,8 @@ def _paste(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
         yield f"{name} needs more than 1,000 blocks: {ways}"
         return
     margin, alpha = (goal.margin, goal.alpha) if goal.rule is None else (goal.rule.margin, goal.rule.alpha)
-    what = f"power {goal.power:g} at margin {margin:g}, alpha {alpha:g}, sd {most.components.sd:.4f}"
+    reached = goal.power if math.isnan(most.proposed_power) else most.proposed_power
+    what = f"power {reached:.2g} at margin {margin:g}, alpha {alpha:g}, sd {most.components.sd:.4f}"
     yield "paste above the first table of the experiment:"
     yield f"replicates = {most.proposed}  # {what} ({most.components.condition})"
     if all(need.looked_90 for need in needs):

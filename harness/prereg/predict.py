@@ -128,7 +128,7 @@ def predict_until_sure(
     predictions = predict_experiment(planned, on_progress=on_progress)
     while num_draws > 1:
         each_ns = max((clock.now_ns() - began_ns) / num_draws, 1)
-        needed = max((ratio.draws_needed(margin) for ratio in drawn_ratios(planned.spec, predictions)), default=0)
+        needed = max((ratio.draws_needed(margin) for _, ratio in drawn_ratios(planned.spec, predictions)), default=0)
         more = min(needed, max(MOST_DRAWS, num_draws), int(MOST_NS / each_ns))
         if more <= num_draws:
             break
@@ -137,13 +137,13 @@ def predict_until_sure(
     return predictions
 
 
-def drawn_ratios(spec: ExperimentSpec, predictions: Predictions) -> Iterator[DrawnRatio]:
-    """The predicted ratio of each condition to its baseline with its Monte Carlo error, where draws were made."""
+def drawn_ratios(spec: ExperimentSpec, predictions: Predictions) -> Iterator[tuple[str, DrawnRatio]]:
+    """Each condition with its predicted ratio to its baseline and its Monte Carlo error, where draws were made."""
     for condition in spec.condition:
         if (baseline := spec.baseline_of(condition)) != condition.name:
             own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
             if (ratio := mean_ratio(own, base)) is not None:
-                yield ratio
+                yield condition.name, ratio
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:

@@ -19,7 +19,6 @@ from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.judge.decisions.gate import FIGURES
 from harness.judge.decisions.releases import History, HistoryPoint
-from harness.judge.planning.power import difference_power, equivalence_power
 from harness.outputs import check_output, escape_bidi, write_text
 from harness.plan.model import WAIT_KINDS
 from harness.report.page import plain_page
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 HISTORY_HEIGHT_IN = 2.9
 MOST_SHOWN = 120
+POWER_POINTS = 24
 
 
 def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal, text: str) -> Path:
@@ -44,9 +44,9 @@ def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal
     path = check_output(path)
     with Sheet() as sheet:
         picture = power_plot(sheet, needs, goal)
-    caption = (
-        "Probability of the verdict by the number of blocks, exact for Gaussian log ratios; dotted: what is wanted."
-    )
+    num_together = max(len(need.case.found) for need in needs)
+    judged = f"adjusted over {num_together} comparisons (Holm)" if num_together > 1 else "for Gaussian log ratios"
+    caption = f"Probability of the verdict by the number of blocks, {judged}; dotted: what is wanted."
     main = f"<figure>{picture}<figcaption>{caption}</figcaption></figure><pre>{escape(text)}</pre>"
     write_text(path, plain_page(title, main))
     return path
@@ -57,11 +57,15 @@ def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
     figure = sheet.figure(PAGE_WIDTH_IN, 3.4)
     equal, different = figure.subplots(1, 2, sharey=True)
     widest = max((need.proposed or MOST_SHOWN for need in needs), default=MOST_SHOWN)
-    blocks = list(range(2, min(MOST_SHOWN, max(8, round(1.4 * widest))) + 1))
+    last = min(MOST_SHOWN, max(8, round(1.4 * widest)))
+    blocks = sorted({round(number) for number in np.geomspace(2, last, num=POWER_POINTS)})
     for place, need in enumerate(needs, 1):
-        sd = max(need.components.sd, 1e-9)
-        for axes, power in ((equal, equivalence_power), (different, difference_power)):
-            curve = [power(n, sd, goal.log_margin, goal.alpha) for n in blocks]
+        case = need.case
+        curves = (
+            (equal, [case.power(n, case.none, "equivalence") for n in blocks]),
+            (different, [case.power(n, case.at_margin, "difference") for n in blocks]),
+        )
+        for axes, curve in curves:
             axes.plot(blocks, curve, color=condition_color(place), label=need.components.condition)
     equal.set_title(f"true ratio 1: shown to be equal within {goal.margin:.1%}")
     different.set_title(f"true ratio {1 + goal.margin:.3f}: shown to differ")

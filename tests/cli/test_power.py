@@ -15,17 +15,23 @@ from harness.advise.power import (
     devices_for_equivalence,
     measured_components,
     needed,
+    needed_together,
     simulated_components,
 )
 from harness.errors import SpecError
+from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
-from harness.spec import load_toml, parse_experiment
+from harness.spec import load_experiment, load_toml, parse_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.same_everywhere
 
 GOAL = Goal(margin=0.05)
+
+
+def open_runs(folder: Path) -> list[SealedRun]:
+    return list(RunStore(folder / "runs").sealed("demo"))
 
 
 def test_lines_to_paste_read_back_as_an_experiment(tmp_path: Path) -> None:
@@ -91,7 +97,10 @@ def test_a_superiority_rule_gets_its_number_of_replicates_in_a_sentence(tmp_path
     shown = harness("power", "demo", "--rule", "superiority", *options, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     answer = shown.stdout.splitlines()[0]
-    sentence = r"bucket6-nowaits: (\d+) replicates show it cheaper with probability 0.9, if it costs (\d\.\d) % less"
+    sentence = (
+        r"bucket6-nowaits: (\d+) replicates show it cheaper with probability 0.9, if it costs (\d\.\d) % less; "
+        r"f\(6\) was not measured, but interpolated"
+    )
     counted = re.fullmatch(sentence, answer)
     assert counted is not None, answer
     assert f"\nreplicates = {counted[1]}  # power 0.9 at margin 0, alpha 0.025" in shown.stdout
@@ -113,3 +122,45 @@ def test_the_spread_between_devices_is_told_apart_and_more_blocks_on_each_need_f
     scattered = replace(found, device=0.005, within=0.02)
     needs = [devices_for_equivalence(scattered, Goal(margin=0.02), blocks) for blocks in (1, 4, 400)]
     assert needs[0] > needs[1] > needs[2] > 2
+
+
+def test_comparisons_that_are_judged_together_need_more_blocks_than_each_alone(tmp_path: Path) -> None:
+    components, _costs = simulated_components(load_experiment("configuration"), 40)
+    together, alone = needed_together(components, Goal()), [needed(parts, Goal()) for parts in components]
+    for all_six, one in zip(together, alone, strict=True):
+        assert one.difference is not None
+        assert all_six.difference is not None
+        assert all_six.difference > one.difference
+        assert all_six.proposed_power >= 0.9
+    said = harness("power", "configuration", "--comparison", "n6-slots16", "--blocks", "40", cwd=tmp_path).stdout
+    assert "at alpha 0.05 over 6 comparisons (Holm)" in said
+    assert f"\nreplicates = {together[0].proposed}  # power 0.9" in said
+
+
+def test_after_runs_the_plan_is_for_the_margin_and_not_for_the_ratio_that_they_show(tmp_path: Path) -> None:
+    harness("run", "demo", "--backend", "sim", "--replicates", "4", "--runs", "runs", cwd=tmp_path)
+    options = ("--rule", "superiority", "--comparison", "bucket6-nowaits")
+    said = harness("power", "demo", *options, "--runs", "runs", cwd=tmp_path).stdout
+    answer = said.splitlines()[0]
+    assert re.search(
+        r"if it costs 2\.0 % less \(the margin that is wanted; the 4 blocks so far: \d\.\d % less\)", answer
+    )
+    assert re.search(r"bucket6-nowaits: its sd is of 4 blocks, and may be as high as 0\.\d+ \(90 % limit\): \d+", said)
+    spec = load_experiment("demo")
+    [found] = [
+        parts for parts in measured_components(spec, open_runs(tmp_path)) if parts.condition == "bucket6-nowaits"
+    ]
+    large = replace(found, mean=5 * found.mean)
+    assert needed(found, Goal()).proposed == needed(large, Goal()).proposed
+    assert needed(found, Goal()).proposed != needed(replace(large, is_observed=False), Goal()).proposed
+
+
+def test_power_and_simulate_give_the_same_effect_and_say_why_other_plans_give_another(tmp_path: Path) -> None:
+    said = harness("power", "demo", "--blocks", "20", cwd=tmp_path).stdout
+    simulated = harness("simulate", "demo", cwd=tmp_path).stdout
+    own = re.search(r"bucket6-nowaits: (-\d\.\d) \+- \d\.\d % on this experiment's 3 own plans", said)
+    ratio = re.search(r"bucket6-nowaits / base-nowaits: (0\.\d+)", simulated)
+    assert own is not None
+    assert ratio is not None
+    assert float(own[1]) == pytest.approx(100 * (float(ratio[1]) - 1), abs=0.06)
+    assert "is over 20 plans" in said

@@ -109,18 +109,18 @@ def test_what_is_not_calibrated_is_said_to_be_assumed(tmp_path: Path) -> None:
 
 def test_draws_go_on_until_the_error_is_a_tenth_of_the_effect_or_of_the_margin() -> None:
     runs = planned(draws=4)
-    few, enough = (next(drawn_ratios(runs.spec, made(runs))) for made in (predict_experiment, sure))
+    (_, few), (name, enough) = (next(drawn_ratios(runs.spec, made(runs))) for made in (predict_experiment, sure))
     assert not few.is_sure(MARGIN)
     assert enough.is_sure(MARGIN)
     assert enough.num_draws > 4
     same = predict_experiment(runs, num_draws=enough.num_draws)
-    assert next(drawn_ratios(runs.spec, same)) == enough
+    assert next(drawn_ratios(runs.spec, same)) == (name, enough)
 
 
 def test_draws_end_where_the_time_for_them_is_over_and_a_nominal_prediction_stays_one() -> None:
     runs = planned(draws=4)
     slow = predict_until_sure(runs, MARGIN, clock=Slow())
-    assert next(drawn_ratios(runs.spec, slow)).num_draws == 4
+    assert next(drawn_ratios(runs.spec, slow))[1].num_draws == 4
     nominal = planned(draws=1)
     assert predict_until_sure(nominal, MARGIN) == predict_experiment(nominal)
 

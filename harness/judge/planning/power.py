@@ -27,26 +27,26 @@ _gauss_legendre = cache(np.polynomial.legendre.leggauss)
 
 def blocks_for_precision(sd: float, half_width: float, alpha: float) -> int | None:
     """Fewest blocks whose t interval has at most this half width: n >= (t_{n-1} sd / w)^2, iterated."""
-    return _fewest(lambda n: half_width - t_quantile(1 - alpha, n - 1) * sd / math.sqrt(n), 0.0)
+    return fewest(lambda n: half_width - t_quantile(1 - alpha, n - 1) * sd / math.sqrt(n), 0.0)
 
 
 def blocks_for_equivalence(sd: float, log_margin: float, alpha: float, power: float, effect: float = 0.0) -> int | None:
     """Fewest blocks that show equivalence with probability ``power`` when the true mean is ``effect``."""
     if abs(effect) >= log_margin:
         return None
-    return _fewest(lambda n: equivalence_power(n, sd, log_margin, alpha, effect), power)
+    return fewest(lambda n: equivalence_power(n, sd, log_margin, alpha, effect), power)
 
 
 def blocks_for_difference(sd: float, effect: float, alpha: float, power: float) -> int | None:
     """Fewest blocks whose t interval leaves 0 out with probability ``power`` when the true mean is ``effect``."""
-    return _fewest(lambda n: difference_power(n, sd, effect, alpha), power) if effect else None
+    return fewest(lambda n: difference_power(n, sd, effect, alpha), power) if effect else None
 
 
 def blocks_for_superiority(sd: float, effect: float, alpha: float, power: float) -> int | None:
     """Fewest blocks that show a mean below 0 with probability ``power`` when the true mean is ``effect``."""
     if effect >= 0:
         return None
-    return _fewest(lambda n: superiority_power(n, sd, effect, alpha), power)
+    return fewest(lambda n: superiority_power(n, sd, effect, alpha), power)
 
 
 def superiority_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
@@ -103,7 +103,7 @@ def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: 
     return min(1.0, max(0.0, total))
 
 
-def _fewest(value: Callable[[int], float], wanted: float) -> int | None:
+def fewest(value: Callable[[int], float], wanted: float) -> int | None:
     """The smallest number of blocks from 2 on whose rising ``value`` reaches ``wanted``; None beyond MOST_BLOCKS."""
     low, high = 1, 2
     while value(high) < wanted:
@@ -129,6 +129,13 @@ def blocks_until_decided(sd: float, effect: float, stop: StopSpec, paths: int = 
     is_equal = (np.abs(mean) + half) < stop.log_margin
     is_decided = is_equal | (np.abs(mean) > half)
     return np.where(is_decided.any(axis=1), is_decided.argmax(axis=1) + 1, stop.budget + 1)
+
+
+def spread_limit(sd: float, num_blocks: int, level: float = 0.9) -> float:
+    """The spread that the true one stays below with probability ``level``, where ``sd`` was estimated from so few."""
+    from scipy.special import chdtri
+
+    return sd * math.sqrt((num_blocks - 1) / float(chdtri(num_blocks - 1, level)))
 
 
 def variance_components(values: FloatArray) -> tuple[float, float]:

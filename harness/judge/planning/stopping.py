@@ -146,6 +146,14 @@ def boundary_of(stop: StopSpec) -> Callable[[int], float | None]:
     return by_look.get
 
 
+def of_family(stop: StopSpec, num_comparisons: int) -> StopSpec:
+    """The rule of one of several comparisons that share alpha: together they are wrong as seldom as one alone.
+
+    In equal parts (Bonferroni), as the comparisons are looked at and end at different blocks.
+    """
+    return stop.model_copy(update={"alpha": stop.alpha / max(num_comparisons, 1)})
+
+
 def looks_at(differences: Sequence[float], stop: StopSpec, *, is_over: bool = False) -> Iterator[Look]:
     """Every look that the rule takes at the blocks' log ratios, in order, up to the first that decides.
 

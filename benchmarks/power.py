@@ -1,0 +1,152 @@
+"""Whether `harness power` keeps its promise where several comparisons are judged together, fixed and sequential.
+
+Experiments are drawn from a population of simulated blocks of `configuration`, whose six comparisons share plans and
+baselines; the true ratios are set by scaling costs. No server runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.figure import Figure
+from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
+from harness.advise.power import Components, Goal, family_of, needed_together
+from harness.analysis.stats import FloatArray
+from harness.judge.planning.family import Aim, holm_rejects
+from harness.judge.planning.stopping import boundary_of, of_family
+from harness.spec import StopSpec, load_experiment
+
+EXPERIMENTS, POPULATION, LOOKS, SEED = 4_000, 4_000, 60, 20261126
+GOAL = Goal()
+
+
+class Population(NamedTuple):
+    """Simulated blocks of comparisons that are judged together. costs: shape (comparisons, 2, blocks)."""
+
+    names: tuple[str, ...]
+    costs: FloatArray
+
+    @classmethod
+    def of(cls, experiment: str, num_blocks: int) -> Population:
+        pairs = cost_pairs(load_experiment(experiment), num_blocks)
+        return cls(tuple(pairs), np.array(list(pairs.values())))
+
+    @property
+    def components(self) -> list[Components]:
+        """The spreads of the whole population, as ``harness power`` estimates them from fewer blocks."""
+        num_blocks = self.costs.shape[2]
+        return [
+            Components(name, "base", float(values.mean()), float(values.std()), None, None, num_blocks, values=values)
+            for name, values in zip(self.names, block_values(self.costs), strict=True)
+        ]
+
+    @property
+    def logs(self) -> FloatArray:
+        """ln(cost / baseline cost) of each block, as a sequence looks at it; shape (comparisons, blocks)."""
+        return np.log(self.costs[:, 0] / self.costs[:, 1])
+
+    def at(self, size: float) -> Population:
+        """The same blocks, every true log ratio having this size and its own sign."""
+        found = np.log(self.costs[:, 0].sum(axis=1) / self.costs[:, 1].sum(axis=1))
+        costs = self.costs.copy()
+        costs[:, 0] *= np.exp(np.copysign(size, found) - found)[:, None]
+        return self._replace(costs=costs)
+
+    def drawn(self, num_experiments: int, num_blocks: int) -> FloatArray:
+        """Values of experiments whose blocks are drawn from these, shape (comparisons, experiments, blocks)."""
+        places = np.random.default_rng(SEED).integers(0, self.costs.shape[2], size=(num_experiments, num_blocks))
+        return block_values(self.costs[:, :, places])
+
+
+def block_values(costs: FloatArray) -> FloatArray:
+    """One value a block as in decisions, their mean being ln of the ratio of sums; costs: (..., 2, ..., blocks)."""
+    own, base = costs[:, 0], costs[:, 1]
+    own_mean, base_mean = own.mean(axis=-1, keepdims=True), base.mean(axis=-1, keepdims=True)
+    return np.log(own_mean / base_mean) + own / own_mean - base / base_mean
+
+
+def verdicts(values: FloatArray, aim: Aim, alpha: float, log_margin: float) -> npt.NDArray[np.bool_]:
+    """Which comparisons have their verdict by Holm over all of them, shape (experiments, comparisons)."""
+    from scipy.special import stdtr
+
+    n = values.shape[-1]
+    mean, error = values.mean(axis=-1), values.std(axis=-1, ddof=1) / math.sqrt(n)
+    if aim == "difference":
+        p = 2 * stdtr(n - 1, -np.abs(mean) / error)
+    else:
+        p = stdtr(n - 1, (np.abs(mean) - log_margin) / error)
+    return holm_rejects(p.T, alpha)
+
+
+def bench_power(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
+    """Shares of experiments with their verdict beside what is promised, and how often sequences are wrong."""
+    population, margin = Population.of("configuration", num_blocks), GOAL.log_margin
+    yield from _kept("differ by the margin", population.at(margin), "difference", num_experiments)
+    yield from _kept("equal", population.at(0.0), "equivalence", num_experiments)
+    yield from _kept("as found", population, "difference", num_experiments)
+    yield from _wrong(population, num_experiments)
+    yield from _ended(population, num_experiments)
+
+
+def _kept(name: str, case: Population, aim: Aim, num_experiments: int) -> Iterator[Figure]:
+    """The share of each comparison with its verdict, beside the power promised at the blocks that it needs.
+
+    And the shares with the blocks of a comparison that is judged alone, as a negative control.
+    """
+    components = case.components
+    family, effects = family_of(components, GOAL.alpha), tuple(parts.mean for parts in components)
+    margin, farthest, unadjusted = GOAL.log_margin, 0.0, list[float]()
+    for place, parts in enumerate(components):
+        count = family.blocks(place, effects, aim, GOAL.power, margin)
+        few = family_of([parts], GOAL.alpha).blocks(0, (parts.mean,), aim, GOAL.power, margin)
+        if count is None or few is None:
+            continue
+        share, promised = _share(case, place, aim, count, num_experiments), family.power(count, effects, aim, margin)
+        unadjusted.append(_share(case, place, aim, few, num_experiments))
+        farthest = max(farthest, abs(share - promised[place]))
+        error = math.sqrt(share * (1 - share) / num_experiments)
+        note = f"{count} blocks, {num_experiments:,} experiments, Monte Carlo error {error:.3f}"
+        yield Figure(f"{name}: {parts.condition}", f"{share:.3f}", f"{promised[place]:.3f} promised", note)
+    yield Figure(f"{name}: farthest from the promise", f"{farthest:.3f}", "<= 0.03")
+    control = "negative control: blocks of a comparison that is judged alone"
+    yield Figure(f"{name}: not adjusted", f"{min(unadjusted):.3f} to {max(unadjusted):.3f}", "", control)
+
+
+def _share(case: Population, place: int, aim: Aim, blocks: int, num_experiments: int) -> float:
+    values = case.drawn(num_experiments, blocks)
+    return float(verdicts(values, aim, GOAL.alpha, GOAL.log_margin)[:, place].mean())
+
+
+def _wrong(population: Population, num_experiments: int) -> Iterator[Figure]:
+    """How often any of the comparisons is wrong when all are looked at after each block and no ratio differs from 1."""
+    logs = population.logs - population.logs.mean(axis=1, keepdims=True)
+    places = np.random.default_rng(SEED).integers(0, logs.shape[1], size=(num_experiments, LOOKS))
+    note = f"{LOOKS} looks, {num_experiments:,} experiments, every true ratio 1"
+    for name, share, mark in (("alpha shared", len(logs), f"<= {GOAL.alpha}"), ("alpha for each", 1, "")):
+        stop = of_family(StopSpec(margin=GOAL.margin, alpha=GOAL.alpha, budget=LOOKS), share)
+        boundary = boundary_of(stop)
+        limits = np.array([math.inf, *(boundary(n) or math.inf for n in range(2, LOOKS + 1))])
+        is_wrong = np.array([(t_paths(values[places]) > limits).any(axis=1) for values in logs])
+        yield Figure(f"any of {len(logs)} ever wrong: {name}", f"{is_wrong.any(axis=0).mean():.3f}", mark, note)
+
+
+def _ended(population: Population, num_experiments: int) -> Iterator[Figure]:
+    """The share of sequential experiments that end within the blocks that are named for nine of ten."""
+    components = population.components
+    for place, need in enumerate(needed_together(components, GOAL)):
+        if need.looked_90 is None:
+            continue
+        logs, mean = population.logs[place], components[place].mean
+        stop = of_family(StopSpec(margin=GOAL.margin, alpha=GOAL.alpha, budget=need.looked_90), len(components))
+        places = np.random.default_rng(SEED).integers(0, len(logs), size=(num_experiments, stop.budget))
+        effects = [mean] if abs(mean) > 2 * GOAL.log_margin else [0.0, GOAL.log_margin]
+        shares = [blocks_taken((logs - logs.mean() + effect)[places], stop)[1] for effect in effects]
+        note = f"within {stop.budget} blocks, {num_experiments:,} experiments"
+        yield Figure(
+            f"ended when looked at: {population.names[place]}", f"{min(shares):.3f}", f"{GOAL.power} promised", note
+        )
