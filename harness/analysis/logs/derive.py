@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.logs.engine_steps import read_run_steps, steps_table
 from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
+from harness.analysis.logs.slots import SlotWalk
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema
@@ -40,7 +41,8 @@ class Derived:
 
     log_ns_source: "created" (microsecond stamps of the logging call), "received" (when the harness read the line) or
     "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
-    pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read.
+    pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read. slots: what
+    contradicts itself in the lines about slots.
     """
 
     tables: dict[str, pa.Table]
@@ -58,6 +60,7 @@ class Derived:
     settings: dict[str, str] = field(default_factory=dict[str, str])
     step_log: StepLog | None = None
     step_log_problem: str = ""
+    slots: SlotWalk = field(default_factory=SlotWalk)
 
 
 _LAST_INSTANT_NS = 2**62
@@ -171,6 +174,7 @@ def collect(
     steps = _StepRows(to_clock)
     kv = _KvRows(to_clock)
     for event in events:
+        derived.slots.add(event)
         if isinstance(event, ev.EqualSteps | ev.BucketEvent | ev.IterationEvent):
             steps.add(event)
             kv.count_steps(steps.num_bucket_steps, steps.num_iteration_steps)

@@ -18,6 +18,7 @@ from harness.analysis.cost.reconstruct import StepCost, channel_b, join_request_
 from harness.analysis.figures import lateness
 from harness.analysis.logs.engine_steps import check_step_log
 from harness.analysis.reuse import cached_tokens
+from harness.analysis.validity.logged import check_log_lines
 from harness.analysis.validity.plan_answers import (
     aborted_rows,
     check_aborts,
@@ -28,6 +29,7 @@ from harness.analysis.validity.plan_answers import (
 )
 from harness.analysis.validity.scrapes import (
     CACHED_COUNTER,
+    check_counts,
     check_moved_schedule,
     check_scrapes,
     counter_increment,
@@ -70,8 +72,10 @@ def check_run(
         *_check_declared_lines(manifest, requests, derived),
         *check_scrapes(manifest, derived),
         *check_moved_schedule(manifest, derived),
+        *check_counts(requests, derived),
         *_check_log(derived),
         *check_step_log(manifest, derived.step_log, derived.step_log_problem),
+        *check_log_lines(manifest, requests, derived),
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
         *_check_ids(requests, derived),

@@ -15,12 +15,13 @@ from harness.analysis.validity.stalls import limits_of
 from harness.clock import NS_PER_S
 from harness.records import Finding, Manifest
 from harness.records.manifest import invalid, warning
-from harness.records.schema import rows_where, values_of
+from harness.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derive import Derived
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
+PREEMPTED_COUNTER = "vllm:num_preemptions_total"
 MOVED_COUNTER = "emulator:schedule_moved_seconds_total"
 NOTICED_MOVED_SHARE = 0.01
 
@@ -53,6 +54,44 @@ def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
         yield warning("scrape-failed", evidence)
+
+
+def check_counts(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+    """Whether the server counted what the client was answered, each sum by itself. requests: REQUESTS schema.
+
+    Answers that the client left may be in each sum, up to what was planned of them. A prompt that was computed again
+    after a preemption is counted again, so that prompts are then not held against their sum. Failed requests make a run
+    INVALID by themselves, and nobody knows how the server counted them.
+    """
+    status = requests["status"].to_pylist()
+    if not set(status) <= {"ok", ABORTED}:
+        return
+    metrics = derived.tables["metrics"]
+    left = requests.filter(pa.array([one == ABORTED for one in status], pa.bool_()))
+    preempted = counter_increment(metrics, PREEMPTED_COUNTER)
+    expected = {
+        "vllm:prompt_tokens_total": ("prompt_tokens", "planned_prompt_tokens"),
+        "vllm:generation_tokens_total": ("completion_tokens", "planned_generate_tokens"),
+        "vllm:request_success_total": (None, None),
+    }
+    for counter, (answered, planned) in expected.items():
+        counted = counter_increment(metrics, counter)
+        if counted is None or (answered == "prompt_tokens" and preempted):
+            continue
+        least = len(status) - left.num_rows if answered is None else sum(requests[answered].drop_null().to_pylist())
+        most = least + (left.num_rows if planned is None else sum(left[planned].to_pylist()))
+        if not least <= round(counted) <= most:
+            span = f"{least:,}" if most == least else f"{least:,} to {most:,}"
+            yield invalid(
+                "counts-differ",
+                f"{counter} rose by {counted:,.0f}, and the answers have {span}",
+                "Something else used the server, or it was restarted",
+            )
+    if preempted is not None and derived.num_kv_lines and round(preempted) != derived.num_preemptions:
+        evidence = (
+            f"{PREEMPTED_COUNTER} rose by {preempted:,.0f}, and the log has {derived.num_preemptions} preemptions"
+        )
+        yield invalid("counts-differ", evidence, "Lines of the log were lost")
 
 
 def check_moved_schedule(manifest: Manifest, derived: Derived) -> Iterator[Finding]:

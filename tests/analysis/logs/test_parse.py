@@ -62,7 +62,7 @@ def test_every_line_form_is_read_in_both_formats(golden_log: bytes) -> None:
         "mapping search": 1,
         "fault": 1,
         "preempted": 1,
-        "scheduled": 1,
+        "PrefillEvent": 1,
         "finished": 1,
         "KV copied": 1,
         "IterationEvent": 9,

@@ -9,12 +9,12 @@ import pytest
 
 from harness.analysis.logs.derive import Derived
 from harness.analysis.logs.parse import ParseCounts, metrics_table
-from harness.analysis.validity.scrapes import check_moved_schedule
+from harness.analysis.validity.scrapes import check_counts, check_moved_schedule
 from harness.clock import NS_PER_S
 from harness.emulator.metrics import ServerMetrics
 from harness.engine import EngineConfig
 from harness.spec import ServerSpec
-from tests.support.analysis_tables import manifest
+from tests.support.analysis_tables import manifest, request_row, requests_table
 
 
 def scraped(*bodies: str | None) -> Derived:
@@ -48,3 +48,52 @@ def test_an_emulators_moved_schedule_is_summed_and_judged(moved_s: float, severi
     assert found() == ([] if severity is None else [severity])
     if severity == "invalid":
         assert found(schedule_moved_share=0.06) == ["warning"]
+
+
+# Two answered requests of 300 prompt and 3 generated tokens.
+SUMS = {
+    "prompt_tokens_total": 600,
+    "generation_tokens_total": 6,
+    "request_success_total": 2,
+    "num_preemptions_total": 0,
+}
+
+
+def counters(start: int, **sums: float) -> str:
+    """A body whose counters stand at ``start`` and these sums; two engines share each sum."""
+    lines = [f"# TYPE vllm:{name} counter" for name in sums]
+    lines += [
+        f'vllm:{name}{{engine="{engine}",model_name="m"}} {start + share}'
+        for name, value in sums.items()
+        for engine, share in enumerate((value // 2, value - value // 2))
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def disagreeing(rows: tuple[dict[str, Any], ...], **changes: float) -> list[str]:
+    zero = counters(70, **dict.fromkeys(SUMS, 0))
+    derived = scraped(zero, counters(70, **{**SUMS, **changes}))
+    return [found.evidence.partition(" ")[0] for found in check_counts(requests_table(*rows), derived)]
+
+
+TWO = (request_row(0, 0), request_row(1, 0))
+
+
+@pytest.mark.parametrize("counter", ["prompt_tokens_total", "generation_tokens_total", "request_success_total"])
+@pytest.mark.parametrize("change", [-1, 1, 300])
+def test_each_sum_that_the_server_counts_is_that_of_the_answers(counter: str, change: int) -> None:
+    assert disagreeing(TWO) == []
+    assert disagreeing(TWO, **{counter: SUMS[counter] + change}) == [f"vllm:{counter}"]
+
+
+def test_an_answer_that_was_left_may_be_in_the_sums_up_to_what_was_planned_of_it() -> None:
+    left = request_row(2, 0, status="aborted", prompt_tokens=None, completion_tokens=None)
+    assert disagreeing((*TWO, left)) == []
+    assert disagreeing((*TWO, left), prompt_tokens_total=900, generation_tokens_total=9, request_success_total=3) == []
+    assert disagreeing((*TWO, left), generation_tokens_total=10) == ["vllm:generation_tokens_total"]
+
+
+def test_a_prompt_that_was_computed_again_is_in_no_sum_and_failed_requests_are_not_judged() -> None:
+    assert disagreeing(TWO, num_preemptions_total=1, prompt_tokens_total=901) == []
+    failed = request_row(2, 0, status="http_error", prompt_tokens=None, completion_tokens=None)
+    assert disagreeing((*TWO, failed), prompt_tokens_total=1) == []

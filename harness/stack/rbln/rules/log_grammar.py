@@ -87,6 +87,15 @@ class IterationEvent(NamedTuple):
     is_from_engine: bool
 
 
+class PrefillEvent(NamedTuple):
+    """The worker took a request for its prefill; again where its KV copy failed, or after a preemption."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_id: str
+
+
 class SettingEvent(NamedTuple):
     """The compiled artifact overruled a setting."""
 
@@ -107,7 +116,7 @@ class OtherEvent(NamedTuple):
     about: str
 
 
-LogEvent = BucketEvent | KvLogEvent | KvCopyFailedEvent | IterationEvent | SettingEvent | OtherEvent
+LogEvent = BucketEvent | KvLogEvent | KvCopyFailedEvent | IterationEvent | PrefillEvent | SettingEvent | OtherEvent
 
 # A line's content without its place: the event class and its other fields.
 LineContent = tuple[Any, tuple[Any, ...]]
@@ -286,10 +295,10 @@ _FORMS = (
         "Request ",
         r"<.+> is preempted. Freed block(s): [<[-\d, ]*>] Already generated tokens: <\d{1,9}>",
     ),
-    _other(
-        "scheduled",
+    _form(
+        PrefillEvent,
         "Request ",
-        r"<.+> is now scheduled. Prompt tokens: <\d{1,9}>, Already generated tokens: <\d{1,9}>, "
+        r"<text> is now scheduled. Prompt tokens: <\d{1,9}>, Already generated tokens: <\d{1,9}>, "
         f"Allocated block(s): {_BLOCKS}",
     ),
     _other(
