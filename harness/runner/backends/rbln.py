@@ -6,6 +6,8 @@ Refuses busy devices, and an artifact or a package that is not as declared.
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,11 +42,14 @@ from harness.stack.rbln.launch.serving import (
     find_rbln_stack,
     serve_plan,
 )
-from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
+from harness.stack.rbln.rules.dialect import dialect_of
+from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set, rules_for_version
 
 VLLM_RBLN = rule_set(NEWEST_STABLE).releases[-1]
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")
 COMPILER = "rebel-compiler"
+# Source: the vendor's installation guide, November 2026.
+GLIBC, VLLM_WHEEL = (2, 39), "vLLM's CPU wheel (docs/ca25.md has the other way)"
 COMPILE = "harness server compile"
 # Where `harness server compile` puts models by default.
 ARTIFACTS = Path("artifacts")
@@ -104,20 +109,22 @@ class RblnBackend(ServerBackend):
             versions = {name: stack.versions.get(name) for name in (*STACK, COMPILER)}
             present = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
             has_stack = versions[COMPILER] is not None
-            facts = [present, usable_with(stack.site_packages)]
+            facts = [present, *_pin_broken(stack.versions), usable_with(stack.site_packages)]
         except ServerError as error:
             has_stack, facts = False, [error.what]
         facts += [
             "rbln-smi present" if tool is not None else "rbln-smi absent",
             f"{len(devices)} devices" if devices else "no /dev/rbln*",
+            *_device_groups(has_tool=tool is not None),
+            _libc_in_words(),
         ]
         return Check(
             name="backend rbln",
             ok=True if has_stack and tool is not None and devices else None,
             found="; ".join(facts),
             need=f"vllm-rbln {VLLM_RBLN}, {COMPILER}, rbln-smi, /dev/rbln*",
-            how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi) and, with a portal "
-            f"account, {COMPILER} from the vendor's package index; then pip install vllm-rbln=={VLLM_RBLN}",
+            how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi), and with a portal account "
+            f"{COMPILER} and vllm-rbln=={VLLM_RBLN}; the package indexes and the device group: docs/ca25.md",
         )
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
@@ -147,6 +154,30 @@ class RblnBackend(ServerBackend):
                 requested={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
             ),
         )
+
+
+def _pin_broken(versions: Mapping[str, str]) -> list[str]:
+    """What vllm-rbln and the vLLM beside it say against each other."""
+    rules, vllm = rules_for_version(versions.get("vllm-rbln", "")), versions.get("vllm", "").partition("+")[0]
+    wanted = "" if rules is None else dialect_of(rules).vllm
+    if not wanted or not vllm or vllm == wanted:
+        return []
+    return [f"vLLM {vllm} beside it, where vLLM {wanted} is pinned"]
+
+
+def _device_groups(*, has_tool: bool) -> list[str]:
+    """The first line about groups of devices, which a model over several devices needs."""
+    groups = first_line_of("rbln-smi", "-g") if has_tool else None
+    return [f"device groups (rbln-smi -g): {groups or 'none shown'}"] if has_tool else []
+
+
+def _libc_in_words() -> str:
+    """The C library here, and whether the CPU build of vLLM that vllm-rbln pins can load."""
+    name, version = platform.libc_ver()
+    if name != "glibc":
+        return "no glibc; vLLM's wheels need it"
+    numbers = tuple(map(int, version.split(".")[:2]))
+    return f"glibc {version}" + ("" if numbers >= GLIBC else f", below the {'.'.join(map(str, GLIBC))} of {VLLM_WHEEL}")
 
 
 def _other_host() -> OtherHost:

@@ -30,3 +30,13 @@ def test_a_stack_on_the_path_is_named_with_what_may_be_used(tmp_path: Path, monk
     assert "vllm-rbln 0.11.1" in found
     # The little stack holds no sources to be read.
     assert "holds no vllm_rbln" in found
+
+
+def test_the_doctor_names_a_vllm_that_is_not_the_pinned_one_and_the_libraries_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = write_environment(tmp_path / "stack", versions={"vllm-rbln": "0.12.0", "vllm": "0.33.0+cpu"})
+    monkeypatch.setenv("PATH", f"{environment / 'bin'}:{os.environ['PATH']}")
+    found = RblnBackend().readiness().found
+    assert "vLLM 0.33.0 beside it, where vLLM 0.30.0 is pinned" in found
+    assert "glibc 2." in found
