@@ -189,21 +189,23 @@ def publish(
 
 
 def check(
-    archive: Annotated[Path, typer.Argument(help="An archive of `harness prereg publish`.")],
+    archive: Annotated[Path, typer.Argument(help="An archive of `harness prereg publish`, or a folder of its files.")],
     signers: Annotated[Path | None, typer.Option("--signers", help="ssh's file of allowed signers.")] = None,
 ) -> None:
     """Check a published archive by what is in it alone.
 
-    Says what it proves, by whom and since when, and what it cannot prove.
+    Says what was asked, predicted and decided, on how many blocks and from what origin; which runs are INVALID; what
+    the archive proves, by whom and since when; and what it cannot prove. `index.html` in the archive says the same.
+
+    Exit codes: 0 it holds and no decision is FAIL, 4 it holds and at least one is, 1 it does not hold.
 
     Example: `harness prereg check configuration.zip --signers allowed_signers`
     """
     from harness.prereg import check_published
+    from harness.prereg.page import archive_lines
 
     checked = check_published(archive, signers)
     _show(checked.judgement)
-    for claim in checked.proven:
-        print(f"proven: {claim}")
-    for claim in checked.unproven:
-        print(f"not proven: {claim}")
+    for line in archive_lines(checked.frozen, checked.proven, checked.unproven):
+        print(line)
     checked.judgement.require_passed()

@@ -116,7 +116,7 @@ class Account:
         """How many frozen runs and blocks there are, are valid, and were or may be repeated."""
         missing = len(self.of_state("missing"))
         parts = [
-            f"{len(self.runs)} runs in {self.num_blocks} blocks",
+            f"{len(self.runs)} runs in {self.num_blocks} block{'s' * (self.num_blocks != 1)}",
             f"{len(self.of_state('valid'))} valid, {len(self.of_state('INVALID'))} INVALID",
             *([f"{missing} not made{', as its stopping rule had decided' * self.is_decided}"] if missing else []),
             f"{self.num_valid_blocks} of {self.num_blocks} blocks valid as a whole",
@@ -124,12 +124,17 @@ class Account:
         used, unused = (sum(getattr(run, name) for run in self.runs) for name in ("num_repeated", "retries_left"))
         if (allowed := max((run.retries for run in self.runs), default=0)) == 0:
             return "; ".join([*parts, "no repetition of an INVALID run allowed"])
-        return "; ".join([*parts, f"{allowed} repetitions of a run allowed, {used} used, {unused} may still be made"])
+        return "; ".join([*parts, f"repetitions: at most {allowed} of a run, {used} used, {unused} may still be made"])
+
+    @property
+    def early_looks(self) -> list[Entry]:
+        """Looks while the decision could still change."""
+        return [look for look in self.looks if look.is_open]
 
     @property
     def looks_in_words(self) -> str:
         """How often, when and by which command the runs were looked at while the decision could still change."""
-        early = [look for look in self.looks if look.is_open]
+        early = self.early_looks
         shown = ", ".join(
             f"{look.by} at {look.at_utc[:16]}Z ({look.num_valid} of {len(self.runs)} valid)" for look in early[:3]
         )

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, ValidationError
 
 from harness.analysis import check_run
 from harness.analysis.logs.derive import derived_of
@@ -25,6 +25,7 @@ from harness.prereg.frozen import Preregistration
 from harness.prereg.ledger import Entry, Ledger, object_hash, read_chain
 from harness.prereg.repository import Repository, file_sha256
 from harness.records import PreregistrationRecord, SealedRun, layout, schema
+from harness.records.archive import PROOF, archive_of, wrong
 from harness.spec import Spec
 
 # A run that was started more often may have been selected among its starts.
@@ -83,15 +84,26 @@ def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
 
 def find_proof(
     runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None
-) -> tuple[Proof, Ledger]:
-    """The proof and its ledger, from ``repository``, or else from the one around the runs or the current folder.
+) -> tuple[Proof, Ledger | None]:
+    """The proof and its ledger: from ``repository``, or from around the runs, or from the current folder.
 
-    Raises SpecError where neither has the freeze.
+    Runs of an opened archive have the proof of that archive, and no ledger that could be added to. Raises SpecError
+    where the freeze is nowhere.
     """
+    if repository is None and (opened := archive_of(runs[0])) is not None:
+        return read_proof(opened), None
     if repository is None:
         with suppress(HarnessError):
             return _gathered(Repository(runs[0].path), record)
     return _gathered(Repository(repository or Path.cwd()), record)
+
+
+def read_proof(folder: Path) -> Proof:
+    """The proof in an unpacked archive; RecordsError when it cannot be read."""
+    try:
+        return Proof.model_validate_json((folder / PROOF).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise wrong(folder, f"has no readable {PROOF}") from error
 
 
 def _gathered(repository: Repository, record: PreregistrationRecord) -> tuple[Proof, Ledger]:

@@ -6,7 +6,6 @@ Everything shown comes from a ReportView, in ns; the template's filters write se
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from markupsafe import Markup
 from harness.analysis.serving import METRICS, requests_needed
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.html import content_security_policy, style
 from harness.judge import ExperimentSummary
 from harness.kinds import kind_of_run
 from harness.outputs import check_output, escape_bidi, write_atomic
@@ -129,7 +129,7 @@ def render_page(view: ReportView) -> str:
     page = template.render(
         view=view,
         devices=view.device_tables,
-        style=_resource("style.css"),
+        style=style(),
         script=script,
         policy=content_security_policy(script),
         headline=headline(view),
@@ -204,23 +204,6 @@ def section_notes(view: ReportView) -> dict[str, str]:
         "results": ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items()),
         "harness": f"broken: {', '.join(broken)}" if broken else "",
     }
-
-
-def content_security_policy(script: str = "") -> str:
-    """What a page may do: show what is in it and run this one script; it loads nothing and sends nothing."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"script-src 'sha256-{digest}'; " if script else ""
-    return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-
-def plain_page(title: str, main: str) -> str:
-    """A page without a script: a title, and below it ``main`` as HTML."""
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
-        f"<title>{escape(title)}</title><style>{_resource('style.css')}</style>"
-    )
-    body = f"<header><h1>{escape(title)}</h1></header><main>{main}</main>"
-    return escape_bidi(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
 
 
 def headline(view: ReportView) -> list[str]:

@@ -17,11 +17,11 @@ from harness.analysis.figures import cells, same
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError, SpecError
+from harness.html import plain_page
 from harness.judge.decisions.gate import FIGURES
 from harness.judge.decisions.releases import History, HistoryPoint
 from harness.outputs import check_output, escape_bidi, write_text
 from harness.plan.model import WAIT_KINDS
-from harness.report.page import plain_page
 from harness.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import Table, markdown_rows, table_of
 

@@ -1,4 +1,4 @@
-"""Serving figures: from stamps to percentiles, rates, goodput and what may be certified."""
+"""Serving figures: from stamps to percentiles, rates, goodput and what bounds a typical run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.serving import Latencies, certified, latencies, requests_needed
+from harness.analysis.serving import Latencies, latencies, percentiles_of
+from harness.analysis.stats import NoInterval
 from harness.errors import SpecError
 from harness.judge import summarise
 from harness.records import RunStore, SealedRun
@@ -52,17 +53,18 @@ def test_sql_and_python_say_the_same(tmp_path: Path) -> None:
 
 
 def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(tmp_path: Path) -> None:
-    serving = summarise(simulated(tmp_path)).serving_of("base")
+    serving = summarise(simulated(tmp_path, replicates=6)).serving_of("base")
     assert serving is not None
     assert {"all", "first", "turn 0", "turn 1"} <= set(serving.groups)
     everything, again = serving.of("ttft"), serving.of("ttft", "turn 1")
     assert everything is not None
     assert again is not None
-    assert everything.num_values == 36
-    assert again.num_values == 18
+    assert everything.num_values == 72
+    assert again.num_values == 36
     interval = everything.at(0.5).interval
     assert interval is not None
-    assert interval.num_units == 3
+    assert interval.num_units == 6
+    assert everything.at(0.9).why is NoInterval.VALUES
 
 
 def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_out(tmp_path: Path) -> None:
@@ -124,15 +126,34 @@ def test_without_streaming_nothing_is_said_of_tokens(tmp_path: Path) -> None:
     assert serving.of("e2e") is not None
 
 
-@pytest.mark.parametrize(("q", "needed"), [(0.5, 11), (0.9, 64), (0.99, 662)])
-def test_as_many_requests_are_needed_as_mlperf_asks_for(q: float, needed: int) -> None:
-    assert requests_needed(q) == needed
-    assert certified(np.arange(needed - 1, dtype=np.float64), q) is None
-    # From there on one may be longer.
-    assert certified(np.arange(needed, dtype=np.float64), q) == needed - 2
+def test_three_runs_have_no_interval_and_no_bound(tmp_path: Path) -> None:
+    found = summarise(simulated(tmp_path)).serving[0].of("ttft")
+    assert found is not None
+    assert {(one.interval, one.why, one.typical_bound) for one in found.percentiles} == {(None, NoInterval.RUNS, None)}
 
 
-def test_a_certified_value_is_rarely_below_the_true_percentile() -> None:
-    draws = np.random.default_rng(3)
-    below = sum((certified(draws.uniform(size=200), 0.9) or 0) < 0.9 for _ in range(500))
-    assert below <= 12
+def test_rare_queues_have_no_interval_where_arrivals_are_open() -> None:
+    rng = np.random.default_rng(5)
+    even = [rng.exponential(size=400) for _ in range(8)]
+    # One run in eight holds a long queue.
+    rare = [*even[:7], even[7] + 10]
+    shown = {
+        place: [one.interval is not None for one in percentiles_of(runs, "runs", True)]
+        for place, runs in enumerate((even, rare))
+    }
+    assert shown == {0: [True, True, False], 1: [True, False, False]}
+    assert percentiles_of(rare, "runs", True)[1].why is NoInterval.QUEUES
+    assert all(one.interval is not None for one in percentiles_of(rare, "runs", False))
+
+
+def test_sessions_that_start_one_by_one_are_open_arrivals(tmp_path: Path) -> None:
+    apart = {**SLOW, "start_offset_s": 0.5}
+    in_turns = {**SLOW, "concurrency": 2}
+    runs = [simulated(tmp_path / name, workload=one)[0] for name, one in (("a", SLOW), ("b", apart), ("c", in_turns))]
+    assert [latencies(run).has_open_arrivals for run in runs] == [False, True, False]
+
+
+def test_a_run_with_too_few_requests_for_its_own_percentile_leaves_the_typical_run_without_a_bound() -> None:
+    runs = [np.arange(100.0) + k for k in range(7)]
+    assert percentiles_of(runs, "runs", False)[2].typical_bound == max(np.quantile(run, 0.99) for run in runs)
+    assert percentiles_of([*runs, np.arange(99.0)], "runs", False)[2].typical_bound is None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.prereg import judge, publish
 from tests.support.workplace import Workplace, new_workplace
 
 
@@ -25,6 +26,24 @@ def measured_repository(new_repository: Path, tmp_path_factory: pytest.TempPathF
         place = Workplace(root)
         place.run_confirmatory(place.freeze().path)
     return root
+
+
+@pytest.fixture(scope="session")
+def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of an experiment with one run that stayed INVALID, and one that was valid when repeated."""
+    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("invalid") / "repository")
+    place = Workplace(root)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        question = 'question = "Does one more compiled size <b> cost less?"\n'
+        place.experiment_file.write_text(question + place.experiment_file.read_text())
+        place.allow_retries(1)
+        frozen = place.freeze().path
+        place.run_confirmatory(frozen, busy=["base/1", "more/2"])
+        judge(place.sealed, by="decide")
+        place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
+        publish(place.sealed, root / "small.zip")
+    return root / "small.zip"
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+import re
 import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from html import unescape
 from pathlib import Path
 from shutil import which
 
@@ -19,7 +22,8 @@ from harness.prereg import check_published, publish
 from harness.records import EarlierTry, RunStore, layout
 from harness.records.manifest import load_manifest
 from tests.prereg.test_authorize import harness
-from tests.support.workplace import Workplace
+from tests.support import command_line
+from tests.support.workplace import STALLED, Workplace
 
 needs_ssh_keygen = pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
 
@@ -52,6 +56,92 @@ def test_a_stranger_is_told_what_is_proven_and_what_is_not(archive: Path) -> Non
     assert "it is not signed" in told
     assert "nobody else attests a time" in told
     assert "no other clone" in told
+
+
+def test_the_check_says_origin_blocks_invalid_runs_repetitions_and_looks(with_invalid: Path) -> None:
+    told = command_line.harness("prereg", "check", str(with_invalid), environment={"COLUMNS": "200"})
+    assert told.returncode == 0, told.stderr
+    for words in (
+        "Predicted: simulated in virtual time",
+        "PASS  mine: more (2 of 3 blocks)",
+        f"INVALID base/1: {STALLED}; 1 of 1 repetitions used",
+        f"repeated more/2, valid now; was INVALID: {STALLED}",
+        "repetitions: at most 1 of a run, 2 used, 0 may still be made",
+        "looks: 1 in the ledger while the decision could still change: decide at",
+        "question: Does one more compiled size <b> cost less?",
+        "criteria: mine (cost-validation), frozen at",
+        "predicted: more costs",
+        "proven: 6 of 6 frozen runs, 1 of them INVALID, each file as it was sealed (Predicted: simulated",
+        "not proven: that the machine reported the truth to the harness",
+    ):
+        assert words in told.stdout
+    assert len(told.stdout.splitlines()) <= 22
+
+
+def test_the_verdict_for_programs_has_the_same(with_invalid: Path) -> None:
+    with zipfile.ZipFile(with_invalid) as packed:
+        verdict = json.loads(packed.read("verdict.json"))
+    assert verdict["origin"].startswith("Predicted: simulated")
+    assert verdict["decisions"][0]["num_blocks"] == 2
+    assert verdict["blocks"] == {"frozen": 3, "valid": 2}
+    assert verdict["runs"] == {"frozen": 6, "valid": 5, "INVALID": 1, "missing": 0}
+    assert verdict["repetitions"] == {"allowed_per_run": 1, "used": 2, "unused": 0}
+    assert [(run["label"], run["state"]) for run in verdict["invalid_or_repeated"]] == [
+        ("base/1", "INVALID"),
+        ("more/2", "valid"),
+    ]
+    assert [look["by"] for look in verdict["looks"]["while_open"]] == ["decide"]
+
+
+def test_the_page_in_the_archive_says_the_same_to_a_reader(with_invalid: Path) -> None:
+    with zipfile.ZipFile(with_invalid) as packed:
+        page = packed.read("index.html").decode()
+    text = " ".join(unescape(re.sub(r"<(style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)).split())
+    for words in (
+        "Predicted: simulated in virtual time",
+        "Does one more compiled size <b> cost less?",
+        "PASS mine : more (2 of 3 blocks)",
+        "5 valid, 1 INVALID",
+        f"base/1 {STALLED} (1 of 1 repetitions used)",
+        f"more/2 valid now; was INVALID: {STALLED}",
+        f"base/1 INVALID now; was INVALID: {STALLED}",
+        "max_error 0.03",
+        "ratio to its baseline",
+        "6 of 6 frozen runs, 1 of them INVALID",
+        "that no other clone of the repository made other runs",
+        "harness prereg check small.zip",
+    ):
+        assert words in text, words
+    assert "http" not in re.sub(r"http-equiv", "", page), "it loads nothing"
+
+
+def test_an_open_experiment_is_published_withheld_and_the_look_is_in_it(place: Workplace) -> None:
+    place.allow_retries(1)
+    place.run_confirmatory(place.freeze().path, busy=["base/1"])
+    judgement = publish(place.sealed, place.root / "small.zip")
+    assert [one.outcome.value for one in judgement.decisions] == ["WITHHELD"]
+    checked = check_published(place.root / "small.zip")
+    account = checked.judgement.account
+    assert account is not None
+    assert [look.by for look in account.early_looks] == ["publish"]
+
+
+def test_an_unpacked_archive_is_checked_where_it_lies(archive: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(tmp_path / "there")
+    assert check_published(tmp_path / "there") == check_published(archive)
+    (tmp_path / "there/index.html").write_text("PASS")
+    with pytest.raises(RecordsError, match=r"index\.html differs from its checksum"):
+        check_published(tmp_path / "there")
+
+
+def test_an_archive_from_before_pages_and_looks_still_checks_and_says_what_it_lacks() -> None:
+    # Written by the version before looks were recorded: no page, no account in the verdict.
+    checked = check_published(Path(__file__).parent / "data/published-before-looks.zip")
+    assert [one.outcome.value for one in checked.judgement.decisions] == ["PASS"]
+    assert checked.proven[0].startswith("2 of 2 frozen runs")
+    assert any("the version that wrote this archive recorded neither" in claim for claim in checked.unproven)
+    assert any("an earlier version kept the ledger" in line for line in checked.judgement.account_lines)
 
 
 def _flip_a_log(files: dict[str, bytes]) -> None:
@@ -100,6 +190,22 @@ def _no_verdict(files: dict[str, bytes]) -> None:
     _sum_again(files)
 
 
+def _other_page(files: dict[str, bytes]) -> None:
+    files["index.html"] = files["index.html"].replace(b"PASS", b"FAIL")
+    _sum_again(files)
+
+
+def _no_page(files: dict[str, bytes]) -> None:
+    del files["index.html"]
+    _sum_again(files)
+
+
+def _verdict_of_another_version(files: dict[str, bytes]) -> None:
+    code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
+    files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"PASS", b"FAIL")
+    _sum_again(files)
+
+
 def _unknown_file(files: dict[str, bytes]) -> None:
     files["notes.txt"] = b"x"
     _sum_again(files)
@@ -124,6 +230,9 @@ def _zeros(files: dict[str, bytes]) -> None:
         (_climb, "which is no file of a published experiment"),
         (_no_sums, "lacks SHA256SUMS"),
         (_other_verdict, "its verdict is not what its runs give"),
+        (_other_page, "its index.html is not what its runs give"),
+        (_no_page, "its index.html is not what its runs give"),
+        (_verdict_of_another_version, "its verdict is not what its runs give: it says"),
         (_verdict_of_no_text, "its verdict is not what its runs give"),
         (_no_verdict, "lacks verdict.json"),
         (_unknown_file, "'notes.txt', which is no file of a published experiment"),
@@ -137,6 +246,16 @@ def test_an_archive_that_was_changed_is_refused(
 ) -> None:
     with pytest.raises(RecordsError, match=words):
         check_published(rewritten(archive, change))
+
+
+def test_words_of_another_version_are_not_held_to_its_own_and_that_is_said(archive: Path) -> None:
+    def change(files: dict[str, bytes]) -> None:
+        code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
+        files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"channels", b"both channels")
+        _sum_again(files)
+
+    checked = check_published(rewritten(archive, change))
+    assert any("another version of the harness (0.1.0) wrote them" in claim for claim in checked.unproven)
 
 
 def test_an_archive_with_a_few_changed_bytes_is_refused_or_says_the_same(archive: Path) -> None:
