@@ -153,6 +153,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "emulator": bench_emulator,
     "stopping": section("stopping"),
     "power": section("power"),
+    "coverage": section("coverage"),
     "gate": section("gate"),
     "channels": section("channels"),
     "history": section("history"),

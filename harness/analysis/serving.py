@@ -8,19 +8,28 @@ Definitions: docs/method.md, "Serving figures".
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.cost.devices import positive_mean_interval, quantile_interval
+from harness.analysis.cost.devices import independent_samples, positive_mean_interval
 from harness.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
 from harness.analysis.figures import cells, place_of
-from harness.analysis.stats import FloatArray, Interval, binomial_cdf, quantiles, ratio
+from harness.analysis.stats import (
+    ROUNDING,
+    FloatArray,
+    Interval,
+    NoInterval,
+    effective_number,
+    median_bound,
+    quantile,
+    quantile_intervals,
+    quantiles,
+    ratio,
+)
 from harness.analysis.validity.plan_answers import request_keys
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.plan import UserTimelines, users_of
@@ -31,8 +40,20 @@ from harness.spec.sections import FOREVER_NS
 
 IntArray = NDArray[np.int64]
 QUANTILES = (0.5, 0.9, 0.99)
-# MLPerf LoadGen's early stopping: a percentile is certified at this confidence, from one overlong request on.
+# Of the bound of a typical run: it needs seven runs.
 CONFIDENCE = 0.99
+# Where arrivals are open, rare long queues decide what lies beyond a high percentile, and a dozen runs may hold none.
+# So these times have an interval up to this percentile alone, and only where the runs share what lies beyond: as evenly
+# as this part of them would, if each of them had the same (docs/error-rates.md).
+MOST_OPEN_QUANTILE = 0.9
+LEAST_SHARED = 0.6
+QUEUED = ("ttft", "e2e", "queue")
+HOW_SURE = (
+    "interval: 95 %, over runs like these, from six runs and ten values beyond the percentile on; typical run: with "
+    "99 % confidence, half of all runs like these have this percentile of their own at or below it, from seven runs on "
+    "(p99: of 100 values each). Like these: the same server and settings, plans drawn as these were. Rare queues: "
+    "where sessions arrive on their own, a few long queues decide the high percentiles, and these runs may hold none"
+)
 METRICS = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -50,7 +71,8 @@ class Latencies:
 
     session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
     "recomputed", "unknown". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns:
-    from the first send to the last end in the window. device, unit: where in a fleet it ran.
+    from the first send to the last end in the window. device, unit: where in a fleet it ran. has_open_arrivals: its
+    sessions start at different times, whoever is still served.
     """
 
     session: IntArray
@@ -66,19 +88,22 @@ class Latencies:
     span_ns: int
     device: str = ""
     unit: int = 0
+    has_open_arrivals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """One percentile over all requests, ns. interval: None below three runs, or with too few requests beyond it.
+    """One percentile over all requests, ns. interval: over runs like these; why: why there is none.
 
-    certified: the true percentile is at most this, with CONFIDENCE; None where too few requests were made.
+    typical_bound: with CONFIDENCE, half of all runs like these have this percentile of their own at or below it; None
+    below seven runs, or where one of them has too few requests for a percentile of its own.
     """
 
     q: float
     value: float
     interval: Interval | None
-    certified: float | None
+    why: NoInterval | None
+    typical_bound: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +149,6 @@ class ServingFigures:
     @property
     def groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(distribution.group for distribution in self.distributions))
-
-
-def requests_needed(q: float) -> int:
-    """Requests from which on percentile q can be certified: 11 for p50, 64 for p90, 662 for p99."""
-    return next(n for n in range(2, 1_000_000) if binomial_cdf(1, n, 1 - q) <= 1 - CONFIDENCE)
-
-
-def certified(values: FloatArray, q: float) -> float | None:
-    """An observed value that percentile q does not exceed, with CONFIDENCE; None with fewer than ``requests_needed``.
-
-    With t the most overlong requests for which P(Binomial(n, 1 - q) <= t) <= 1 - CONFIDENCE, the (t + 1)-th largest.
-    Source: MLPerf Inference rules, "Early stopping".
-    """
-    allowed = _overlong_allowed(len(values), q)
-    return float(np.sort(values)[-1 - allowed]) if allowed else None
-
-
-@lru_cache(maxsize=1024)
-def _overlong_allowed(n: int, q: float) -> int:
-    """The largest t of ``certified``; 0 where not even one is allowed."""
-    allowed = bisect_right(range(n), 1 - CONFIDENCE, key=lambda t: binomial_cdf(t, n, 1 - q))
-    return max(0, allowed - 1)
 
 
 def window_of(run: SealedRun) -> WindowSpec:
@@ -214,7 +217,14 @@ def latencies(run: SealedRun) -> Latencies:
         span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
         device=place["device"],
         unit=place["unit"],
+        has_open_arrivals=_has_open_arrivals(run),
     )
+
+
+def _has_open_arrivals(run: SealedRun) -> bool:
+    """Whether sessions that wait for no other one start at different times; True where the plan cannot be read."""
+    plan = run.plan_if_readable
+    return plan is None or len({session.start_offset_ns for session in plan.sessions if session.after is None}) > 1
 
 
 def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
@@ -330,18 +340,33 @@ def _distribution(metric: str, group: str, observed: Sequence[tuple[Latencies, F
     runs, by_run = [run for run, values in observed if len(values)], [values for _, values in observed if len(values)]
     if not by_run:
         return None
-    values = np.concatenate(by_run)
-    percentiles = tuple(
-        Percentile(
-            q,
-            of_all,
-            quantile_interval(by_run, runs, q),
-            # Gaps of one answer follow each other: they are no independent draws.
-            None if metric == "itl" else certified(values, q),
-        )
-        for q, of_all in zip(QUANTILES, quantiles(values, QUANTILES), strict=True)
-    )
-    return Distribution(metric, group, len(values), percentiles)
+    samples, unit = independent_samples(by_run, runs)
+    hangs_on_queues = metric in QUEUED and any(run.has_open_arrivals for run in runs)
+    return Distribution(metric, group, sum(map(len, samples)), percentiles_of(samples, unit, hangs_on_queues))
+
+
+def percentiles_of(samples: Sequence[FloatArray], unit: str, hangs_on_queues: bool) -> tuple[Percentile, ...]:
+    """QUANTILES of all values, by independent samples. hangs_on_queues: a time in a queue with open arrivals."""
+    made: list[Percentile] = []
+    found = quantile_intervals(samples, QUANTILES, unit=unit)
+    for q, of_all, one in zip(QUANTILES, quantiles(np.concatenate(samples), QUANTILES), found, strict=True):
+        is_held = isinstance(one, Interval) and not (hangs_on_queues and _is_rare(samples, q, of_all))
+        why = one if isinstance(one, NoInterval) else NoInterval.QUEUES
+        ends = (one, None) if isinstance(one, Interval) and is_held else (None, why)
+        made.append(Percentile(q, of_all, *ends, _typical_bound(samples, q)))
+    return tuple(made)
+
+
+def _is_rare(samples: Sequence[FloatArray], q: float, of_all: float) -> bool:
+    """Whether a few long queues may decide this percentile of a time in a queue."""
+    beyond: FloatArray = np.array([np.count_nonzero(sample > of_all) for sample in samples], dtype=np.float64)
+    return q > MOST_OPEN_QUANTILE or effective_number(beyond) < LEAST_SHARED * len(samples)
+
+
+def _typical_bound(samples: Sequence[FloatArray], q: float) -> float | None:
+    if min(map(len, samples)) * (1 - q) < 1 - ROUNDING:
+        return None
+    return median_bound([quantile(sample, q) for sample in samples], CONFIDENCE)
 
 
 def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
@@ -358,9 +383,15 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
             }
             for percentile in distribution.percentiles:
                 name = f"p{percentile.q * 100:.0f}"
-                paths = {"": "value", "_low": "interval.low", "_high": "interval.high", "_certified": "certified"}
+                paths = {
+                    "": "value",
+                    "_low": "interval.low",
+                    "_high": "interval.high",
+                    "_typical_bound": "typical_bound",
+                }
                 values_ns = cells(percentile, {name + end: path for end, path in paths.items()})
                 row |= {key: ratio(value_ns, NS_PER_MS) for key, value_ns in values_ns.items()}
+                row[f"{name}_no_interval"] = None if percentile.why is None else percentile.why.value
             rows.append(row)
         for name in ("tokens_per_s", "requests_per_s", "goodput_per_s"):
             if (rate := getattr(condition, name)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
@@ -28,6 +29,12 @@ DEFAULT_LEVEL = 0.95
 MIN_REPLICATES = 3
 # Values expected beyond a quantile, below which its interval would end at the largest of few.
 MIN_BEYOND = 10
+# Below, no interval of a quantile holds as often as it says.
+MIN_SAMPLES = 6
+# Of an interval of a quantile: the scale of its test, how far the plain share may be off, and places tried at first.
+TAIL_POWER = 0.75
+FAR = 2.0
+MOST_PLACES = 2048
 ROUNDING = 1e-9
 # Below, a standard error or a mean log ratio is the rounding of doubles.
 NO_SCATTER = 1e-12
@@ -244,27 +251,96 @@ def quantiles(values: FloatArray, at: Sequence[float]) -> list[float]:
     return np.quantile(values, at, method=QUANTILE_METHOD).tolist()
 
 
-def quantile_interval(
-    samples: Sequence[FloatArray], q: float, *, unit: str = "runs", level: float = DEFAULT_LEVEL
-) -> Interval | None:
-    """Interval of a quantile of all values together, whose samples (runs) are independent and whose values need not be.
+class NoInterval(str, Enum):
+    """Why a percentile has no interval over runs."""
 
-    The share of values up to the quantile has a t interval over the samples, on the logit scale; its ends, read off the
-    sorted values again, are the interval. It lies among the values and holds the quantile. None below MIN_REPLICATES
-    samples, or where fewer than MIN_BEYOND values are expected beyond the quantile.
-    Source: Woodruff (1952), Confidence intervals for medians and other position measures.
+    RUNS = "too few runs"
+    VALUES = "too few values beyond it"
+    SPREAD = "no spread"
+    QUEUES = "rare queues decide"
+
+
+def quantile_intervals(
+    samples: Sequence[FloatArray], at: Sequence[float], *, unit: str = "runs", level: float = DEFAULT_LEVEL
+) -> list[Interval | NoInterval]:
+    """Intervals of quantiles of all values together, whose samples (runs) are independent and whose values need not be.
+
+    An interval holds every x of which a t test over the samples does not show that the share of values up to x is
+    another one than q. It lies among the values, holds the quantile and is never of zero width. None of fewer samples
+    than MIN_SAMPLES, or where fewer than MIN_BEYOND values are expected beyond the quantile. How often it holds:
+    docs/error-rates.md.
     """
-    values = np.concatenate(samples)
-    if len(samples) < MIN_REPLICATES or len(values) * min(q, 1 - q) < MIN_BEYOND - ROUNDING:
-        return None
-    at = quantile(values, q)
-    excess = np.array([np.count_nonzero(sample <= at) - q * len(sample) for sample in samples])
-    error = float(excess.std(ddof=1)) * math.sqrt(len(samples)) / len(values)
-    half = t_quantile(level, len(samples) - 1) * error / (q * (1 - q))
-    shares = [1 / (1 + math.exp(-(math.log(q / (1 - q)) + side * half))) for side in (-1, 1)]
-    low, high = np.quantile(values, shares, method="weibull")
-    method = "t interval of the share below (Woodruff)"
-    return Interval(at, min(at, float(low)), max(at, float(high)), level, method, unit, len(samples), 0, 0)
+    ordered = [np.sort(sample) for sample in samples]
+    values = np.sort(np.concatenate(ordered))
+    return [_quantile_interval(ordered, values, q, unit, level) for q in at]
+
+
+def _quantile_interval(
+    ordered: Sequence[FloatArray], values: FloatArray, q: float, unit: str, level: float
+) -> Interval | NoInterval:
+    if len(ordered) < MIN_SAMPLES:
+        return NoInterval.RUNS
+    if len(values) * min(q, 1 - q) < MIN_BEYOND - ROUNDING:
+        return NoInterval.VALUES
+    # Every place of few values; of many some of them first, then all between the outermost that hold and their next.
+    places = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_PLACES)).astype(np.int64))
+    held = np.flatnonzero(_may_hold(ordered, values[places], q, level))
+    at = float(np.quantile(values, q, method=QUANTILE_METHOD))
+    if not len(held):
+        return NoInterval.SPREAD
+    below = np.arange(places[max(0, held[0] - 1)], places[held[0]] + 1)
+    above = np.arange(places[held[-1]], places[min(len(places) - 1, held[-1] + 1)] + 1)
+    first = below[_may_hold(ordered, values[below], q, level)][0]
+    last = above[_may_hold(ordered, values[above], q, level)][-1]
+    # The share changes at the next value alone: all up to it is held.
+    end = min(int(np.searchsorted(values, values[last], side="right")), len(values) - 1)
+    low, high = min(at, float(values[first])), max(at, float(values[end]))
+    if low == high:
+        return NoInterval.SPREAD
+    return Interval(at, low, high, level, "t test of the share below", unit, len(ordered), 0, 0)
+
+
+def _may_hold(ordered: Sequence[FloatArray], at: FloatArray, q: float, level: float) -> NDArray[np.bool_]:
+    """Of which instants ``at`` the test does not show that another share than q of the values lies up to them.
+
+    The test is on a scale on which a share of few large clusters is nearly symmetric, and half a value is left for the
+    steps of a share. That scale cannot tell the last few values from q: the plain share must not be far off either.
+    All three are chosen by coverage (docs/error-rates.md).
+    """
+    counts = np.array([np.searchsorted(sample, at, side="right") for sample in ordered], dtype=np.float64)
+    sizes: FloatArray = np.array([[len(sample)] for sample in ordered], dtype=np.float64)
+    num_values, num_samples = sizes.sum(), len(ordered)
+    share = counts.sum(axis=0) / num_values
+    error = ((counts - share * sizes) / sizes.mean()).std(axis=0, ddof=1) / math.sqrt(num_samples)
+    nearest = share + np.clip(q - share, -0.5 / num_values, 0.5 / num_values)
+    inner = np.clip(nearest, ROUNDING, 1 - ROUNDING)
+    distance = np.abs(_stretched(inner) - _stretched(q))
+    slope = inner ** (-TAIL_POWER - 1) + (1 - inner) ** (-TAIL_POWER - 1)
+    most = t_quantile(level, num_samples - 1) * error
+    return (distance <= most * slope) & (np.abs(nearest - q) <= FAR * most) | (nearest == q)
+
+
+def _stretched(share: Any) -> Any:
+    return ((1 - share) ** -TAIL_POWER - share**-TAIL_POWER) / TAIL_POWER
+
+
+def effective_number(amounts: FloatArray) -> float:
+    """How many equal amounts would be as unevenly shared as these are: all of them to 1; 0 where all are 0."""
+    squares = float((amounts**2).sum())
+    return float(amounts.sum()) ** 2 / squares if squares else 0.0
+
+
+def median_bound(values: Sequence[float], confidence: float) -> float | None:
+    """A value that the median of where ``values`` come from does not exceed; None where they are too few to say so.
+
+    The smallest order statistic that lies below the median with probability 1 - confidence at most, whatever the
+    distribution: from 7 values on at .99 the largest.
+    """
+    num_values = len(values)
+    # P(at least k of so many lie below their median) is, by symmetry, that of at most num_values - k.
+    ranks = (k for k in range(1, num_values + 1) if binomial_cdf(num_values - k, num_values, 0.5) <= 1 - confidence)
+    rank = next(ranks, None)
+    return None if rank is None else sorted(values)[rank - 1]
 
 
 @overload

@@ -26,8 +26,8 @@ def bench(
     sections: Annotated[
         list[str] | None,
         typer.Argument(
-            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `power`, `gate`, `channels`, "
-            "`history`, `devices`, `memory`. Default: all."
+            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `power`, `coverage`, `gate`, "
+            "`channels`, `history`, `devices`, `memory`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

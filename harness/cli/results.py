@@ -58,7 +58,7 @@ def table(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     serving: Annotated[
-        bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
+        bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and bounds.")
     ] = False,
     predicted: Annotated[
         bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")

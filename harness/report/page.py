@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis.serving import METRICS, requests_needed
+from harness.analysis.serving import HOW_SURE, METRICS
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.html import content_security_policy, style
@@ -140,7 +140,7 @@ def render_page(view: ReportView) -> str:
         has_slo=any(figures.goodput_per_s is not None for figures in view.summary.serving),
         cell=cell_text,
         metrics=METRICS,
-        requests_needed=requests_needed,
+        how_sure=HOW_SURE,
         csv_links=csv_links(view.summary),
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,

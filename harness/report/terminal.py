@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.analysis.cost.agreement import Agreement
-from harness.analysis.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
-from harness.analysis.stats import Interval
+from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
+from harness.analysis.stats import MIN_BEYOND, Interval, NoInterval
 from harness.clock import NS_PER_S
 from harness.judge import ExperimentSummary
 from harness.judge.planning.stopping import SequentialStatus, StopVerdict
@@ -134,8 +134,8 @@ def for_documents(table: Table) -> Table:
 def serving_table(summary: ExperimentSummary) -> Table:
     """What users of each condition felt, a row each: times in ms of the run's clock, rates per second of it."""
     fewest = min((figures.num_requests for figures in summary.serving), default=0)
-    needed = requests_needed(0.99)
-    few = f"; p99 of fewer than {needed} requests is not certified (here {fewest})" if fewest < needed else ""
+    few = f"; p99 of {fewest} requests is uncertain: fewer than {MIN_BEYOND} lie beyond it"
+    few = few if fewest < 100 * MIN_BEYOND else ""
     has_slo = any(figures.goodput_per_s is not None for figures in summary.serving)
     metrics = (f"{metric.upper() if metric != 'queue' else metric}\np{q * 100:.0f}" for metric, q in SHOWN)
     columns = ("condition", *metrics, "tokens\n/s", "req.\n/s", *(("good\n/s",) if has_slo else ()))
@@ -157,7 +157,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
 
 
 def serving_tables(summary: ExperimentSummary) -> list[Table]:
-    """All serving figures, a table per condition: every group of requests, intervals and certified bounds."""
+    """All serving figures, a table per condition: every group of requests, intervals and bounds of a typical run."""
     return [_all_of(figures, summary) for figures in summary.serving]
 
 
@@ -169,7 +169,6 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
     rates = [f"{figures.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(figures.requests_per_s)} requests/s"]
     if figures.goodput_per_s is not None:
         rates.append(f"goodput {_rate(figures.goodput_per_s)}/s ({figures.good_share or 0:.1%} of the requests)")
-    needed = ", ".join(f"{requests_needed(q)} for p{q * 100:.0f}" for q in (0.5, 0.9, 0.99))
     by_metric = sorted(figures.distributions, key=lambda each: list(METRICS).index(each.metric))
     rows = (
         (
@@ -183,18 +182,28 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
     return Table(
         f"{figures.condition}: {figures.num_requests} requests{summary.window} in {figures.num_runs} runs; "
         f"{', '.join(rates)} [ms{_model_time(summary)}]",
-        "below a percentile: its 95 % interval over runs, from three runs and ten requests beyond it on; \u2264: what "
-        f"it does not exceed with 99 % confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
+        f"below a percentile: its interval, or why there is none; \u2264: typical run. {HOW_SURE}",
         ("metric", "requests", "values", "p50", "\u2264", "p90", "\u2264", "p99", "\u2264"),
         tuple(rows),
         summary.origin,
     )
 
 
+# Short enough for a cell of the terminal.
+_WHY = {
+    NoInterval.RUNS: "few runs",
+    NoInterval.VALUES: "few values",
+    NoInterval.SPREAD: "no spread",
+    NoInterval.QUEUES: "queues",
+}
+
+
 def _bounded(percentile: Percentile) -> tuple[str, str]:
-    interval = percentile.interval
-    ends = "" if interval is None else f"\n{short_ms(interval.low)}\u2013{short_ms(interval.high)}"
-    return short_ms(percentile.value) + ends, DASH if percentile.certified is None else short_ms(percentile.certified)
+    interval, bound = percentile.interval, percentile.typical_bound
+    below = "" if percentile.why is None else _WHY[percentile.why]
+    if interval is not None:
+        below = f"{short_ms(interval.low)}\u2013{short_ms(interval.high)}"
+    return f"{short_ms(percentile.value)}\n{below}", DASH if bound is None else short_ms(bound)
 
 
 def _percentile(figures: ServingFigures, metric: str, q: float) -> str:

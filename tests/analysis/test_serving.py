@@ -154,6 +154,6 @@ def test_sessions_that_start_one_by_one_are_open_arrivals(tmp_path: Path) -> Non
 
 
 def test_a_run_with_too_few_requests_for_its_own_percentile_leaves_the_typical_run_without_a_bound() -> None:
-    runs = [np.arange(100.0) + k for k in range(7)]
+    runs = [np.arange(100, dtype=np.float64) + k for k in range(7)]
     assert percentiles_of(runs, "runs", False)[2].typical_bound == max(np.quantile(run, 0.99) for run in runs)
-    assert percentiles_of([*runs, np.arange(99.0)], "runs", False)[2].typical_bound is None
+    assert percentiles_of([*runs, np.arange(99, dtype=np.float64)], "runs", False)[2].typical_bound is None

@@ -361,7 +361,8 @@ def test_users_latencies_stand_beside_cost_and_lie_in_the_file_as_csv(demo: Page
     tables = [base64.b64decode(one.partition(",")[2]).decode() for one in addresses]
     assert len(tables) == 3
     assert "ttft,ms" in tables[2]
-    assert "662" in demo.text
+    assert "too few runs" in demo.text
+    assert "half of all runs like these" in demo.text
 
 
 def test_the_experiments_own_analysis_and_decisions_are_shown(demo_runs: list[SealedRun], tmp_path: Path) -> None:

@@ -87,15 +87,17 @@ class DeviceEffect:
     interaction: Interaction | None = None
 
 
-def quantile_interval(samples: Sequence[FloatArray], runs: Sequence[Placed], q: float) -> Interval | None:
-    """Interval of a quantile of all values, whose samples are runs: over devices, where three or more made them."""
+def independent_samples(samples: Sequence[FloatArray], runs: Sequence[Placed]) -> tuple[list[FloatArray], str]:
+    """The values of runs joined to samples that do not depend on each other, and what each is of.
+
+    A sample is of a run; of runs that were made at once by plan; or of a device, where three or more made them.
+    """
     devices = {run.device for run in runs}
     are_devices = len(devices) >= MIN_REPLICATES
     groups: dict[object, list[FloatArray]] = {}
     for sample, run in zip(samples, runs, strict=True):
         groups.setdefault(run.device if are_devices else run.unit, []).append(sample)
-    joined = [np.concatenate(group) for group in groups.values()]
-    return stats.quantile_interval(joined, q, unit="devices" if are_devices else "runs")
+    return [np.concatenate(group) for group in groups.values()], "devices" if are_devices else "runs"
 
 
 def positive_mean_interval(values: Sequence[float], runs: Sequence[Placed], *, unit: str) -> Interval | None:
