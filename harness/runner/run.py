@@ -49,7 +49,7 @@ from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.server import provenance
 from harness.server.ask import Scraper
-from harness.server.life import LaunchPlan, LogFormat, start_server
+from harness.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
 from harness.server.process import ExitReport
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -159,6 +159,7 @@ class _Measured:
 
     log_offsets: for a log with another host's stamps, (its wall clock - our monotonic clock, uncertainty) in ns, before
     and after the replay. neighbours: other devices of the host that were busy before or after it.
+    changes: see ``AttachedServer.changes``.
     """
 
     launch: LaunchPlan
@@ -170,6 +171,7 @@ class _Measured:
     timings: dict[str, int]
     log_offsets: tuple[tuple[int, int], ...] = ()
     neighbours: frozenset[int] = frozenset()
+    changes: tuple[Finding, ...] = ()
     clock: ClockRecord = field(default_factory=ClockRecord)
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -269,11 +271,21 @@ def _measure(
             process.kill()
             return None
         is_alive = not process.has_exited
+        changes = process.changes() if is_alive and isinstance(process, AttachedServer) else ()
         offsets += [] if launch.read_offset is None or not is_alive else [launch.read_offset()]
         exit_report = process.stop(grace_s=server.stop_grace_s)
         timings["server_stopped_ns"] = clock.now_ns()
     return _Measured(
-        launch, process.pid, result, audit, exit_report, is_alive, timings, tuple(offsets), frozenset(neighbours)
+        launch,
+        process.pid,
+        result,
+        audit,
+        exit_report,
+        is_alive,
+        timings,
+        tuple(offsets),
+        frozenset(neighbours),
+        changes,
     )
 
 
@@ -322,7 +334,7 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
         provenance=dict(measured.provenance),
         timings=measured.timings,
     )
-    findings = [*launch.findings, *device_findings(devices)]
+    findings = [*launch.findings, *measured.changes, *device_findings(devices)]
     if measured.log_offsets:
         within_us = max(uncertainty for _, uncertainty in measured.log_offsets) / 1000
         findings.append(

@@ -28,8 +28,9 @@ HTTP_OK = 200
 # A vLLM server's metrics are 50 kB; a list of models is less.
 MAX_BYTES = 8 << 20
 READ_BYTES = 1 << 16
-# Short: that a server is too busy to answer in time is recorded, and the next scrape is due.
-SCRAPE_TIMEOUT_S = 2.0
+# Short: that a server is too busy to answer in time is recorded, and the next scrape is due. Without the first and the
+# last scrape nothing is known of what the server counted.
+SCRAPE_TIMEOUT_S, END_SCRAPE_TIMEOUT_S = 2.0, 10.0
 Reason = Literal["before", "interval", "after"]
 RoundsT = TypeVar("RoundsT", bound="Rounds")
 _from_json: Any = pydantic_core.from_json
@@ -171,7 +172,7 @@ class Scraper(Rounds):
         self._sink = sink
         self._endpoint = endpoint
         self._beside = beside
-        self.timeout_s = SCRAPE_TIMEOUT_S
+        self.timeout_s, self.end_timeout_s = SCRAPE_TIMEOUT_S, END_SCRAPE_TIMEOUT_S
         self._sink_lock = threading.Lock()
         self._sink_error: OSError | None = None
         self.num_scrapes = 0
@@ -188,7 +189,8 @@ class Scraper(Rounds):
     def scrape(self, reason: Reason) -> int:
         """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
         at_ns = self._clock.now_ns()
-        reply = ask(self._endpoint, "/metrics", deadline_s=self.timeout_s)
+        deadline_s = self.timeout_s if reason == "interval" else self.end_timeout_s
+        reply = ask(self._endpoint, "/metrics", deadline_s=deadline_s)
         line: dict[str, Any] = {
             "at_ns": at_ns,
             "done_ns": self._clock.now_ns(),

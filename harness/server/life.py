@@ -15,6 +15,7 @@ from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.records import Finding, Observation
+from harness.records.manifest import invalid
 from harness.redact import redacted_arguments, redacted_env
 from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask
 from harness.server.process import ExitReport, ServerLog, ServerProcess
@@ -82,8 +83,9 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 ANSWER_TIMEOUT_S = 10.0
-MODELS = "/v1/models"
+MODELS, HEALTH, VERSION = "/v1/models", "/health", "/version"
 POLL_NS = 200 * NS_PER_MS
+SERVER_FAULT, NOT_IMPLEMENTED = 500, 501
 
 
 class AttachedServer:
@@ -95,6 +97,7 @@ class AttachedServer:
         self._endpoint = launch.endpoint
         self._clock = MonotonicClock()
         self._appended = launch.appended
+        self._identity: dict[str, str] = {}
         self._offset = 0 if launch.appended is None else launch.appended[0].stat().st_size
 
     def __enter__(self) -> AttachedServer:
@@ -109,18 +112,37 @@ class AttachedServer:
         return get_at(self._endpoint, MODELS).status == NO_ANSWER
 
     def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int:
-        """Wall ns until the server answered. It may still be starting."""
-        del host, port, path  # not every server that speaks as vLLM does has /health
-        started_ns = self._clock.now_ns()
+        """Wall ns until the server answered, and did not say that it is unhealthy. It may still be starting."""
+        del host, port, path
+        started_ns, sick = self._clock.now_ns(), ""
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
-            if get_at(self._endpoint, MODELS).status == HTTP_OK:
+            if get_at(self._endpoint, MODELS).status == HTTP_OK and not (sick := unhealthy(self._endpoint)):
+                self._identity = self._asked_identity()
                 return waited_ns
             self._clock.sleep_until_ns(self._clock.now_ns() + POLL_NS)
         raise ServerError(
-            f"does not answer GET {MODELS} with 200 within {deadline_s:g} s",
+            f"{sick or f'does not answer GET {MODELS} with 200'} within {deadline_s:g} s",
             where=self._endpoint.url,
-            hint="Check server.url",
+            hint="Check server.url, and the server's log",
         )
+
+    def changes(self) -> tuple[Finding, ...]:
+        """Findings where the server is not what it was when it was healthy, or says that it is unhealthy."""
+        findings: list[Finding] = []
+        if sick := unhealthy(self._endpoint):
+            findings.append(invalid("server-unhealthy", f"after the replay {sick}", "Read the server's log"))
+        now = self._asked_identity()
+        for what, before in self._identity.items():
+            if now[what] != before:
+                evidence = f"the {what} changed during the run, from {before or 'none'} to {now[what] or 'none'}"
+                hint = "The server was replaced during the run, or several answer at its address"
+                findings.append(invalid("server-replaced", evidence, hint))
+        return tuple(findings)
+
+    def _asked_identity(self) -> dict[str, str]:
+        """Version and models, as the server states them; a server that does not answer states nothing."""
+        models, version = get_at(self._endpoint, MODELS), get_at(self._endpoint, VERSION)
+        return {"list of models": names_of_models(models), "version": stated_version(version)}
 
     def stop(self, grace_s: float = 10.0) -> ExitReport:
         del grace_s
@@ -158,6 +180,26 @@ def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock
         log=ServerLog(log_path, stamps_path, clock),
         scratch_variable=launch.scratch_variable,
     )
+
+
+def unhealthy(endpoint: Endpoint) -> str:
+    """ "GET /health gives status 503"; empty where the server does not say so. Not every server has /health."""
+    status = get_at(endpoint, HEALTH).status
+    return f"GET {HEALTH} gives status {status}" if status >= SERVER_FAULT and status != NOT_IMPLEMENTED else ""
+
+
+def names_of_models(reply: Reply) -> str:
+    """The ids in a list of models, in its order; empty where there are none."""
+    try:
+        return ", ".join(str(model["id"]) for model in reply.json()["data"])
+    except (LookupError, TypeError):
+        return ""
+
+
+def stated_version(reply: Reply) -> str:
+    """The version in an answer to GET /version; empty where it has none."""
+    answer: Any = reply.json()
+    return str(answer.get("version", "")) if isinstance(answer, dict) else ""
 
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:

@@ -15,23 +15,23 @@ from harness.clock import NS_PER_S, ScaledClock
 from harness.plan import draw_plan
 from harness.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.server.ask import HTTP_OK, Reply
-from harness.server.life import MODELS, get_at
+from harness.server.life import MODELS, VERSION, get_at, stated_version, unhealthy
 from harness.spec import ClientSpec, PromptForm, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
-TIMEOUT_S = 60
 NO_KEY = (401, 403)
 NOT_THIS_FORM = (400, 404, 405, 415, 422, 501)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a replay needs of a server."""
+    """What a replay needs of a server. request_timeout_s: the most that the request of the check may take."""
 
     client: ClientSpec = field(default_factory=ClientSpec)
     prompt_form: PromptForm = "token-ids"
     metrics: bool = True
     token_id_range: TokenIdRange = WorkloadSpec().token_id_range
+    request_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
         lack = f"GET {MODELS} gives status {reply.status} and no model: requests must name a model"
         return ProbeReport((f"{lack}. Is it an OpenAI-compatible server?",))
     problems, notes = _short_request(endpoint, model, needs)
+    if sick := unhealthy(endpoint):
+        problems.insert(0, f"{sick}: the server says that it cannot serve. Read its log, and start it again")
     metrics = get_at(endpoint, "/metrics")
     body = metrics.body.decode("utf-8", "replace") if metrics.status == HTTP_OK else ""
     has_metrics = any(line and not line.startswith(("#", "<", "{")) for line in body.splitlines())
@@ -73,14 +75,8 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
         lack = f"GET /metrics gives {answer}: load and the server's count of reuse cannot be checked"
         remedy = "Set limits.needs_metrics = false to measure without"
         (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)
-    version: Any = get_at(endpoint, "/version").json()
-    return ProbeReport(
-        tuple(problems),
-        tuple(notes),
-        model,
-        str(version.get("version", "")) if isinstance(version, dict) else "",
-        has_metrics,
-    )
+    version = stated_version(get_at(endpoint, VERSION))
+    return ProbeReport(tuple(problems), tuple(notes), model, version, has_metrics)
 
 
 def _refused(endpoint: Endpoint, reply: Reply) -> str:
@@ -114,8 +110,8 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
 
 def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str]]:
     """The row of a short request, how many of its tokens have an instant, and what was tolerated in the answer."""
-    options = needs.client.model_copy(update={"processes": 1})
-    target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S, is_strict=False)
+    options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
+    target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False)
     result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())

@@ -79,7 +79,7 @@ def test_a_silent_server_gives_a_line_after_the_timeout() -> None:
         port = silent.getsockname()[1]
         scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60)
         scraper.timeout_s = 0.05
-        assert scraper.scrape("before") == 0
+        assert scraper.scrape("interval") == 0
     assert lines_of(sink)[0]["error"].startswith("TimeoutError")
 
 

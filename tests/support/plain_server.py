@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +19,8 @@ METRICS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{eng
 class PlainServer:
     """What it knows, and what it was asked. key: without it every path says 401.
     fails: words of every completion after num_good ones. paths: of the endpoints that it knows. is_other: each event
-    has an id of its own and an error that is null, and no [DONE] ends a stream."""
+    has an id of its own and an error that is null, and no [DONE] ends a stream. health: status of /health.
+    model, version, metrics: as it states them. on_answer: called with the server before each completion."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
     gives_token_ids: bool = False
@@ -30,6 +31,11 @@ class PlainServer:
     num_good: int = 0
     certificate: Path | None = None
     is_other: bool = False
+    health: int = 404
+    model: str = "plain"
+    version: str = ""
+    metrics: str = METRICS
+    on_answer: Callable[[PlainServer], object] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     url: str = ""
 
@@ -43,10 +49,7 @@ def _handler_of(server: PlainServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if self._is_refused():
                 return
-            models = {"object": "list", "data": [{"id": "plain"}]}
-            bodies = {"/v1/models": json.dumps(models), **({"/metrics": METRICS} if server.has_metrics else {})}
-            path = self.path.removeprefix(server.prefix)
-            self._send(200 if path in bodies else 404, bodies.get(path, '{"detail": "Not Found"}'))
+            self._send(*_page(server, self.path.removeprefix(server.prefix)))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -64,7 +67,8 @@ def _handler_of(server: PlainServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body.encode())))
             self.end_headers()
-            self.wfile.write(body.encode())
+            with suppress(ConnectionError):  # a client that left
+                self.wfile.write(body.encode())
 
         def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
             del code, size
@@ -92,11 +96,23 @@ def plain_server(server: PlainServer) -> Generator[PlainServer]:
             thread.join()
 
 
+def _page(server: PlainServer, path: str) -> tuple[int, str]:
+    """Status and body of the answer to a GET."""
+    if path == "/health":
+        return server.health, ""
+    bodies = {"/v1/models": json.dumps({"object": "list", "data": [{"id": server.model}]})}
+    bodies |= {"/metrics": server.metrics} if server.has_metrics else {}
+    bodies |= {"/version": json.dumps({"version": server.version})} if server.version else {}
+    return (200, bodies[path]) if path in bodies else (404, '{"detail": "Not Found"}')
+
+
 def _reply(server: PlainServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
     """Status and body of the answer to a request."""
     if path not in server.paths:
         return 404, '{"detail": "Not Found"}'
     server.asked.append(body)
+    if server.on_answer is not None:
+        server.on_answer(server)
     if server.fails and len(server.asked) > server.num_good:
         return 400, json.dumps({"error": {"message": f"{server.fails} {len(server.asked)}"}})
     return 200, "".join(f"data: {event}\n\n" for event in _events(server, body))

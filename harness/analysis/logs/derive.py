@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.logs.engine_steps import read_run_steps, steps_table
-from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
+from harness.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
 from harness.analysis.logs.slots import SlotWalk
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
@@ -42,7 +42,7 @@ class Derived:
     log_ns_source: "created" (microsecond stamps of the logging call), "received" (when the harness read the line) or
     "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
     pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read. slots: what
-    contradicts itself in the lines about slots.
+    contradicts itself in the lines about slots. counters: of the scrapes, that fell.
     """
 
     tables: dict[str, pa.Table]
@@ -61,6 +61,7 @@ class Derived:
     step_log: StepLog | None = None
     step_log_problem: str = ""
     slots: SlotWalk = field(default_factory=SlotWalk)
+    counters: CounterWatch = field(default_factory=CounterWatch)
 
 
 _LAST_INSTANT_NS = 2**62
@@ -125,7 +126,7 @@ def derived_from(
 ) -> Derived:
     """The derived tables of what a log says and of the lines of the scrapes' file."""
     derived = collect(events, counts, ToRunClock(manifest, stamps), manifest.decode_buckets)
-    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes)
+    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes, derived.counters)
     derived.tables["metrics"] = metrics
     return derived
 

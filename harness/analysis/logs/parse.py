@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -197,13 +197,45 @@ def _may_be_ours(line: bytes) -> bool:
 BLOCK_SAMPLES = 1 << 15
 HTTP_OK = 200
 MOST_KNOWN_NAMES = 16
-_known_names: dict[bytes, list[tuple[str, str]]] = {}
+# Ends of the names of samples that only rise, by the type of their family. A sum may fall.
+RISING = {"counter": ("_total",), "unknown": ("_total",), "histogram": ("_bucket", "_count")}
 
 
-def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
+class SampleNames(NamedTuple):
+    """(name, labels) of each sample of a scrape, in its order, and the places of those that only rise."""
+
+    pairs: list[tuple[str, str]]
+    rising: list[int]
+
+
+_known_names: dict[bytes, SampleNames] = {}
+
+
+class CounterWatch:
+    """Notes counters that fell from one scrape to the next, which no counter of one process does.
+
+    num_fallen: how often; first: the first of them, in words.
+    """
+
+    def __init__(self) -> None:
+        self.num_fallen = 0
+        self.first = ""
+        self._last: dict[tuple[str, str], float] = {}
+
+    def add(self, names: SampleNames, values: Sequence[float]) -> None:
+        """The next scrape that could be read."""
+        for place in names.rising:
+            pair, value = names.pairs[place], values[place]
+            if value < self._last.get(pair, value):
+                self.num_fallen += 1
+                self.first = self.first or f"{pair[0]}{{{pair[1]}}} fell from {self._last[pair]:g} to {value:g}"
+            self._last[pair] = value
+
+
+def metrics_table(lines: Iterable[bytes], watch: CounterWatch | None = None) -> tuple[pa.Table, int, int]:
     """(METRICS table, scrapes, scrapes without a readable body) of the lines of the scrapes' file.
 
-    The table's texts are dictionaries; it has its schema's types once it is written.
+    The table's texts are dictionaries; it has its schema's types once it is written. watch: sees each readable scrape.
     """
     columns: dict[str, list[Any]] = {name: [] for name in schema.METRICS.names}
     blocks: list[pa.Table] = []
@@ -216,8 +248,10 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             num_failed += 1
             continue
+        if watch is not None:
+            watch.add(names, values)
         same = ([value] * len(values) for value in (scrape, at_ns, reason))
-        both = ([name for name, _ in names], [labels for _, labels in names])
+        both = ([name for name, _ in names.pairs], [labels for _, labels in names.pairs])
         for column, cells in zip(columns.values(), (*same, *both, values), strict=True):
             column.extend(cells)
         if len(columns["value"]) >= BLOCK_SAMPLES:
@@ -235,7 +269,7 @@ def _with_shared_texts(columns: Mapping[str, list[Any]]) -> pa.Table:
     return table
 
 
-def _scraped(line: bytes) -> tuple[int, str, list[tuple[str, str]], list[float]]:
+def _scraped(line: bytes) -> tuple[int, str, SampleNames, list[float]]:
     """Instant, reason, names and values of a scrape; ValueError and its like where they cannot be read."""
     record = json.loads(line)
     if record["status"] != HTTP_OK:
@@ -247,8 +281,8 @@ def _scraped(line: bytes) -> tuple[int, str, list[tuple[str, str]], list[float]]
     return at_ns, reason, names, values
 
 
-def _samples(body: str) -> tuple[list[tuple[str, str]], list[float]]:
-    """(name, labels) and value of every sample. Scrapes of one server differ in values alone: names are read once."""
+def _samples(body: str) -> tuple[SampleNames, list[float]]:
+    """Names and value of every sample. Scrapes of one server differ in values alone: names are read once."""
     # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
     text = body.encode("utf-8", "replace").decode("utf-8")
     lines = [line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#")]
@@ -256,17 +290,18 @@ def _samples(body: str) -> tuple[list[tuple[str, str]], list[float]]:
     key = hashlib.sha256(f"{heads}\n{_comments(text)}".encode()).digest()
     known = _known_names.get(key)
     # A line without a space has no head, as has no line.
-    if known is not None and len(known) == len(lines):
+    if known is not None and len(known.pairs) == len(lines):
         return known, [float(value) for _head, _space, value in lines]
     parsed = list(_parsed(text))
-    names = [(name, labels) for name, labels, _value in parsed]
+    rising = [place for place, sample in enumerate(parsed) if sample[3]]
+    names = SampleNames([(name, labels) for name, labels, *_ in parsed], rising)
     if len(parsed) == len(lines) and all(
         _is_value(line[2], sample[2]) for line, sample in zip(lines, parsed, strict=True)
     ):
         if len(_known_names) >= MOST_KNOWN_NAMES:
             _known_names.clear()
         _known_names[key] = names
-    return names, [value for _name, _labels, value in parsed]
+    return names, [value for _name, _labels, value, _rises in parsed]
 
 
 def _comments(text: str) -> str:
@@ -281,11 +316,12 @@ def _is_value(text: str, value: float) -> bool:
         return False
 
 
-def _parsed(text: str) -> Iterator[tuple[str, str, float]]:
+def _parsed(text: str) -> Iterator[tuple[str, str, float, bool]]:
+    """Name, labels and value of every sample, and whether it only rises while its process lives."""
     # Only what derives tables needs it, and it takes a tenth of the start of a command.
     from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f'{key}="{sample.labels[key]}"' for key in sorted(sample.labels))
-            yield sample.name, labels, float(sample.value)
+            yield sample.name, labels, float(sample.value), sample.name.endswith(RISING.get(family.type, ()))

@@ -31,6 +31,7 @@ from harness.analysis.validity.scrapes import (
     CACHED_COUNTER,
     check_counts,
     check_moved_schedule,
+    check_same_server,
     check_scrapes,
     counter_increment,
 )
@@ -71,6 +72,7 @@ def check_run(
         *check_tolerated(manifest),
         *_check_declared_lines(manifest, requests, derived),
         *check_scrapes(manifest, derived),
+        *check_same_server(manifest, derived),
         *check_moved_schedule(manifest, derived),
         *check_counts(requests, derived),
         *_check_log(derived),

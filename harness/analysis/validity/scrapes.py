@@ -24,6 +24,11 @@ CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
 PREEMPTED_COUNTER = "vllm:num_preemptions_total"
 MOVED_COUNTER = "emulator:schedule_moved_seconds_total"
 NOTICED_MOVED_SHARE = 0.01
+PROCESS_START, START_SLACK_S = "process_start_time_seconds", 1.5
+# Their labels are settings, versions and models, which a server does not change while it lives.
+SETTINGS_INFO = ("vllm:cache_config_info", "emulator:config_info", "python_info")
+MODEL_SAMPLE = "vllm:num_requests_running"
+_REPLACED = "The server was restarted or replaced during the run, or several answer at its address"
 
 
 def counter_increment(metrics: pa.Table, name: str) -> float | None:
@@ -53,7 +58,47 @@ def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
         )
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
-        yield warning("scrape-failed", evidence)
+        readable = set(derived.tables["metrics"]["scrape"].unique().to_pylist())
+        ends = {"first": 0, "last": derived.num_scrapes - 1}
+        if lost := [name for name, scrape in ends.items() if scrape not in readable]:
+            hint = "What the server counted is not known. Set limits.needs_metrics = false to measure without"
+            is_needed = limits_of(manifest).needs_metrics
+            evidence += f", the {' and the '.join(lost)} among them"
+            yield (invalid if is_needed else warning)("scrape-failed", evidence, hint if is_needed else "")
+        else:
+            yield warning("scrape-failed", evidence)
+
+
+def check_same_server(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether one process with the same settings and models answered every scrape."""
+    metrics, counters = derived.tables["metrics"], derived.counters
+    if counters.num_fallen:
+        evidence = f"{counters.num_fallen:,} counters fell between two scrapes, first {counters.first}"
+        yield invalid("server-replaced", evidence, _REPLACED)
+    clock = manifest.clock
+    moved_ns = (clock.realtime_minus_monotonic_after_ns or 0) - clock.realtime_minus_monotonic_ns
+    # A process may compute its start from the wall clock, in whole seconds, at each scrape.
+    slack_s = START_SLACK_S + (0 if clock.realtime_minus_monotonic_after_ns is None else abs(moved_ns) / NS_PER_S)
+    started: dict[str, float] = {}
+    for labels, value in values_of(rows_where(metrics, "name", PROCESS_START), "labels", "value"):
+        if abs(value - started.setdefault(labels, value)) > slack_s:
+            evidence = f"{PROCESS_START} changed from {started[labels]:.2f} to {value:.2f}: another process answered"
+            yield invalid("server-replaced", evidence, _REPLACED)
+            break
+    for name in (*SETTINGS_INFO, MODEL_SAMPLE):
+        yield from _changed_labels(name, rows_where(metrics, "name", name))
+
+
+def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:
+    """Whether samples of this name have other labels in one scrape than in the first that has any."""
+    by_scrape: dict[int, set[str]] = {}
+    for scrape, labels in values_of(samples, "scrape", "labels"):
+        by_scrape.setdefault(scrape, set()).add(labels)
+    first, *others = by_scrape.values() or [set[str]()]
+    if other := next((labels for labels in others if labels != first), None):
+        gone, come = (", ".join(sorted(labels)) or "nothing" for labels in (first - other, other - first))
+        evidence = f"the labels of {name} changed during the run, from {gone} to {come}"
+        yield invalid("server-replaced", evidence, _REPLACED)
 
 
 def check_counts(requests: pa.Table, derived: Derived) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from harness.runner.backends.base import FirstExperiment, ServerBackend, refuse_
 from harness.runner.run import LaunchOptions
 from harness.server.ask import Reply
 from harness.server.doctor import Check
-from harness.server.life import MODELS, LaunchPlan, get_at
+from harness.server.life import MODELS, VERSION, LaunchPlan, get_at, stated_version
 from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
@@ -72,7 +72,11 @@ class AttachedBackend(ServerBackend):
     def lacks(self, run: PlannedRun) -> tuple[str, ...]:
         spec = run.spec
         needs = Needs(
-            spec.client, run.plan.prompt_form, metrics=spec.limits.needs_metrics, token_id_range=run.plan.token_id_range
+            spec.client,
+            run.plan.prompt_form,
+            metrics=spec.limits.needs_metrics,
+            token_id_range=run.plan.token_id_range,
+            request_timeout_s=spec.limits.request_timeout_s,
         )
         return probe(endpoint_of(run.server), needs).problems
 
@@ -98,7 +102,7 @@ class AttachedBackend(ServerBackend):
             requested={
                 "server": server.model_dump(mode="json"),
                 "url": redacted_text(endpoint.url),
-                "version": _version(endpoint),
+                "version": stated_version(get_at(endpoint, VERSION)),
             },
             files={"step_log": step_log} if server.step_log else {},
             observation=Observation(steps="step-log" if server.step_log else "none", has_kv_log=False),
@@ -147,11 +151,6 @@ def _first_model(endpoint: Endpoint, reply: Reply) -> str:
             where=endpoint.url,
             hint=f"`harness doctor --url {endpoint.url}` says what is missing",
         ) from None
-
-
-def _version(endpoint: Endpoint) -> str:
-    answer: Any = get_at(endpoint, "/version").json()
-    return str(answer.get("version", "")) if isinstance(answer, dict) else ""
 
 
 BACKEND = AttachedBackend()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
+from harness.errors import ServerError
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
 from tests.support.emulator_process import Emulator, end, start_ready
+from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = pytest.mark.live
 
@@ -76,3 +79,70 @@ def test_an_attached_emulator_is_called_one_and_nothing_is_called_measured(
     assert tables
     for table in tables:
         assert set(table["origin"].to_pylist()) == {note}
+
+
+def start_body(started_s: float, tokens: int, model: str = "plain") -> str:
+    return (
+        "# TYPE process_start_time_seconds gauge\n"
+        f"process_start_time_seconds {started_s}\n"
+        "# TYPE vllm:generation_tokens_total counter\n"
+        f'vllm:generation_tokens_total{{model_name="{model}"}} {tokens}\n'
+    )
+
+
+def replaced_by(root: Path, change: Callable[[PlainServer], object], **limits: Any) -> list[str]:
+    """Reasons of a run whose server is changed at its third answer: the probe's, then two of the run's four."""
+    server = PlainServer(has_metrics=True, health=200, version="0.30.0", metrics=start_body(1.8e9, 4000))
+
+    def at_the_third(asked: PlainServer) -> None:
+        if len(asked.asked) == 3:
+            change(asked)
+
+    server.on_answer = at_the_third
+    keys: dict[str, Any] = {"workload": {"prompt_form": "text"}, "condition": [{"name": "base"}]}
+    with plain_server(server) as there:
+        (run,) = run_experiment(attached(there.url, **keys, limits=limits), runs_root=root).runs
+    return list(run.invalid_reasons)
+
+
+def becomes(**facts: Any) -> Callable[[PlainServer], object]:
+    return lambda server: [setattr(server, name, value) for name, value in facts.items()]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (becomes(metrics=start_body(1.8e9 + 60, 4016)), "server-replaced: process_start_time_seconds changed from"),
+        (becomes(version="0.31.0"), "server-replaced: the version changed during the run, from 0.30.0 to 0.31.0"),
+        (becomes(model="other"), "server-replaced: the list of models changed during the run, from plain to other"),
+        (becomes(health=503), "server-unhealthy: after the replay GET /health gives status 503"),
+        (becomes(has_metrics=False), "scrape-failed: "),
+    ],
+)
+def test_a_server_that_is_replaced_or_fails_during_the_run_makes_it_invalid(
+    tmp_path: Path, change: Callable[[PlainServer], object], reason: str
+) -> None:
+    found = replaced_by(tmp_path, change)
+    assert any(each.startswith(reason) for each in found), found
+
+
+def test_a_counter_that_steps_back_during_the_run_makes_it_invalid(tmp_path: Path) -> None:
+    found = replaced_by(tmp_path, becomes(metrics=start_body(1.8e9, 16)))
+    assert any("fell from 4000 to 16" in each for each in found), found
+
+
+def test_metrics_that_fail_from_then_on_are_a_warning_where_none_are_needed(tmp_path: Path) -> None:
+    assert replaced_by(tmp_path, becomes(has_metrics=False), needs_metrics=False) == []
+
+
+def test_a_server_that_says_it_is_unhealthy_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    server = PlainServer(has_metrics=True, health=503)
+    with plain_server(server) as there, pytest.raises(ServerError, match="GET /health gives status 503"):
+        run_experiment(attached(there.url, workload={"prompt_form": "text"}), runs_root=tmp_path)
+
+
+def test_the_check_before_the_first_run_waits_as_long_as_a_request_may_take(tmp_path: Path) -> None:
+    server = PlainServer(has_metrics=True, on_answer=lambda _server: threading.Event().wait(2))
+    keys: dict[str, Any] = {"workload": {"prompt_form": "text"}, "limits": {"request_timeout_s": 0.5}}
+    with plain_server(server) as there, pytest.raises(ServerError, match="a request of 32 tokens failed"):
+        run_experiment(attached(there.url, **keys), runs_root=tmp_path)
