@@ -27,6 +27,8 @@ Progress = Callable[[int], None]
 Record = dict[str, Any]
 Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
 Parsed = TypeVar("Parsed")
+PARQUET = b"PAR1"
+ROWS_A_BATCH = 64
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -106,12 +108,15 @@ def parsed_lines(
 
 
 def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
-    """The objects of a file of JSON lines, or of one JSON document: the object itself, or those of an array.
+    """The objects of a file of JSON lines or of Parquet rows, or of one JSON document: itself, or those of an array.
 
     A file whose first line is no JSON object by itself is read as a document, where it is one of at most 64 MiB.
     """
     with opened(path) as stream:
         first = next((line for line in bounded_lines(stream) if line.strip()), b"")
+    if first.startswith(PARQUET):
+        yield from _parquet_rows(path, notes, progress)
+        return
     document = None if isinstance(parsed_json(first.removeprefix(BYTE_ORDER_MARK)), dict) else _document(path)
     if document is None:
         yield from json_lines(path, notes, progress)
@@ -125,6 +130,26 @@ def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None)
             yield TraceLine(f"{path}, record {number}", cast("Record", record))
         else:
             notes.line_broken("no JSON object", f"{path}, record {number}")
+
+
+def _parquet_rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[TraceLine]:
+    """The rows of a Parquet file as objects; SpecError where it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    notes.num_files += 1
+    if progress is not None:
+        progress(path.stat().st_size)
+    number = 0
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=ROWS_A_BATCH):
+            for record in batch.to_pylist():
+                number += 1
+                notes.num_lines += 1
+                yield TraceLine(f"{path}, row {number}", record)
+    except (OSError, pa.ArrowException) as error:
+        what = f"cannot be read as Parquet ({str(error).splitlines()[0]})"
+        raise SpecError(what, where=str(path), hint="Copy it again") from error
 
 
 def _document(path: Path) -> Record | list[object] | None:

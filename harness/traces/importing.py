@@ -11,7 +11,20 @@ from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.plugins import Registry
-from harness.traces import agentic, claude, codex, columns, mooncake, otel, tracelab, weka
+from harness.traces import (
+    agentic,
+    atif,
+    claude,
+    codex,
+    columns,
+    lmcache,
+    mooncake,
+    openhands,
+    otel,
+    swe_agent,
+    tracelab,
+    weka,
+)
 from harness.traces.base import Progress, TraceFormat, json_records, sha256_of
 from harness.traces.recording import (
     ReadNotes,
@@ -34,10 +47,14 @@ TRACE_FORMATS: Mapping[str, TraceFormat] = Registry(
         "tracelab": tracelab.FORMAT,
         "claude": claude.FORMAT,
         "codex": codex.FORMAT,
+        "lmcache": lmcache.FORMAT,
         "agentic-mooncake": agentic.FORMAT,
         "bailian": mooncake.BAILIAN,
         "mooncake": mooncake.FORMAT,
         "otel": otel.FORMAT,
+        "atif": atif.FORMAT,
+        "openhands": openhands.FORMAT,
+        "swe-agent": swe_agent.FORMAT,
         "csv": columns.FORMAT,
     },
 )

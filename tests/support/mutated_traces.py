@@ -22,6 +22,7 @@ from harness.traces.importing import TRACE_FORMATS, import_trace
 from harness.traces.lower import Lowering, sessions_of
 from harness.traces.recording import read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
+from tests.support.sound_traces import atif_document, lmcache_rows, mini_swe_agent, openhands_events
 
 LINES_A_FILE = 100
 HANGS_AFTER_S = 30
@@ -127,6 +128,13 @@ def _span(at: int) -> Any:
     return {"trace_id": "t", "span_id": str(at), "start_time": start, "end_time": end, "name": "x", "attributes": usage}
 
 
+def _swe_agent(at: int) -> Any:
+    query = [{"role": "user", "content": "x" * (40 + at)}]
+    step = {"query": query, "response": "x" * 30, "action": "ls", "execution_time": 0.5}
+    stats = {"tokens_sent": 300, "tokens_received": 40, "api_calls": 3}
+    return {"environment": f"e{at}", "trajectory": [step] * 3, "info": {"model_stats": stats}}
+
+
 def _table(at: int) -> str:
     return f"{at // 3},100,{at % 3},0,200,10,300"
 
@@ -141,6 +149,10 @@ RECORDS: dict[str, Callable[[int], Any]] = {
     "agentic-mooncake": _agentic,
     "otel": _span,
     "csv": _table,
+    "atif": lambda at: atif_document(f"s{at}", first_s=at),
+    "openhands": lambda at: {"instance_id": at, "history": [*openhands_events(f"s{at}", first_s=at)]},
+    "swe-agent": lambda at: mini_swe_agent(f"s{at}", first_s=at) if at % 2 else _swe_agent(at),
+    "lmcache": lambda at: [*lmcache_rows(f"s{at // 3}")][at % 3],
 }
 CSV_HEAD = b"session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
 

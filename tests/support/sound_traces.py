@@ -151,6 +151,60 @@ def _table() -> Lines:
     return ["session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms", *rows]
 
 
+def chat_usage(turn: int) -> Any:
+    """Usage of a turn in OpenAI's form."""
+    details = {"prompt_tokens_details": {"cached_tokens": 1000 * bool(turn)}}
+    return {"prompt_tokens": 1000 + 300 * turn, "completion_tokens": 100} | details
+
+
+def atif_document(session: str, turns: int = TURNS, first_s: float = 0.0) -> Any:
+    """A trajectory whose steps have one time each."""
+    steps: list[Any] = [{"step_id": 1, "source": "user", "timestamp": at(first_s), "message": "x"}]
+    for turn in range(turns):
+        usage = {"prompt_tokens": 1000 + 300 * turn, "completion_tokens": 100, "cached_tokens": 1000 * bool(turn)}
+        time = {"timestamp": at(first_s + 3 + 10 * turn), "metrics": usage}
+        steps.append({"step_id": turn + 2, "source": "agent", "message": "x" * 300} | time)
+    return {"schema_version": "ATIF-v1.7", "session_id": session, "agent": {"name": "a"}, "steps": steps}
+
+
+def openhands_events(session: str, turns: int = TURNS, first_s: float = 0.0) -> Iterator[Any]:
+    """Events of a conversation, as an export has them."""
+    yield {"id": 0, "timestamp": at(first_s), "source": "user", "action": "message"}
+    for turn in range(turns):
+        answer = {"model_response": {"id": f"{session}-{turn}", "usage": chat_usage(turn)}, "function_name": "f"}
+        start = first_s + 10 * turn
+        common = {"tool_call_metadata": answer}
+        yield {"id": 2 * turn + 1, "timestamp": at(start + 3), "source": "agent", "action": "run"} | common
+        yield {"id": 2 * turn + 2, "timestamp": at(start + 8), "source": "agent", "observation": "run"} | common
+
+
+def mini_swe_agent(session: str, turns: int = TURNS, first_s: float = 0.0) -> Any:
+    """A trajectory of mini-swe-agent."""
+    start = 1_772_359_200 + first_s
+    messages: list[Any] = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+    messages[1] |= {"extra": {"timestamp": start}}
+    for turn in range(turns):
+        response = {"id": f"{session}-{turn}", "usage": chat_usage(turn)}
+        time = start + 10 * turn
+        messages.append({"role": "assistant", "content": "x", "extra": {"response": response, "timestamp": time + 3}})
+        messages.append({"role": "user", "content": "x", "extra": {"timestamp": time + 8}})
+    return {"trajectory_format": "mini-swe-agent-1.1", "info": {"exit_status": "x"}, "messages": messages}
+
+
+def lmcache_rows(session: str, turns: int = TURNS) -> Iterator[Any]:
+    """Calls with their whole prompts."""
+    messages: list[Any] = [{"role": "system", "content": f"{session} " * 40}]
+    for turn in range(turns):
+        messages = [*messages, {"role": "user", "content": f"{turn} " * 30}]
+        gap = {"pre_gap": 0.5 * turn, "output_length": 60}
+        yield {"session_id": session, "model": "m", "input": messages} | gap
+        messages = [*messages, {"role": "assistant", "content": "y " * 30}]
+
+
+def _each(rows: Callable[[str, float], Iterator[Any]]) -> Callable[[], Lines]:
+    return lambda: _lines(row for place in range(SESSIONS) for row in rows(f"s{place}", 100.0 * place))
+
+
 SOUND: dict[str, Callable[[], Lines]] = {
     "claude": _claude,
     "codex": _codex,
@@ -161,5 +215,11 @@ SOUND: dict[str, Callable[[], Lines]] = {
     "agentic-mooncake": _agentic,
     "otel": lambda: _lines(spans()),
     "csv": _table,
+    "atif": _each(lambda name, first_s: iter([atif_document(name, first_s=first_s)])),
+    "openhands": _each(
+        lambda name, first_s: iter([{"instance_id": name, "history": [*openhands_events(name, first_s=first_s)]}])
+    ),
+    "swe-agent": _each(lambda name, first_s: iter([mini_swe_agent(name, first_s=first_s)])),
+    "lmcache": _each(lambda name, _: lmcache_rows(name)),
 }
 """The lines of one sound file of each format. A CSV file begins with its header."""

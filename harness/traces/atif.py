@@ -1,0 +1,100 @@
+"""ATIF, the Agent Trajectory Interchange Format of Harbor, versions 1.0 to 1.7: one trajectory a document.
+
+After the format's RFC (harborframework.com/docs/trajectory-format): a step has a source, and where it has them a time
+and metrics; ``prompt_tokens`` counts the cached tokens too. No message, argument or observation leaves a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from harness.traces.base import Progress, Record, TraceFormat, instant_ns, json_records, list_of, record_of, text_of
+from harness.traces.recording import ReadNotes
+from harness.traces.rounds import Log, through_rounds
+from harness.traces.trajectories import Call, log_of, usage_of
+
+DEEPEST = 16
+VERSION = "ATIF-"
+
+
+def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The calls of each trajectory, and of the trajectories of sub-agents within it."""
+    for path in files:
+        for at, document in json_records(path, notes, progress):
+            yield from _logs(document, at, notes, 0)
+
+
+def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[Log]:
+    session = text_of(document, "trajectory_id") or text_of(document, "session_id") or at
+    if not text_of(document, "schema_version").startswith(VERSION) or not list_of(document.get("steps")):
+        notes.line_broken("no ATIF trajectory", at)
+        return
+    if log := log_of(session, list(_calls(document, session, at, notes)), notes):
+        yield log
+    for place, child in enumerate(list_of(document.get("subagent_trajectories")) if depth < DEEPEST else ()):
+        yield from _logs(record_of(child), f"{at}, sub-agent {place}", notes, depth + 1)
+
+
+def _calls(document: Record, session: str, at: str, notes: ReadNotes) -> Iterator[Call]:
+    """The calls of a trajectory's own steps."""
+    steps = sorted(map(record_of, list_of(document.get("steps"))), key=_number)
+    notes.assume("steps out of order of their id: sorted", steps != [*map(record_of, list_of(document.get("steps")))])
+    asked_ns, is_human, last = None, False, None
+    for step in steps:
+        place, moment_ns = f"{at}, step {_number(step)}", instant_ns(step.get("timestamp"))
+        if step.get("is_copied_context") is True:
+            notes.drop("steps that are copied from another trajectory", place)
+        elif text_of(step, "source") != "agent":
+            asked_ns, is_human = moment_ns, is_human or text_of(step, "source") == "user"
+        elif step.get("llm_call_count") == 0:
+            continue
+        elif (counts := usage_of(record_of(step.get("metrics")))) is None:
+            notes.drop("steps of an agent without token counts", place)
+        else:
+            prompt, generate, cached = counts
+            identity = None if moment_ns is None else ("atif", moment_ns, prompt, generate, cached)
+            characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
+            last = Call(place, prompt, generate, cached, asked_ns, moment_ns, None, is_human, characters)
+            last.identity = identity or ("atif", session, _number(step), prompt, generate)
+            last.children = _children(step)
+            notes.assume("steps that are several calls, taken as one", _is_several(step))
+            asked_ns, is_human = None, False
+            yield last
+
+
+def _number(step: Record) -> int:
+    number = step.get("step_id")
+    return number if isinstance(number, int) else 0
+
+
+def _is_several(step: Record) -> bool:
+    count = step.get("llm_call_count")
+    return isinstance(count, int) and count > 1
+
+
+def _children(step: Record) -> list[str]:
+    """The trajectories of the sub-agents that a step started."""
+    results = map(record_of, list_of(record_of(step.get("observation")).get("results")))
+    references = (record_of(each) for result in results for each in list_of(result.get("subagent_trajectory_ref")))
+    return [name for each in references if (name := text_of(each, "trajectory_id") or text_of(each, "session_id"))]
+
+
+FORMAT = TraceFormat(
+    "trajectories of Harbor and of what reports to it (ATIF)",
+    through_rounds(atif_logs),
+    (
+        "steps have times: a trajectory without gets waits from a distribution, labelled; a step has one time, so a "
+        "wait between two answers holds the second answer's own time too, labelled",
+        "steps have token counts: an agent's step without them is dropped and counted",
+        "a step is one call: several are taken as one, labelled",
+        "a step stands once: copied context is dropped and counted, as are steps with an earlier step's time and "
+        "counts",
+        "cached_tokens is there: without, a prompt is taken to begin with the conversation before it, labelled",
+        "steps come in order: they are sorted by their id, and labelled",
+        "completion_tokens counts the answer: far fewer tokens than its characters are estimated from them, and "
+        "labelled",
+    ),
+    (frozenset({"schema_version", "steps", "agent"}),),
+    suffixes=(".json", ".jsonl"),
+)

@@ -1,0 +1,178 @@
+"""LMCache's agentic traces (sammshen/lmcache-agentic-traces on Hugging Face, MIT): one model call a row.
+
+A row has ``session_id``, ``input`` (its prompt: all messages), ``output_length`` in tokens, and ``pre_gap`` in s since
+the answer before, or ``session_timestamp`` in s since the session's first call. Prompts are measured and hashed; no
+text leaves a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    json_records,
+    list_of,
+    record_of,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
+from harness.traces.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
+from harness.traces.drawn import DrawnWaits
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.traces.rounds import CHARACTERS_PER_TOKEN
+
+ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
+
+
+class _Message(NamedTuple):
+    """What is kept of a message. is_answer: the model wrote it."""
+
+    digest: bytes
+    tokens: int
+    is_answer: bool
+
+
+@dataclass
+class _Turn:
+    """One call. blocks: names of the whole blocks of its text."""
+
+    at: str
+    messages: list[_Message]
+    blocks: list[str]
+    generate: int
+    gap_ns: int | None
+    since_ns: int | None
+
+    @property
+    def prompt(self) -> int:
+        return max(sum(each.tokens for each in self.messages), 1)
+
+
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """One recording per session, its calls by the length of their prompts' histories."""
+    sessions: dict[str, list[_Turn]] = {}
+    seen: set[bytes] = set()
+    for path in files:
+        for at, record in json_records(path, notes, progress):
+            turn = _turn(record, at)
+            name = text_of(record, "session_id")
+            if turn is None or not name:
+                notes.line_broken("a call without its session, messages or output length", at)
+                continue
+            said = (name, turn.messages, turn.generate, turn.gap_ns, turn.since_ns)
+            value = hashlib.sha256(repr(said).encode("utf-8", "replace")).digest()
+            if value in seen:
+                notes.drop("rows that came before", at)
+                continue
+            seen.add(value)
+            sessions.setdefault(name, []).append(turn)
+    names, drawn = BlockNames(), DrawnWaits(notes)
+    notes.block_tokens = MOONCAKE_BLOCK_TOKENS
+    for name, turns in sessions.items():
+        in_order = sorted(turns, key=lambda turn: (turn.since_ns or 0, len(turn.messages)))
+        notes.assume("calls of a session out of order: sorted by how much came before", in_order != turns)
+        notes.assume(ESTIMATED, len(turns))
+        yield Recording(hidden_name(name), 0, tuple(_requests(name, in_order, names, drawn, notes)))
+
+
+def _turn(record: Record, at: str) -> _Turn | None:
+    messages = list_of(record.get("input")) or list_of(record.get("messages"))
+    generate = tokens_of(record.get("output_length"))
+    if not messages or generate is None:
+        return None
+    texts = [json.dumps(record_of(message), sort_keys=True) for message in messages]
+    answers = [text_of(record_of(message), "role") == "assistant" for message in messages]
+    digests = [
+        _Message(hashlib.sha256(text.encode()).digest()[:16], _tokens(text), is_answer)
+        for text, is_answer in zip(texts, answers, strict=True)
+    ]
+    gap_ns = seconds_ns(record.get("pre_gap"))
+    since_ns = seconds_ns(record.get("session_timestamp"))
+    is_known = gap_ns is not None and gap_ns >= 0
+    return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns if is_known else None, since_ns)
+
+
+def _tokens(text: str) -> int:
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def _blocks(text: str) -> list[str]:
+    """A name for every whole block of a text, each chained to those before it."""
+    size, chain = MOONCAKE_BLOCK_TOKENS * CHARACTERS_PER_TOKEN, hashlib.sha256()
+    names: list[str] = []
+    for start in range(0, len(text) - size + 1, size):
+        chain.update(text[start : start + size].encode())
+        names.append(chain.hexdigest()[:24])
+    return names
+
+
+def _requests(
+    session: str, turns: list[_Turn], names: BlockNames, drawn: DrawnWaits, notes: ReadNotes
+) -> Iterator[RecordedRequest]:
+    before: _Turn | None = None
+    prompt = 0
+    for place, turn in enumerate(turns):
+        notes.assume("answers of no token taken as 1 token", turn.generate == 0)
+        keep, wait_ns, prompt_before, prompt = 0, 0, prompt, turn.prompt
+        if before is not None:
+            prompt, keep = _lengths(before, prompt_before, turn)
+            wait_ns = _wait_ns(before, turn, notes)
+            wait_ns = drawn.wait_ns(session, str(place)) if wait_ns is None else wait_ns
+        blocks = () if keep else (names.numbers(turn.blocks) or ())[: prompt // MOONCAKE_BLOCK_TOKENS]
+        base, after = (place - 1 if keep else None), ((place - 1,) if place else ())
+        kind = "tool" if place else "none"
+        yield RecordedRequest(base, after, wait_ns, kind, prompt, keep, max(turn.generate, 1), blocks)
+        before = turn
+
+
+def _wait_ns(before: _Turn, turn: _Turn, notes: ReadNotes) -> int | None:
+    """The gap before a call; None where the row says none."""
+    if turn.gap_ns is not None:
+        return turn.gap_ns
+    if turn.since_ns is None or before.since_ns is None:
+        return None
+    notes.assume("waits that are gaps between calls: they hold the time of the answer before too")
+    return max(turn.since_ns - before.since_ns, 0)
+
+
+def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
+    """(tokens of a prompt, tokens of them that are the call before: its messages, and its answer where all come again).
+
+    An answer that comes again has as many tokens as it had when it was made.
+    """
+    common = 0
+    for mine, theirs in zip(turn.messages, before.messages, strict=False):
+        if mine.digest != theirs.digest:
+            break
+        common += 1
+    if common < len(before.messages) or common == len(turn.messages):
+        return turn.prompt, min(sum(each.tokens for each in turn.messages[:common]), turn.prompt, before_prompt)
+    kept = before_prompt + max(before.generate, 1)
+    rest = turn.messages[common:]
+    return kept + sum(each.tokens for each in (rest[1:] if rest[0].is_answer else rest)), kept
+
+
+FORMAT = TraceFormat(
+    "LMCache's agentic traces, one call with its messages a row",
+    _recordings,
+    (
+        "the prompt's tokens are counted: they are estimated from characters, labelled",
+        "a row stands once: one with an earlier row's session, messages, length and gap is dropped and counted",
+        "rows of a session come in order: they are sorted by how much came before, and labelled",
+        "a gap is there: else the time between calls, which holds the answer's own, or a drawn wait, labelled",
+        "when sessions began against one another: all start together",
+        "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
+    ),
+    (frozenset({"session_id", "input", "output_length"}), frozenset({"session_id", "messages", "output_length"})),
+    block_tokens=MOONCAKE_BLOCK_TOKENS,
+    suffixes=(".jsonl", ".jsonl.gz", ".parquet"),
+)

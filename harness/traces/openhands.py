@@ -1,0 +1,133 @@
+"""OpenHands: event streams (a list of events, an evaluation's ``history``) and conversations of its SDK.
+
+An action holds the usage of the model's answer (``tool_call_metadata.model_response``); the SDK keeps usage apart, in
+``base_state.json`` beside the folder of events, by the id of the answer. After the code of OpenHands 0.x and of
+OpenHands/software-agent-sdk. No content of an event is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.traces.base import Progress, Record, TraceFormat, instant_ns, json_records, list_of, record_of, text_of
+from harness.traces.recording import ReadNotes
+from harness.traces.rounds import LATE_NS, Log, through_rounds
+from harness.traces.trajectories import Call, log_of, usage_of
+
+UNCOUNTED = "answers without token counts"
+OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+Usage = tuple[int, int, "int | None"]
+
+
+@dataclass
+class _Conversation:
+    """Events of one conversation, and the usage of its answers by their id."""
+
+    events: list[tuple[str, Record]] = field(default_factory=list[tuple[str, Record]])
+    usages: dict[str, Usage] = field(default_factory=dict[str, Usage])
+
+
+def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The calls of each conversation: of a folder's events, of a file's list, or of a line's history."""
+    conversations: dict[str, _Conversation] = {}
+    for path in files:
+        folder = path.parent.parent if path.parent.name == "events" else path.parent
+        for at, record in json_records(path, notes, progress):
+            if "stats" in record:
+                conversations.setdefault(str(folder), _Conversation()).usages |= _usages(record)
+            elif "history" in record:
+                events = conversations.setdefault(at, _Conversation()).events
+                events += [(f"{at}, event {place}", event) for place, event in enumerate(_flat(record["history"]))]
+            elif "timestamp" in record:
+                name = str(folder) if "kind" in record else str(path)
+                conversations.setdefault(name, _Conversation()).events.append((at, record))
+            else:
+                notes.line_broken("no event", at)
+    for name, conversation in conversations.items():
+        if log := log_of(name, list(_calls(conversation, notes)), notes):
+            yield log
+
+
+def _usages(state: Record) -> dict[str, Usage]:
+    """Usage by the id of the answer, of every model of a conversation's state."""
+    found: dict[str, Usage] = {}
+    for metrics in record_of(record_of(state.get("stats")).get("usage_to_metrics")).values():
+        for usage in map(record_of, list_of(record_of(metrics).get("token_usages"))):
+            counts, name = usage_of(usage), text_of(usage, "response_id")
+            if counts is not None and name:
+                found[name] = counts
+    return found
+
+
+def _flat(history: object) -> Iterator[Record]:
+    """Events of a history, which is a list of them or of pairs of them."""
+    for entry in list_of(history):
+        yield from map(record_of, list_of(entry) if isinstance(entry, list) else [entry])
+
+
+def _calls(conversation: _Conversation, notes: ReadNotes) -> Iterator[Call]:
+    """A call for each answer of the model that any event names."""
+    rows = [(instant_ns(event.get("timestamp")), at, event) for at, event in conversation.events]
+    for moment_ns, at, _ in rows:
+        if moment_ns is None:
+            notes.line_broken("an event without its time", at)
+    stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
+    latest_ns = num_late = 0
+    for moment_ns, _, _ in stamped:
+        num_late += moment_ns < latest_ns - LATE_NS
+        latest_ns = max(latest_ns, moment_ns)
+    notes.assume("events out of order of time: sorted", num_late)
+    stamped.sort(key=lambda row: row[0])
+    asked_ns, is_human, calls = None, False, dict[str, Call]()
+    for moment_ns, at, event in stamped:
+        answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
+        is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
+        if not is_answer:
+            if _is_input(event):
+                asked_ns, is_human = moment_ns, is_human or text_of(event, "source") == "user"
+            elif text_of(event, "source") == "agent" and text_of(event, "action") == "message":
+                notes.drop(UNCOUNTED, at)
+            continue
+        if answer in calls:
+            continue  # one answer may be several actions
+        response = record_of(record_of(event.get("tool_call_metadata")).get("model_response"))
+        counts = usage_of(record_of(response.get("usage"))) or conversation.usages.get(answer)
+        if counts is None:
+            notes.drop(UNCOUNTED, at)
+            continue
+        calls[answer] = Call(at, *counts, asked_ns, moment_ns, None, is_human, 0, ("openhands", answer, moment_ns))
+        asked_ns, is_human = None, False
+    yield from calls.values()
+
+
+def _is_input(event: Record) -> bool:
+    """Whether the model is asked again after an event: a person's message, or what came of an action."""
+    kind = text_of(event, "kind")
+    if kind:
+        return kind in OBSERVATIONS or (kind == "MessageEvent" and text_of(event, "source") == "user")
+    return "observation" in event or (text_of(event, "source") == "user" and text_of(event, "action") == "message")
+
+
+FORMAT = TraceFormat(
+    "event streams and conversations of OpenHands",
+    through_rounds(openhands_logs),
+    (
+        "an answer has its usage: one without is dropped and counted (give the whole folder of a conversation of the "
+        "SDK: its base_state.json has the usage)",
+        "an answer is one event: actions with one answer's id are one call",
+        "an event stands once: a call whose answer id and time came before is dropped and counted",
+        "events come in order of time: they are sorted, and labelled",
+        "cached tokens are there: without, a prompt is taken to begin with the conversation before it, labelled",
+        "which calls a condenser made: those without an event are not read",
+    ),
+    (
+        frozenset({"id", "timestamp", "source", "action"}),
+        frozenset({"id", "timestamp", "source", "observation"}),
+        frozenset({"id", "timestamp", "source", "kind"}),
+        frozenset({"instance_id", "history"}),
+        frozenset({"stats", "agent", "id"}),
+    ),
+    suffixes=(".json", ".jsonl"),
+)

@@ -1,0 +1,127 @@
+"""SWE-agent's ``.traj`` files, and those of mini-swe-agent.
+
+SWE-agent's steps have the messages that were sent (``query``), the answer and ``execution_time`` in s; tokens are
+counted for the run as a whole (swe-agent.com, "Output files"). mini-swe-agent keeps the usage and the time of each
+answer in ``extra`` of its message. Of texts only lengths are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from harness.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    instant_ns,
+    json_records,
+    list_of,
+    record_of,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
+from harness.traces.recording import ReadNotes
+from harness.traces.rounds import CHARACTERS_PER_TOKEN, Log, through_rounds
+from harness.traces.trajectories import Call, log_of, usage_of
+
+BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
+BY_CHARACTERS = "lengths estimated from characters, 4 to a token"
+
+
+def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The calls of each trajectory."""
+    for place, path in enumerate(files):
+        for at, document in json_records(path, notes, progress):
+            if list_of(document.get("messages")):
+                calls = list(_of_messages(list_of(document["messages"]), at, notes))
+            else:
+                calls = _of_steps(document, at, notes)
+            if not calls:
+                notes.line_broken("no trajectory with the messages or the usage of its calls", at)
+            elif log := log_of(f"{place}/{at}", calls, notes):
+                yield log
+
+
+def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
+    """SWE-agent's calls: the wait before one is the execution time of the step before it."""
+    steps = list(map(record_of, list_of(document.get("trajectory"))))
+    lengths = [(_length(list_of(step.get("query")) or list_of(step.get("messages"))), _answer(step)) for step in steps]
+    if not all(sent for sent, _ in lengths):
+        return []
+    stats = record_of(record_of(document.get("info")).get("model_stats"))
+    sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
+    is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
+    notes.assume(BY_TOTALS if is_counted else BY_CHARACTERS, len(steps))
+    totals = [sum(length for length, _ in lengths), sum(length for _, length in lengths)]
+    per_token = [
+        total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN
+        for total, tokens in zip(totals, (sent, received), strict=True)
+    ]
+    calls: list[Call] = []
+    wait_ns: int | None = None
+    for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
+        prompt, generate = max(round(asked / per_token[0]), 1), max(round(answered / per_token[1]), 1)
+        identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
+        calls.append(Call(f"{at}, step {place}", prompt, generate, wait_ns=wait_ns, identity=identity))
+        spent_ns = seconds_ns(step.get("execution_time"))
+        wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
+    return calls
+
+
+def _answer(step: Record) -> int:
+    calls = step.get("tool_calls")
+    return len(text_of(step, "response")) + (len(json.dumps(calls)) if calls else 0)
+
+
+def _length(messages: list[object]) -> int:
+    """Characters of messages: their texts, and the calls of tools."""
+    length = 0
+    for message in map(record_of, messages):
+        content, calls = message.get("content"), message.get("tool_calls")
+        length += len(content) if isinstance(content, str) else len(json.dumps(content)) if content else 0
+        length += len(json.dumps(calls)) if calls else 0
+    return length
+
+
+def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> Iterator[Call]:
+    """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
+    asked_ns, is_human = None, False
+    for place, message in enumerate(map(record_of, messages)):
+        extra, role = record_of(message.get("extra")), text_of(message, "role")
+        stamp = extra.get("timestamp", message.get("timestamp"))
+        moment_ns = instant_ns(stamp) if isinstance(stamp, str) else seconds_ns(stamp)
+        if role != "assistant":
+            asked_ns, is_human = moment_ns, is_human or (role == "user" and place < 2)
+            continue
+        response = record_of(extra.get("response"))
+        counts = usage_of(record_of(response.get("usage")))
+        if counts is None:
+            notes.drop("answers without token counts", f"{at}, message {place}")
+            continue
+        answer = text_of(response, "id")
+        identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
+        call = Call(f"{at}, message {place}", *counts, asked_ns, moment_ns, None, is_human, identity=identity)
+        call.characters = _length([message])
+        asked_ns, is_human = None, False
+        yield call
+
+
+FORMAT = TraceFormat(
+    "trajectories of SWE-agent and mini-swe-agent (.traj)",
+    through_rounds(swe_agent_logs),
+    (
+        "a step has token counts: SWE-agent's lengths are made from characters, so that they sum to the run's counted "
+        "tokens, else 4 to a token; labelled either way. An answer of mini-swe-agent without usage is dropped and "
+        "counted",
+        "the messages of a step are there: a file without `query` and without usage is refused",
+        "a step has times: the wait before a call is the execution time of the step before, else drawn, labelled",
+        "cached tokens are there: without, a prompt is taken to begin with the conversation before it, labelled",
+        "a trajectory stands once: calls that came before are dropped and counted",
+        "when trajectories began against one another: those without times all start together",
+    ),
+    (frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
+    suffixes=(".traj", ".traj.json", ".json"),
+)

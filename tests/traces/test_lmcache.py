@@ -1,0 +1,66 @@
+"""LMCache's agentic traces: what prompts share is found by their messages, within a session and between sessions."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.clock import NS_PER_MS
+from harness.errors import SpecError
+from harness.traces.importing import import_trace
+from harness.traces.recording import TraceFile, read_trace
+from tests.support.sound_traces import lmcache_rows
+
+SYSTEM = {"role": "system", "content": "rules " * 2000}
+
+
+def imported(path: Path) -> TraceFile:
+    import_trace([path], path.parent / "out.jsonl", name="t")
+    return read_trace(path.parent / "out.jsonl")
+
+
+def rows(*sessions: str) -> list[Any]:
+    """Calls of sessions that share a long system prompt."""
+    return [row | {"input": [SYSTEM, *row["input"]]} for session in sessions for row in lmcache_rows(session)]
+
+
+def test_a_prompt_keeps_the_call_before_and_shares_whole_blocks_with_other_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows("a", "b"))))
+    trace = imported(path)
+    first, second = trace.recordings
+    assert (trace.head.source_format, trace.head.block_tokens) == ("lmcache", 512)
+    assert [one.wait_ns // NS_PER_MS for one in first.requests] == [0, 500, 1000]
+    for before, after in pairwise(first.requests):
+        assert after.keep_tokens == before.prompt_tokens + before.generate_tokens
+    shared = [mine == theirs for mine, theirs in zip(first.requests[0].blocks, second.requests[0].blocks, strict=True)]
+    assert shared.count(True) == 5, "12,000 characters of system prompt are 5 whole blocks of 2,048"
+    assert any("estimated from characters" in label for label in trace.head.labels)
+
+
+def test_rows_of_parquet_are_the_rows_of_json_lines_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    lines, table = tmp_path / "in.jsonl", tmp_path / "in.parquet"
+    lines.write_text("\n".join(map(json.dumps, rows("a", "b"))))
+    pq.write_table(pa.Table.from_pylist(rows("a", "b")), table)
+    assert imported(table).recordings == imported(lines).recordings
+    table.write_bytes(table.read_bytes()[:-40])
+    with pytest.raises(SpecError, match="cannot be read as Parquet"):
+        imported(table)
+
+
+def test_without_gaps_the_time_between_calls_is_taken_or_a_wait_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    bare = [{key: value for key, value in row.items() if key != "pre_gap"} for row in rows("a")]
+    for given, label in (([], "waits drawn from"), ([0, 4, 9], "gaps between calls")):
+        timed = [row | ({"session_timestamp": given[place]} if given else {}) for place, row in enumerate(bare)]
+        path.write_text("\n".join(map(json.dumps, timed)))
+        trace = imported(path)
+        assert any(label in each for each in trace.head.labels)
+        if given:
+            assert [one.wait_ns // NS_PER_MS for one in trace.recordings[0].requests] == [0, 4000, 5000]

@@ -1,0 +1,71 @@
+"""OpenHands: exported events, histories of pairs, and a conversation's folder with its usage beside the events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.traces.importing import import_trace
+from harness.traces.recording import TraceFile, read_trace
+from tests.support.agent_logs import at
+from tests.support.sound_traces import chat_usage, openhands_events
+
+
+def imported(folder: Path, *files: Path) -> TraceFile:
+    import_trace(files, folder / "out.jsonl", name="t")
+    return read_trace(folder / "out.jsonl")
+
+
+def check(trace: TraceFile) -> None:
+    (recording,) = trace.recordings
+    assert trace.head.source_format == "openhands"
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1300, 1600]
+    assert [one.keep_tokens for one in recording.requests] == [0, 1000, 1000]
+    assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 5, 5]
+
+
+def test_a_list_of_events_and_a_history_of_pairs_are_the_same_calls(tmp_path: Path) -> None:
+    events = list(openhands_events("s"))
+    whole, pairs = tmp_path / "trajectory.json", tmp_path / "output.jsonl"
+    whole.write_text(json.dumps(events))
+    pairs.write_text(json.dumps({"instance_id": "i", "history": [events[:1], events[1:3], events[3:5], events[5:]]}))
+    check(imported(tmp_path, whole))
+    check(imported(tmp_path, pairs))
+    assert imported(tmp_path, whole, pairs).num_requests == 3, "both hold the same answers"
+
+
+def test_several_actions_of_one_answer_are_one_call_and_an_answer_without_usage_is_counted(tmp_path: Path) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    events.insert(2, events[1] | {"id": 90, "timestamp": at(3.1)})
+    events.append({"id": 99, "timestamp": at(40), "source": "agent", "action": "message"})
+    (tmp_path / "in.json").write_text(json.dumps(events))
+    trace = imported(tmp_path, tmp_path / "in.json")
+    check(trace)
+    assert trace.head.dropped == {"answers without token counts": 1}
+
+
+def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Path) -> None:
+    folder = tmp_path / "conversation"
+    (folder / "events").mkdir(parents=True)
+    usages = [
+        {"response_id": f"r{turn}", **chat_usage(turn), "cache_read_tokens": 1000 * bool(turn)} for turn in range(3)
+    ]
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    (folder / "base_state.json").write_text(json.dumps(state))
+    events = [{"kind": "MessageEvent", "source": "user", "timestamp": at(0)}]
+    for turn in range(3):
+        action = {"kind": "ActionEvent", "source": "agent", "llm_response_id": f"r{turn}"}
+        events.append(action | {"timestamp": at(10 * turn + 3)})
+        events.append({"kind": "ConversationStateUpdateEvent", "source": "environment", "timestamp": at(10 * turn + 4)})
+        events.append({"kind": "ObservationEvent", "source": "environment", "timestamp": at(10 * turn + 8)})
+    for place, event in enumerate(events):
+        (folder / "events" / f"event-{place:05d}.json").write_text(json.dumps(event | {"id": str(place)}))
+    check(imported(tmp_path, folder))
+    (folder / "base_state.json").unlink()
+    with pytest.raises(SpecError, match="3 x answers without token counts"):
+        imported(tmp_path, folder)

@@ -1,0 +1,69 @@
+"""SWE-agent's trajectories: lengths that sum to what the run counted, tool times as waits; mini-swe-agent's usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import SpecError
+from harness.traces.importing import import_trace
+from harness.traces.recording import TraceFile, read_trace
+from tests.support.sound_traces import mini_swe_agent
+
+
+def imported(folder: Path, document: Any, name: str = "in.traj") -> TraceFile:
+    (folder / name).write_text(json.dumps(document, indent=1))
+    import_trace([folder / name], folder / "out.jsonl", name="t")
+    return read_trace(folder / "out.jsonl")
+
+
+def trajectory(**stats: int) -> Any:
+    query: list[Any] = []
+    steps: list[Any] = []
+    for turn in range(3):
+        query = [*query, {"role": "user", "content": "x" * 400}]
+        steps.append({"query": query, "response": "y" * 100, "action": "ls", "execution_time": 0.25 * (turn + 1)})
+        query = [*query, {"role": "assistant", "content": "y" * 100}]
+    return {"environment": "e", "trajectory": steps, "info": {"model_stats": stats}, "history": []}
+
+
+def test_lengths_sum_to_the_tokens_that_the_run_counted_and_waits_are_the_tools_times(tmp_path: Path) -> None:
+    trace = imported(tmp_path, trajectory(tokens_sent=2700, tokens_received=60, api_calls=3))
+    (recording,) = trace.recordings
+    assert trace.head.source_format == "swe-agent"
+    assert sum(one.prompt_tokens for one in recording.requests) == 2700
+    assert [one.generate_tokens for one in recording.requests] == [20, 20, 20]
+    assert [one.wait_ns // NS_PER_MS for one in recording.requests] == [0, 250, 500]
+    assert "3 x lengths by characters, so that they sum to the tokens that the run counted" in trace.head.labels
+
+
+def test_without_counted_tokens_four_characters_are_a_token_and_without_times_waits_are_drawn(tmp_path: Path) -> None:
+    document = trajectory(tokens_sent=2700, tokens_received=60, api_calls=7)
+    for step in document["trajectory"]:
+        del step["execution_time"]
+    trace = imported(tmp_path, document)
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [100, 225, 350]
+    assert "3 x lengths estimated from characters, 4 to a token" in trace.head.labels
+    assert any("waits drawn from" in label for label in trace.head.labels)
+
+
+def test_a_demonstration_without_messages_that_were_sent_is_refused(tmp_path: Path) -> None:
+    document = trajectory()
+    for step in document["trajectory"]:
+        del step["query"]
+    with pytest.raises(SpecError, match="1 x no trajectory with the messages or the usage of its calls"):
+        imported(tmp_path, document)
+
+
+def test_an_answer_of_mini_swe_agent_has_its_own_usage_and_time(tmp_path: Path) -> None:
+    document = mini_swe_agent("s", 4)
+    del document["messages"][4]["extra"]["response"]
+    trace = imported(tmp_path, document, "in.traj.json")
+    (recording,) = trace.recordings
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1600, 1900]
+    assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 15, 5]
+    assert trace.head.dropped == {"answers without token counts": 1}
