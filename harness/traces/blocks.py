@@ -107,7 +107,7 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
         raise SpecError(
             f"{wrong} block names than their prompt has blocks of {size} tokens",
             where=where,
-            hint=f"Say how many tokens a block has: --block-tokens N ({hint})",
+            hint=f"Say how many tokens a block has: harness trace import --block-tokens N ({hint})",
         )
     if rows and not notes.options.block_tokens and len(fitting) > 1:
         others = ", ".join(str(other) for other in fitting if other != size)

@@ -27,6 +27,7 @@ class ClaudeLog(AgentLog):
         self._chains: dict[str, _Chain] = {}
         self._side_roots: dict[str, str] = {}
         self._rows: set[str] = set()
+        self._session_of: dict[str, str] = {}
 
     def logs(self) -> Iterable[Log]:
         return [chain.with_prompts(self.notes) for chain in self._chains.values()]
@@ -47,13 +48,24 @@ class ClaudeLog(AgentLog):
             return
         self._rows |= {row} - {""}
         session = self._session(record)
-        chain = self._chains.setdefault(session, _Chain(session))
+        if session not in self._chains:
+            self._chains[session] = _Chain(session)
+            self._chains[session].follows = self._last_round(record)
+        self._session_of[row] = session
+        chain = self._chains[session]
         if is_boundary:
             chain.is_compacted = True
         elif kind == "user":
             chain.user(record, moment_ns, text_of(record, "sessionId") or self.name)
         elif text_of(record, "message", "model") != SYNTHETIC and not chain.assistant(record, moment_ns, at):
             self.notes.line_broken("an assistant row without its id or usage", at)
+
+    def _last_round(self, record: Record) -> Round | None:
+        """The last call so far of the session that a new session's first row follows: copies may keep its id."""
+        session = self._session_of.get(text_of(record, "parentUuid") or "-")
+        is_side = record.get("isSidechain") is True
+        rounds = self._chains[session].rounds if session is not None and not is_side else []
+        return rounds[-1] if rounds else None
 
     def _session(self, record: Record) -> str:
         """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
@@ -80,6 +92,7 @@ class _Chain(Conversation):
 
     def __init__(self, session: str) -> None:
         super().__init__(session)
+        self.follows: Round | None = None
         self._by_message: dict[tuple[str, str], Round] = {}
 
     def user(self, record: Record, moment_ns: int, session: str) -> None:
@@ -105,6 +118,7 @@ class _Chain(Conversation):
         if turn is None:
             turn = self._by_message[identity] = self.begin(moment_ns)
             turn.identity, turn.at = identity, at
+            turn.follows = None if self.rounds else self.follows
             self.rounds.append(turn)
         # Usage repeats with every block of the message; the last usage counts the whole answer.
         if output >= turn.output_tokens:

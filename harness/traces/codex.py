@@ -34,27 +34,15 @@ FORK_FIELDS = (("forked_from_id",), ("source", "subagent", "thread_spawn", "fork
 PARENT_FIELDS = (("source", "subagent", "thread_spawn", "parent_thread_id"), ("parent_thread_id",))
 
 
-class CodexLog(Conversation, AgentLog):
-    """A file of Codex, record by record."""
+class CodexLog(AgentLog):
+    """A file of Codex, record by record. A file that was merged of several holds a session after each first record."""
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
-        Conversation.__init__(self, name)
-        AgentLog.__init__(self, name, notes)
-        self._open: Round | None = None
-        self._fork_of = ""
-        self._began_ns: int | None = None
-        self._has_meta = False
-        self._closed_ns: list[int] = []
-        self._totals: list[int] | None = None
-        self._history = hash(())
+        super().__init__(name, notes)
+        self._sessions = [_Session(name, notes)]
 
     def logs(self) -> Iterable[Log]:
-        if self._open is not None:
-            self.notes.drop("calls without a token count: interrupted, or the file is cut off", self._open.at)
-        mark_replay(self.rounds, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
-        for turn in self.rounds:
-            turn.fork_of = self._fork_of or self.parent
-        return [self.rounds]
+        return [session.log() for session in self._sessions]
 
     def time_rank(self, record: Record) -> int:
         kind = text_of(record, "payload", "type")
@@ -63,8 +51,48 @@ class CodexLog(Conversation, AgentLog):
         return ENDS_ROUND if kind == "token_count" else 0 if kind == "user_message" or kind in RESULTS else 1
 
     def take(self, record: Record, at: str) -> None:
-        payload = record_of(record.get("payload"))
         moment_ns = instant_ns(record.get("timestamp"))
+        is_meta = text_of(record, "type") == "session_meta"
+        if moment_ns is not None and not is_meta:
+            self.came_at(moment_ns)
+        if is_meta and self._sessions[-1].ended_before(text_of(record, "payload", "id"), moment_ns):
+            self.notes.assume("sessions that follow another one in its file: taken as sessions of their own")
+            self._sessions.append(_Session(self.name, self.notes))
+        self._sessions[-1].take(record, moment_ns, at)
+
+
+class _Session(Conversation):
+    """The records of one session."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        super().__init__(name)
+        self.notes = notes
+        self._open: Round | None = None
+        self._fork_of = ""
+        self._began_ns: int | None = None
+        self._has_meta = False
+        self._closed_ns: list[int] = []
+        self._totals: list[int] | None = None
+        self._history = hash(())
+
+    def ended_before(self, name: str, moment_ns: int | None) -> bool:
+        """Whether a session_meta of this id begins another session: what a fork repeats comes at its start."""
+        if not self._has_meta or name == self.session or moment_ns is None or self._began_ns is None:
+            return False
+        return moment_ns - self._began_ns >= BURST_NS and bool(self.rounds)
+
+    def log(self) -> Log:
+        """The rounds so far."""
+        if self._open is not None:
+            self.notes.drop("calls without a token count: interrupted, or the file is cut off", self._open.at)
+        mark_replay(self.rounds, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
+        for turn in self.rounds:
+            turn.fork_of = self._fork_of or self.parent
+        return self.rounds
+
+    def take(self, record: Record, moment_ns: int | None, at: str) -> None:
+        """Read one record."""
+        payload = record_of(record.get("payload"))
         if text_of(record, "type") == "session_meta":
             self._began_ns = moment_ns if self._began_ns is None else self._began_ns
             self._meta(payload)
@@ -73,7 +101,6 @@ class CodexLog(Conversation, AgentLog):
         elif moment_ns is None:
             self.notes.line_broken("a record without its time", at)
         else:
-            self.came_at(moment_ns)
             self._began_ns = moment_ns if self._began_ns is None else self._began_ns
             self._end_replay(moment_ns, self._began_ns)
             self._event(payload, moment_ns, at)

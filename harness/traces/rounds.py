@@ -44,8 +44,8 @@ class Round:
     log does not hold it.
     identity: equal for the same call wherever it is logged, None where the log has nothing to tell it by. history:
     equal for calls with the same usage counts before them and in them, whatever the times. fork_of: the session whose
-    rounds this session's file begins with. is_replay: it was only written down again. follows: the call of another
-    session that this session goes on from.
+    rounds this session's file begins with. is_in_burst: it came sooner than a call can. is_replay: it was only written
+    down again, and no request of this session. follows: the call of another session that this session goes on from.
     """
 
     session: str
@@ -66,6 +66,7 @@ class Round:
     identity: Hashable = None
     history: Hashable = None
     fork_of: str = ""
+    is_in_burst: bool = False
     is_replay: bool = False
     follows: Round | None = None
 
@@ -177,6 +178,8 @@ def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: b
     while num_burst < len(log) and (num_burst < num_older or closed_ns[num_burst] - before_ns < BURST_NS):
         before_ns = max(closed_ns[num_burst], start_ns)
         num_burst += 1
+    for turn in log[:num_burst]:
+        turn.is_in_burst = True
     if is_fork or num_older or 2 <= num_burst < len(log):
         for turn in log[:num_burst]:
             turn.is_replay = True
@@ -240,7 +243,8 @@ class _Calls:
             elif turn.is_replay:
                 self._notes.drop(REPLAYED, turn.at)
             else:
-                turn.follows = original if original is not None and original.session != turn.session else None
+                before = original or (self._known.get(turn.follows.identity) if turn.follows is not None else None)
+                turn.follows = before if before is not None and before.session != turn.session else None
                 self._add(turn)
                 original, is_start = None, False
         if is_start and original is not None:
@@ -249,7 +253,7 @@ class _Calls:
     def _original(self, turn: Round, *, is_start: bool) -> Round | None:
         """The call that this one is a copy of."""
         same = self._known.get(turn.identity)
-        if same is None and (turn.is_replay or (is_start and turn.fork_of)):
+        if same is None and (turn.is_in_burst or (is_start and turn.fork_of)):
             same = self._histories.get(turn.history)
         return same
 

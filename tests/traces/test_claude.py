@@ -51,6 +51,16 @@ def test_a_resumed_copy_and_a_copy_of_it_count_each_message_once_in_any_order(tm
     assert imported(paths[2]).num_requests == 9, "alone, the last file is the whole conversation"
 
 
+def test_a_copy_that_keeps_the_sessions_id_is_gone_on_from_too(tmp_path: Path) -> None:
+    first = list(claude_rows("a", 4))
+    own = list(claude_rows("b", 3, RESUMED_S))
+    own[0] |= {"parentUuid": first[-1]["uuid"]}
+    paths = [written(tmp_path, first, "x"), written(tmp_path, [*first, *own], "y")]
+    for files in (paths, paths[::-1], paths[1:]):
+        trace = imported(*files)
+        assert (len(trace.recordings), trace.num_requests) == (1, 7)
+
+
 def test_two_sessions_resumed_from_one_begin_with_its_stream(tmp_path: Path) -> None:
     first = list(claude_rows("a", 2))
     files = [written(tmp_path, first, "a")]

@@ -110,6 +110,38 @@ def test_rows_in_any_order_give_the_same_requests(tmp_path: Path, kind: str, see
     assert said(trace) or keeps_order or rows == lines
 
 
+def renamed(lines: Lines) -> Lines:
+    """The same rows as other sessions of a later time."""
+    changes = (
+        ("s0", "t0"),
+        ("s1", "t1"),
+        ('"one"', '"two"'),
+        ("2026-03-01T10", "2026-03-01T12"),
+        ("17723592", "17723692"),
+    )
+    changes += (('"timestamp": 60000', '"timestamp": 90000'), ('"0-', '"7-'), ('"1-', '"8-'), ('_id": "0', '_id": "a'))
+    for old, new in changes:
+        lines = [line.replace(old, new) for line in lines]
+    return lines
+
+
+def test_two_recordings_merged_or_interleaved_in_one_file_are_both_there(tmp_path: Path, kind: str) -> None:
+    if kind in ("mooncake", "bailian"):
+        pytest.skip("rows of no session: any two files are one trace")
+    head, one = (SOUND[kind]()[:1], SOUND[kind]()[1:]) if kind == "csv" else ([], SOUND[kind]())
+    other = renamed(one)
+    assert other != one
+    apart = sorted(requests for _, requests in content(imported(written(tmp_path, kind, head + one)))) * 2
+    merged = imported(written(tmp_path, kind, [*head, *one, *other]))
+    assert sorted(requests for _, requests in content(merged)) == sorted(apart)
+    mixed = [line for pair in zip(one, other, strict=True) for line in pair]
+    interleaved = imported(written(tmp_path, kind, [*head, *mixed]))
+    if kind == "codex":
+        assert said(interleaved), "its rows do not name their session"
+    else:
+        assert sorted(requests for _, requests in content(interleaved)) == sorted(apart)
+
+
 def test_a_row_that_is_cut_off_is_counted(tmp_path: Path, kind: str) -> None:
     lines = SOUND[kind]()
     trace = imported(written(tmp_path, kind, [*lines[:-1], lines[-1][: len(lines[-1]) // 2]]))

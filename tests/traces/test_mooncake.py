@@ -51,7 +51,9 @@ def test_another_block_size_is_refused_with_the_size_that_fits_and_read_where_it
 ) -> None:
     path = written(tmp_path, sharing(size, shared=4096, last=last))
     if size != 512:
-        with pytest.raises(SpecError, match=rf"blocks of 512 tokens.*--block-tokens N \(blocks of {size} tokens fit"):
+        with pytest.raises(
+            SpecError, match=rf"blocks of 512 tokens.*trace import --block-tokens N \(blocks of {size} tokens fit"
+        ):
             imported(path)
         assert not (tmp_path / "out.jsonl").exists()
     trace = imported(path, block_tokens=0 if size == 512 else size)
