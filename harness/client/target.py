@@ -55,7 +55,7 @@ class Endpoint:
         if not key or not key.isascii() or not key.isprintable():
             raise SpecError(
                 f"the environment has no key in {self.api_key_env}",
-                where="server.api_key_env",
+                where="server.api_key_env, --api-key-env",
                 hint=f"export {self.api_key_env}=...",
             )
         return key

@@ -149,7 +149,8 @@ def store_at(runs: Path) -> RunStore:
             else ("Name their folder with --runs, or make some: harness run demo")
         )
         looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
-        raise SpecError(looked if runs.is_dir() else "there is no such folder", where=str(runs), hint=hint)
+        is_there = "is a file, not a folder of runs" if runs.is_file() else "there is no such folder"
+        raise SpecError(looked if runs.is_dir() else is_there, where=str(runs), hint=hint)
     return RunStore(runs)
 
 
@@ -166,6 +167,9 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
         return _by_name(runs, str(load_toml(place).get("name", place.stem)))
     if place.is_dir() and ("/" in text or not (runs / text).is_dir()):
         return _in_folder(place)
+    if ("/" in text or place.suffix[1:].isalpha()) and not (runs / text).is_dir():
+        what = "is a file, and no experiment (TOML)" if place.is_file() else "there is no such file or folder"
+        raise SpecError(what, where=text, hint="Name an experiment, its file or a folder of runs: harness runs")
     return _by_name(runs, text)
 
 

@@ -84,7 +84,7 @@ def _refused(endpoint: Endpoint, reply: Reply) -> str:
         return f"status {reply.status}: the server refuses the key in {endpoint.api_key_env}"
     return (
         f"status {reply.status}: the server requires an API key. Put it into an environment variable "
-        'and name the variable: server.api_key_env = "NAME"'
+        'and name the variable: server.api_key_env = "NAME", or --api-key-env NAME'
     )
 
 

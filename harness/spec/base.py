@@ -170,17 +170,27 @@ def format_problems(
 ) -> str:
     """All problems in one line, sorted by line number, without repetition.
 
-    table: the parsed file, to name the elements of lists. file: where it was written, for line numbers.
+    table: the parsed file, to name the elements of lists. file: where it was written, for line numbers. A value that
+    the table does not have from the file was set on the command line, and is called so.
     """
     lines = {} if file is None else key_lines(file)
+    written = load_toml(file) if lines and file is not None else {}
     line_numbers: dict[str, int] = {}
     for path, message in problems:
-        line = line_of(path, lines)
-        prefix = "" if line is None else f"line {line}: "
+        is_set = bool(lines) and _value_at(path, table) != _value_at(path, written)
+        line = None if is_set else line_of(path, lines)
+        prefix = "--set " if is_set else "" if line is None else f"line {line}: "
         text = f"{prefix}{key_name(path, table)}: {message}" if path else message
         line_numbers.setdefault(text, line or 0)
     # A key may contain anything, also line breaks.
     return " ".join("; ".join(sorted(line_numbers, key=lambda text: line_numbers[text])).split())
+
+
+def _value_at(path: KeyPath, table: object) -> object:
+    """The value at a path of a parsed file; None where it has none."""
+    for part in path:
+        table = _inner(table, part)
+    return table
 
 
 def describe_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
