@@ -64,7 +64,8 @@ class OffsetLog:
         """Kernel stamps as CLOCK_MONOTONIC, and which of them can be trusted.
 
         realtime_ns: int64, -1 where there is none. received_ns: the user-clock stamp of the same receive; a kernel
-        stamp later than it (by more than reading noise) is refused too. Both of shape (n,).
+        stamp later than it (by more than reading noise) is refused too, and a stamp from before a step whose data was
+        read after it. Both of shape (n,).
         """
         import numpy as np
 
@@ -78,7 +79,10 @@ class OffsetLog:
         # away.
         use_before = received_ns - at[before] < at[after] - received_ns
         monotonic = realtime_ns - np.where(use_before, offset[before], offset[after])
-        is_trusted = (realtime_ns >= 0) & ~self._follows_step()[after] & (monotonic <= received_ns + 5_000)
+        follows_step = self._follows_step()
+        last_step_ns = np.maximum.accumulate(np.where(follows_step, at, np.iinfo(np.int64).min))
+        is_trusted = (realtime_ns >= 0) & ~follows_step[after] & (monotonic <= received_ns + 5_000)
+        is_trusted &= monotonic >= last_step_ns[before]
         return np.minimum(monotonic, received_ns), is_trusted
 
     def some(self, count: int) -> list[list[int]]:

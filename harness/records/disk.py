@@ -31,8 +31,11 @@ _TICK_NS = 50_000_000
 """File systems stamp a change by the kernel's tick (1 to 10 ms): two changes this close may share a stamp."""
 
 
+RUN_IS_UNSEALED = "Free space or choose a writable records folder; the run stays unsealed"
+
+
 @contextmanager
-def disk_errors(path: Path) -> Generator[None]:
+def disk_errors(path: Path, hint: str = RUN_IS_UNSEALED) -> Generator[None]:
     """Turn errors of the disk into a RecordsError with a next step."""
     try:
         yield
@@ -42,16 +45,19 @@ def disk_errors(path: Path) -> Generator[None]:
         raise RecordsError(
             f"cannot write records: {reason}",
             where=str(error.filename or path),
-            hint="Free space or choose a writable records folder; the run stays unsealed",
+            hint=hint,
         ) from error
 
 
-def write_parquet(rows: pa.Table | RowStream, path: Path, *, is_durable: bool = True) -> Path:
+def write_parquet(
+    rows: pa.Table | RowStream, path: Path, *, is_durable: bool = True, hint: str = RUN_IS_UNSEALED
+) -> Path:
     """Write a table so that ``path`` either holds all of it or does not exist.
 
-    is_durable: the file is on disk before this returns; otherwise the caller has to flush it.
+    is_durable: the file is on disk before this returns; otherwise the caller has to flush it. hint: what to do where
+    the disk refuses.
     """
-    with disk_errors(path):
+    with disk_errors(path, hint):
         path.parent.mkdir(exist_ok=True)
         with whole_file(path, is_durable=is_durable) as file:
             _write_groups(rows, file, ROW_GROUP)

@@ -32,6 +32,16 @@ class TestKernelStamps:
         assert monotonic[[0, 2]].tolist() == (received[[0, 2]] - 10).tolist()
         assert log.steps() == [2 * SAMPLE_INTERVAL_NS]
 
+    def test_a_stamp_from_before_a_step_that_was_read_after_it_is_refused(self) -> None:
+        """An hour forward: by the new offset the data would have waited an hour for the client."""
+        hour_ns = 3600 * NS_PER_S
+        log = self.log(0, hour_ns, hour_ns)
+        received = np.array([SAMPLE_INTERVAL_NS + 40, SAMPLE_INTERVAL_NS + 90])
+        realtime = np.array([SAMPLE_INTERVAL_NS - 20, hour_ns + SAMPLE_INTERVAL_NS + 60])
+        monotonic, is_trusted = log.to_monotonic(realtime, received)
+        assert is_trusted.tolist() == [False, True]
+        assert monotonic[1] == SAMPLE_INTERVAL_NS + 60
+
     def test_a_slew_of_the_clock_is_no_step(self) -> None:
         log = self.log(0, 40_000, 80_000)
         assert log.steps() == []

@@ -138,6 +138,9 @@ def derived_of(run: SealedRun) -> Derived:
     return derive_tables(run.path, run.manifest)
 
 
+_CANNOT_REBUILD = "Make the folder writable, or copy the runs elsewhere first; the sealed run is as it was"
+
+
 def rebuild(run: SealedRun) -> Derived:
     """Write the derived tables of a sealed run again, each in one rename: who reads meanwhile finds old or new.
 
@@ -154,7 +157,7 @@ def rebuild(run: SealedRun) -> Derived:
         if sealed.content_sha256 != schema.content_sha256(table):
             changed.append(name)
         else:
-            write_parquet(table, run.path / layout.table_path(name))
+            write_parquet(table, run.path / layout.table_path(name), hint=_CANNOT_REBUILD)
     if changed:
         raise RecordsError(
             f"rebuilt table(s) {', '.join(changed)} differ from what was sealed",

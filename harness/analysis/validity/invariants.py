@@ -35,7 +35,13 @@ from harness.analysis.validity.scrapes import (
     check_scrapes,
     counter_increment,
 )
-from harness.analysis.validity.stalls import check_freezes, check_server_stalls, check_step_log_stalls, limits_of
+from harness.analysis.validity.stalls import (
+    NOTICED_MS,
+    check_freezes,
+    check_server_stalls,
+    check_step_log_stalls,
+    limits_of,
+)
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
@@ -83,7 +89,7 @@ def check_run(
         *_check_ids(requests, derived),
         *_check_lateness(manifest, requests, plan),
         *_check_residual(manifest, requests, derived, cost_model),
-        *_check_clock(manifest),
+        *_check_clock(manifest, derived),
         *check_freezes(manifest),
         *_check_server_stalls(manifest, requests, derived, cost_model),
     ]
@@ -96,6 +102,9 @@ def _check_server_stalls(
 ) -> Iterator[Finding]:
     if derived.step_log is not None:
         return check_step_log_stalls(manifest, requests, derived.step_log, cost_model)
+    if derived.log_ns_source == "created" and abs(_moved_ns(manifest)) > NOTICED_MS * NS_PER_MS:
+        # The log's own stamps stand still or jump with the wall clock.
+        return iter(())
     steps, kv_events = derived.tables["steps"], derived.tables["kv_events"]
     return check_server_stalls(manifest, requests, steps, kv_events, cost_model)
 
@@ -311,17 +320,25 @@ def _check_residual(
         )
 
 
-def _check_clock(manifest: Manifest) -> Iterator[Finding]:
+def _moved_ns(manifest: Manifest) -> int:
+    """By how much the wall clock moved against the monotonic one during the run; 0 where nobody noted it."""
     after_ns = manifest.clock.realtime_minus_monotonic_after_ns
-    if after_ns is None:
+    return 0 if after_ns is None else after_ns - manifest.clock.realtime_minus_monotonic_ns
+
+
+def _check_clock(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    moved_ns = _moved_ns(manifest)
+    if abs(moved_ns) <= MAX_CLOCK_STEP_NS:
         return
-    moved_ns = after_ns - manifest.clock.realtime_minus_monotonic_ns
-    if abs(moved_ns) > MAX_CLOCK_STEP_NS:
-        yield warning(
-            "clock-moved",
-            f"the wall clock moved by {moved_ns / NS_PER_MS:.3f} ms against the monotonic one during the run",
-            "Log stamps are off by up to that; counts and both channels are not affected",
-        )
+    evidence = f"the wall clock moved by {moved_ns / NS_PER_MS:.3f} ms against the monotonic one during the run"
+    limit_ns = limits_of(manifest).server_stall_ms * NS_PER_MS
+    if abs(moved_ns) > limit_ns and derived.log_ns_source == "created" and derived.step_log is None:
+        hint = "Whether the server stood still cannot be told from its log. Keep the clock from being set during runs"
+        yield invalid("clock-moved", evidence, hint)
+        return
+    yield warning(
+        "clock-moved", evidence, "Log stamps are off by up to that; counts and both channels are not affected"
+    )
 
 
 def _check_same_plan(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -211,6 +212,16 @@ def test_derived_tables_rebuild_identically(tmp_path: Path) -> None:
     rebuild(run)
     run.verify()
     assert {name: run.table(name) for name in before} == before
+
+
+def test_where_nothing_can_be_written_the_error_does_not_speak_of_an_unsealed_run(tmp_path: Path) -> None:
+    run = sealed_golden(tmp_path)
+    shutil.rmtree(run.path / "derived")
+    (run.path / "derived").write_text("in the way")
+    with pytest.raises(RecordsError, match="cannot write records") as refused:
+        rebuild(run)
+    assert "unsealed" not in str(refused.value)
+    assert "Make the folder writable, or copy the runs elsewhere first" in str(refused.value)
 
 
 def test_a_changed_raw_log_does_not_rebuild_in_silence(tmp_path: Path) -> None:

@@ -217,6 +217,26 @@ def test_a_declared_source_that_is_silent_makes_the_run_invalid(tmp_path: Path) 
     assert codes(tmp_path) == ["kv-log-silent", "metrics-missing"]
 
 
+def test_a_wall_clock_that_was_set_by_an_hour_is_called_so_and_nothing_is_said_to_have_stalled(tmp_path: Path) -> None:
+    """The lines after the step carry stamps of an hour later, while a request is in flight."""
+    raw_files(tmp_path)
+    log = (tmp_path / "server.log").read_text()
+    log = log.replace("1751364000.000003", "1751367600.000003")
+    (tmp_path / "server.log").write_text(log)
+    costs, offset_ns = load_cost_model("paper"), 1_751_364_000 * 10**9
+
+    def found(moved_s: float) -> list[tuple[str, str]]:
+        clock = ClockRecord(
+            realtime_minus_monotonic_ns=offset_ns,
+            realtime_minus_monotonic_after_ns=offset_ns + round(moved_s * 10**9),
+        )
+        return [(one.code, one.severity) for one in findings(tmp_path, cost_model=costs, clock=clock)]
+
+    assert found(3600) == [("clock-moved", "invalid")]
+    assert found(-3600) == [("clock-moved", "invalid")]
+    assert found(0.5) == [("clock-moved", "warning")]
+
+
 def test_an_undeclared_patch_makes_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
     assert codes(tmp_path, observation=Observation(steps="none")) == ["patch-undeclared"]
