@@ -7,6 +7,7 @@ estimated from the number of characters, and the plan states that. No text of a 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from harness.traces.base import (
     instant_ns,
     json_records,
     list_of,
+    parsed_json,
     record_of,
     text_of,
     tokens_of,
@@ -149,9 +151,9 @@ def _chat(span: Record, at: str, notes: ReadNotes) -> _Chat | None:
         notes.assume(ESTIMATED)
         generate = generate or _tokens(characters)
         prompt = prompt or max(sum(tokens for _, tokens in messages), 1)
-    elif "gen_ai.output.text" in attributes and is_placeholder(generate, characters):
+    elif is_placeholder(generate, said := _characters_of(attributes)):
         notes.assume(PLACEHOLDER)
-        generate = _tokens(characters)
+        generate = _tokens(said)
     notes.assume("answers of no token taken as 1 token", generate == 0)
     conversation = text_of(attributes, "gen_ai.conversation.id")
     return _Chat(
@@ -167,6 +169,18 @@ def _chat(span: Record, at: str, notes: ReadNotes) -> _Chat | None:
         cached=_usage(attributes, "cache_read.input_tokens", "cached_tokens"),
         messages=messages,
     )
+
+
+def _characters_of(attributes: Record) -> int:
+    """Length of an answer's texts and of the arguments of its calls, without the form around them; 0 where none are."""
+    answer = attributes.get("gen_ai.output.text")
+    if isinstance(answer, str):
+        return len(answer)
+    messages = attributes.get("gen_ai.output.messages")
+    parsed = parsed_json(messages.encode("utf-8", "replace")) if isinstance(messages, str) else messages
+    parts = [part for message in list_of(parsed) for part in (message, *list_of(record_of(message).get("parts")))]
+    values = (record_of(part).get(key) for part in parts for key in ("content", "text", "arguments"))
+    return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values if value)
 
 
 def _usage(attributes: Record, *names: str) -> int | None:

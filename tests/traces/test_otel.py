@@ -100,9 +100,22 @@ def test_spans_that_stand_twice_and_spans_around_the_same_call_count_once(tmp_pa
     }
 
 
-def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: Path) -> None:
+MESSAGE = [{"role": "assistant", "parts": [{"type": "text", "content": "word " * 400}], "finish_reason": "stop"}]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"gen_ai.output.text": "word " * 400},
+        {"gen_ai.output.messages": json.dumps(MESSAGE)},
+        {"gen_ai.output.messages": MESSAGE},
+    ],
+)
+def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: Path, answer: dict[str, Any]) -> None:
     rows = list(spans())
-    rows[0]["attributes"] |= {"gen_ai.usage.output_tokens": 1, "gen_ai.output.text": "word " * 400}
+    rows[0]["attributes"] |= {"gen_ai.usage.output_tokens": 1} | answer
+    short = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "Done."}]}])
+    rows[1]["attributes"] |= {"gen_ai.usage.output_tokens": 2, "gen_ai.output.messages": short}
     (tmp_path / "in.json").write_text(json.dumps({"spans": rows}))
     trace = imported(tmp_path / "in.json")
     assert trace.recordings[0].requests[0].generate_tokens == 500
