@@ -52,7 +52,7 @@ PrintedOutput = Annotated[Path | None, typer.Option("--output", "-o", help="Mark
 # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
 _SEALED = typer.Argument(
-    help="Experiment with sealed runs: its name below --runs, its file, or a folder of runs.",
+    help="Experiment with sealed runs: its name below --runs, its file, a folder of runs, or an archive.",
     autocompletion=complete_sealed,
 )
 SealedArgument = Annotated[str, _SEALED]

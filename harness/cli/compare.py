@@ -121,9 +121,10 @@ def sides_at(address: str, runs: Path) -> list[Side]:
     from harness.analysis.stats import grouped
     from harness.judge.decisions.across import Side
     from harness.records import RunStore
+    from harness.records.archive import runs_folder
     from harness.records.store import sealed_runs
 
-    place = Path(address)
+    place, runs = runs_folder(Path(address)), runs_folder(runs)
     if address.endswith(".toml"):
         place = sealed_runs(runs, address)[0].path.parents[1]
     elif not place.exists():

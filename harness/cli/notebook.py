@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[SealedRun]:
     """The sealed runs of an experiment, invalid ones included.
 
-    address: its name below ``runs_root``, its file, or a folder of runs. Raises SpecError where there are nneed.
+    address: its name below ``runs_root``, its file, a folder of runs, or a published archive ("a.zip"). Raises
+    SpecError where there are none.
     """
     from harness.records.store import sealed_runs
 

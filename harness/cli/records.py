@@ -64,6 +64,35 @@ def query(
         check_output(output).write_bytes(data)
 
 
+def open_archive(
+    archive: Annotated[Path, typer.Argument(help="An archive of `harness prereg publish`.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New folder. Default: the archive's name without .zip")
+    ] = None,
+) -> None:
+    """Unpack a published archive, so that every command reads its runs.
+
+    Each file is held to its checksum first. Commands that take a folder of runs also take the archive itself, and so
+    does `open_runs` in Python. Nothing is judged here: `harness prereg check` does that.
+
+    Example: `harness open configuration.zip -o configuration-published`
+    """
+    from harness.records.archive import open_into, runs_folder
+    from harness.records.store import sealed_runs as runs_at
+
+    if not archive.is_file():
+        hint = "Name an archive of `harness prereg publish`"
+        raise SpecError("there is no such file", where=str(archive), hint=hint)
+    folder = open_into(archive, output or archive.with_suffix(""))
+    sealed = runs_at(Path("runs"), folder)
+    num_invalid = sum(not run.is_valid for run in sealed)
+    print(f"{folder}: {len(sealed)} runs of {sealed[0].experiment}, {num_invalid} of them INVALID")
+    print(f"  harness prereg check {folder}")
+    print(f"  harness table {folder}")
+    print(f'  harness query "select * from runs" --runs {runs_folder(folder)}')
+    print(f'  harness.open_runs("{folder}")          # Python')
+
+
 def _encoded(rows: pa.Table, form: RowForm) -> bytes:
     """The rows as a file of that form; SpecError where a cell does not fit into one."""
     import pyarrow as pa

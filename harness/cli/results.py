@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 def report(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`; of an archive: here")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file whatever it holds.")] = False,
 ) -> None:
     """Write the HTML report of an experiment again.
@@ -45,10 +47,13 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
+    from harness.records.archive import archive_of
     from harness.report.page import check_report_page
 
     sealed = sealed_runs(runs, experiment)
-    page = output or sealed[0].path.parents[2] / f"{sealed[0].experiment}.html"
+    # A file beside the runs of an archive would make it another archive.
+    beside = Path() if archive_of(sealed[0]) else sealed[0].path.parents[2]
+    page = output or beside / f"{sealed[0].experiment}.html"
     if force:
         check_output(page).unlink(missing_ok=True)
     conclude(terminal(), sealed, check_report_page(page), None, by="report")

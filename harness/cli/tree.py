@@ -217,6 +217,7 @@ HEADINGS: dict[str, dict[str, Any]] = {
         "gate": "compare:gate",
         "history": "compare:history",
         "decide": "prereg:decide",
+        "open": "records:open_archive",
         "runs": "records:list_runs",
         "query": "records:query",
         "verify": "records:verify",

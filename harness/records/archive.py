@@ -5,7 +5,9 @@ Its runs are read from a temporary folder that ends with the process, or from th
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import shutil
 import stat
 import struct
 import tempfile
@@ -38,7 +40,7 @@ MOST_EXPANSION = 100
 MOST_BYTES_OF_A_SMALL_ARCHIVE = 64 << 20
 # What Python's zipfile raises where bytes of an archive were changed.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OverflowError, OSError)
-_opened: dict[tuple[str, int, int], tempfile.TemporaryDirectory[str]] = {}
+_opened: dict[tuple[str, int, int], Path] = {}
 
 
 def is_archive(path: Path) -> bool:
@@ -69,10 +71,11 @@ def opened(archive: Path) -> Path:
     facts = archive.stat()
     key = (str(archive.resolve()), facts.st_size, facts.st_mtime_ns)
     if key not in _opened:
-        folder = tempfile.TemporaryDirectory(prefix="harness-open-")
-        unpack(archive, Path(folder.name))
+        folder = Path(tempfile.mkdtemp(prefix="harness-open-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        unpack(archive, folder)
         _opened[key] = folder
-    return Path(_opened[key].name)
+    return _opened[key]
 
 
 def open_into(archive: Path, folder: Path) -> Path:

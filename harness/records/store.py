@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.errors import RecordsError, SpecError
 from harness.outputs import sync
 from harness.records import layout
+from harness.records.archive import runs_folder
 from harness.records.disk import disk_errors, sync_tree
 from harness.records.manifest import load_manifest
 from harness.records.run import RunKey, SealedRun, damaged
@@ -139,7 +140,8 @@ class Addressed(NamedTuple):
 
 
 def store_at(runs: Path) -> RunStore:
-    """The sealed runs of a folder; a SpecError that says where others lie when it holds none."""
+    """The sealed runs of a folder or an archive; a SpecError that says where others lie when it holds none."""
+    runs = runs_folder(runs)
     if next(runs.glob(f"*/*/*/{layout.MANIFEST}"), None) is None:
         below = sorted({str(path.parents[3]) for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")})
         more = f" and {len(below) - 3} more" if len(below) > 3 else ""
@@ -157,10 +159,13 @@ def store_at(runs: Path) -> RunStore:
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     """The sealed runs of one experiment, invalid ones included.
 
-    address: the experiment's name below ``runs``, its file, or a folder of runs. Raises SpecError, which names what is
-    there, when there are none, or when a folder holds several experiments.
+    address: the experiment's name below ``runs``, its file, a folder of runs, or a published archive. Raises SpecError,
+    which names what is there, when there are none, or when a folder holds several experiments.
     """
     text, place = str(address), Path(address)
+    if (of_archive := runs_folder(place)) != place:
+        return _in_folder(of_archive)
+    runs = runs_folder(runs)
     if text.endswith(".toml"):
         from harness.spec import load_toml
 
@@ -180,7 +185,7 @@ def experiment_at(address: str | Path, runs: Path = Path("runs")) -> Addressed:
     """
     from harness.spec import experiment_file, experiment_table
 
-    place = Path(address)
+    place = runs_folder(Path(address))
     if place.is_dir() and not Path(f"{place}.toml").is_file():
         return _recorded(_in_folder(place))
     try:

@@ -29,6 +29,7 @@ NOT_RUN = {
     "predict coverage": "takes minutes",
     "predict noise": "needs runs of a real server",
     "gate": "needs a baseline; its exit code is the answer",
+    "open": "needs a published archive",
     "prereg check": "needs a published archive",
     "prereg publish": "needs a frozen experiment's runs and a key",
     "search paper": "takes minutes",
