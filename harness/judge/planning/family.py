@@ -1,8 +1,8 @@
 """Power of comparisons that are judged together: each verdict by its p-value, adjusted by Holm over all of them.
 
 A block's datum is the vector of their log cost ratios. Experiments are drawn from blocks that are known, since these
-are skewed and correlated, or else from a Gaussian; with a fixed seed. Definitions: docs/planning-method.md, "Several
-comparisons".
+are skewed and correlated, or else from a Gaussian; with a fixed seed.
+Definitions: docs/planning-method.md, "Several comparisons".
 """
 
 from __future__ import annotations
