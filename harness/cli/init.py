@@ -6,7 +6,7 @@ Neither asks a question or starts a server.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -19,10 +19,13 @@ from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from harness.runner.backends.base import FirstExperiment, Line
     from harness.server.probe import ProbeReport
+    from harness.spec import ExperimentSpec
     from harness.traces.recording import TraceFile
 
 # What two drawn requests of a session can take together, rounded up.
@@ -51,10 +54,18 @@ def init(
     ] = "",
     url: Annotated[str, typer.Option("--for", metavar="URL", help="Measure this server: it is asked what it is.")] = "",
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Compare with this many KV slots. Modelled servers only.")
+    ] = None,
+    buckets: Annotated[
+        str, typer.Option(metavar="1,2,4,6,8", help="Compare with these compiled batch sizes. Modelled servers only.")
+    ] = "",
 ) -> None:
     """Write an experiment file to begin with, a comment on each line.
 
-    Example: `harness init six-or-eight`
+    With --from a quick simulation chooses the change of slots or sizes that fits the recording.
+
+    Example: `harness init six-or-eight --buckets 1,2,4,6,8`
     """
     from harness.runner.backends import backend_named
 
@@ -62,7 +73,14 @@ def init(
     path = _new_file(name)
     kind = _kind(backend, url)
     start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
+    has_change = slots is not None or bool(buckets)
+    if has_change:
+        start = _with_change(start, slots, _sizes(buckets), kind)
     workload = _recorded(source, name, start) if source else _drawn(start)
+    if has_change:
+        _parsed(name, kind, start, workload)
+    elif source and _is_modelled(start):
+        start, workload = _fitted(name, kind, start, workload)
     write_text(path, _text(name, kind, start, workload))
     for note in workload.notes:
         print(note)
@@ -77,6 +95,65 @@ def init(
     for command, meaning in commands.items():
         if command:
             print(f"  {command:<{width}}  # {meaning}")
+
+
+def _is_modelled(start: FirstExperiment) -> bool:
+    """Whether a change of slots or sizes takes no other artifact and no other server."""
+    from harness.runner.backends.base import MORE_SLOTS
+
+    return start.other == MORE_SLOTS
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.strip("{}[] ").split(",") if part.strip())
+    except ValueError as error:
+        raise SpecError(f"{text!r} is no list of sizes", where="--buckets", hint="Write 1,2,4,6,8") from error
+
+
+def _with_change(start: FirstExperiment, slots: int | None, sizes: Sequence[int], kind: str) -> FirstExperiment:
+    """The first experiment with this change as its other condition."""
+    if not _is_modelled(start):
+        raise SpecError(
+            f"{kind} has no change of slots or sizes that a condition alone can make",
+            where="--slots" if slots is not None else "--buckets",
+            hint="Compile or start another server for it, and name that in a condition: harness explain server",
+        )
+    parts = [f"{slots} KV slots"] * (slots is not None) + [f"the sizes {list(sizes)}"] * bool(sizes)
+    name = "-".join([f"{slots}-slots"] * (slots is not None) + [f"{len(sizes)}-sizes"] * bool(sizes))
+    lines: list[Line] = [("[[condition]]", "what it changes: harness explain server"), (f'name = "{name}"', "")]
+    lines += [(f"server.kv_slots = {slots}", "")] * (slots is not None)
+    lines += [(f"server.decode_buckets = {list(sizes)}", "compiled batch sizes")] * bool(sizes)
+    return replace(start, question=f"Do {' and '.join(parts)} lower the cost of these agents?", other=tuple(lines))
+
+
+def _parsed(name: str, kind: str, start: FirstExperiment, workload: Workload) -> ExperimentSpec:
+    """The experiment that the file will hold; SpecError where it would be refused."""
+    from harness.spec import parse_experiment
+    from harness.spec.base import tomllib
+
+    return parse_experiment(tomllib.loads(_text(name, kind, start, workload)), where=f"{name}.toml")
+
+
+def _fitted(name: str, kind: str, start: FirstExperiment, workload: Workload) -> tuple[FirstExperiment, Workload]:
+    """The first experiment with the change that a quick simulation of the recording predicts to pay most."""
+    from harness.advise.next_step import best_change, is_quick
+    from harness.experiment import resolve
+    from harness.sim.predict.draws import perturbation_of
+
+    spec = _parsed(name, kind, start, workload)
+    runs = resolve(spec).by_condition["base"]
+    plans = list({run.plan.hash: run.plan for run in runs}.values())
+    if not is_quick(plans):
+        return start, workload
+    change = best_change(plans, runs[0].server, runs[0].cost_model, perturbation_of(spec.prediction, runs[0].cost_file))
+    if change is None:
+        note = "simulated: no change of slots or sizes saves 1 % on it; the file compares eight slots with twelve"
+        return start, replace(workload, notes=(*workload.notes, note))
+    sizes = () if change.is_slots else change.shape.decode_buckets
+    slots = change.shape.kv_slots if change.is_slots else None
+    notes = (*workload.notes, f"simulated: {change.sentence}")
+    return _with_change(start, slots, sizes, kind), replace(workload, notes=notes)
 
 
 def _new_file(name: str) -> Path:

@@ -146,7 +146,18 @@ def perform(
         conclude(console, outcome.runs, page, spec.title or spec.name)
         if form is not TableForm.text:
             print(conditions_written(outcome.runs, form), end="")
-    raise typer.Exit(int(_exit_code(console, outcome, f"{again} --runs {runs}")))
+    code = _exit_code(console, outcome, f"{again} --runs {runs}")
+    if code is ExitCode.PASS:
+        _say_next(console, outcome, runs, source)
+    raise typer.Exit(int(code))
+
+
+def _say_next(console: Console, outcome: ExperimentOutcome, runs: Path, source: Path) -> None:
+    """What these runs suggest next: one line, one command."""
+    from harness.advise.next_step import next_step
+
+    if (suggested := next_step(outcome.runs, runs, source)) is not None:
+        say(console, escape_markup(suggested.line))
 
 
 def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:

@@ -138,3 +138,43 @@ def test_a_trace_that_is_imported_already_is_replayed_where_it_lies(folder: Path
 def test_nothing_is_ever_written_over(folder: Path) -> None:
     (folder / "mine.toml").write_text("")
     assert "is there already" in str(CliRunner().invoke(app, ["init", "mine.toml"]).exception)
+
+
+def test_slots_and_sizes_that_are_asked_for_are_the_change() -> None:
+    spec = begun("--slots", "16", "--buckets", "1,2,4,6,8")
+    changed = spec.server_of(spec.condition[1])
+    assert (changed.num_kv_slots, changed.decode_buckets) == (16, (1, 2, 4, 6, 8))
+    assert spec.condition[1].name == "16-slots-5-sizes"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--buckets", "1,two"), "no list of sizes"),
+        (("--buckets", "1,2,4"), "decode_buckets"),
+        (("--backend", "rbln", "--slots", "16"), "has no change of slots or sizes"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused_and_nothing_is_written(words: tuple[str, ...], what: str) -> None:
+    error = CliRunner().invoke(app, ["init", "mine", *words]).exception
+    assert isinstance(error, SpecError)
+    assert what in str(error)
+    assert not Path("mine.toml").exists()
+
+
+def test_the_change_fits_the_recording() -> None:
+    """Recorded agents that come back after others took their slots: slots. Three that never come back: the size 3."""
+    head = {"format": "harness-trace/1", "name": "few", "source_format": "made", "arrivals": "together"}
+    columns = ["base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_tokens", "generate_tokens"]
+    lines = [{**head, "block_tokens": 0, "dropped": {}, "broken": {}, "labels": [], "requests": columns}]
+    once = [[-1, [], 0, 0, 200, 0, 600]]
+    lines += [{"recording": f"few-{place}", "start_ns": 0, "requests": once} for place in range(3)]
+    Path("few.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    many, few = (
+        harness("init", name, "--from", source) for name, source in (("many", "coding-agent"), ("few", "few.jsonl"))
+    )
+    assert "KV slots in place of 8: predicted to save" in many
+    assert load_experiment("many.toml").server_of(load_experiment("many.toml").condition[1]).num_kv_slots > 8
+    assert "the compiled batch size 3 added" in few
+    changed = load_experiment("few.toml")
+    assert changed.server_of(changed.condition[1]).decode_buckets == (1, 2, 3, 4, 8)
