@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import resource
+import sys
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, redirect_stdout
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+import psutil
 import pyarrow as pa
 
 from harness.errors import RecordsError, SpecError, in_one_line
@@ -35,6 +38,9 @@ ROWS_PER_BATCH = 100_000
 # Interval between interrupts once the time is over: DuckDB ignores an interrupt between two steps.
 INTERRUPT_EVERY_S = 0.1
 MAX_SCRAPE_BYTES = 64 << 20
+_TOO_LARGE = ("Out of Memory", "maximum total string size")
+# The limit is of the whole process.
+_memory_lock = threading.RLock()
 # What each run has files of.
 RUN_TABLES = (*schema.TABLES, "scrapes")
 VIEWS = ("runs", *RUN_TABLES, "latencies")
@@ -78,7 +84,7 @@ def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Ans
     # Without a folder for temporary files DuckDB writes nothing.
     connection = duckdb.connect(config={"memory_limit": f"{MEMORY_LIMIT_BYTES}B", "temp_directory": ""})
     try:
-        with _interrupted_after(connection, timeout_s), _refusals():
+        with _limited_memory(), _interrupted_after(connection, timeout_s), _refusals():
             _require_reading(connection, sql)
             _load_tables(connection, runs, sql)
             for setting, value in LOCKED_SETTINGS.items():
@@ -90,6 +96,11 @@ def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Ans
 
 def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """SpecError unless DuckDB parses ``sql`` as a single statement that reads, or explains one."""
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        hint = "Write the statement in UTF-8; bytes are from_hex('ff')"
+        raise SpecError(f"the query is not UTF-8 at character {error.start + 1}", hint=hint) from error
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         # DuckDB before 2.0 parses a pivot without named columns as two statements.
@@ -127,12 +138,31 @@ def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     reader = connection.sql(sql).to_arrow_reader(ROWS_PER_BATCH)
     batches: list[pa.RecordBatch] = []
     num_bytes = 0
-    for batch in reader:
-        batches.append(batch)
-        num_bytes += batch.nbytes
-        if num_bytes > MEMORY_LIMIT_BYTES:
-            raise duckdb.OutOfMemoryException("the rows of the answer")
+    try:
+        for batch in reader:
+            batches.append(batch)
+            num_bytes += batch.nbytes
+            if num_bytes > MEMORY_LIMIT_BYTES:
+                raise duckdb.OutOfMemoryException("the rows of the answer")
+    except OSError as error:  # how Arrow hands on what DuckDB says while rows are fetched
+        if any(words in str(error) for words in _TOO_LARGE):
+            raise duckdb.OutOfMemoryException("the values of the answer") from error
+        raise SpecError(f"the rows cannot be fetched: {_short(error)}", hint=QUERY_HINT) from error
     return pa.Table.from_batches(batches, reader.schema)
+
+
+@contextmanager
+def _limited_memory() -> Generator[None]:
+    """Let this process have MEMORY_LIMIT_BYTES more: DuckDB's own limit leaves out long values that it fetches."""
+    with _memory_lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = psutil.Process().memory_info().vms + MEMORY_LIMIT_BYTES
+        if wanted < (sys.maxsize if soft == resource.RLIM_INFINITY else soft):
+            resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @contextmanager

@@ -384,6 +384,19 @@ def test_a_query_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
         RunStore(tmp_path).query(endless, timeout_s=0.2)
 
 
+def test_a_query_that_is_not_utf_8_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is not UTF-8 at character 9"):
+        RunStore(tmp_path).query("select '\udcff'")
+
+
+def test_long_values_that_are_fetched_keep_the_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB's own limit leaves them out."""
+    monkeypatch.setattr("harness.records.sql.MEMORY_LIMIT_BYTES", 256 << 20)
+    with pytest.raises(SpecError, match=r"needs more than 0\.25 GiB of memory"):
+        RunStore(tmp_path).query("select repeat('x', 100000000) from range(20)")
+    assert RunStore(tmp_path).query("select repeat('x', 1000) as v").num_rows == 1
+
+
 @pytest.mark.parametrize("sql", ["from range(100000000)", "select list(range) from range(100000000)"])
 def test_a_query_that_needs_too_much_memory_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
