@@ -19,7 +19,17 @@ from harness.kinds import kind_named
 from harness.plan import Plan, check_fits
 from harness.plan.build import derive_seed, draw_plan, requested_keys
 from harness.records import RunKey, SealedRun
-from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, OrderName, Place, ServerSpec, Treatment, WorkloadSpec
+from harness.spec import (
+    ConditionSpec,
+    ExperimentSpec,
+    FleetSpec,
+    OrderName,
+    Place,
+    RequestSpec,
+    ServerSpec,
+    Treatment,
+    WorkloadSpec,
+)
 from harness.spec.workload import MOST_SESSIONS
 from harness.traces.lower import Lowering, sessions_of
 from harness.traces.recording import load_trace
@@ -248,7 +258,9 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
         for order_index, place in enumerate(order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate))):
             condition = spec.condition[place]
             shared = resolved[condition.name]
-            plan = plans.plan(shared.workload, spec.input_of(replicate), condition.treatment)
+            # What a request carries besides its prompt changes no plan.
+            drawn_from = shared.workload.model_copy(update={"request": RequestSpec()})
+            plan = plans.plan(drawn_from, spec.input_of(replicate), condition.treatment)
             check_fits(plan, shared.server)
             _check_stream(plan, spec)
             period = period_of(spec, replicate, order_index)
@@ -302,6 +314,7 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
+        "request": spec.workload_of(condition).request.model_dump(mode="json"),
         "order": spec.order,
         "fleet": None if spec.fleet is None else _of_fleet(spec.fleet, condition),
     }
@@ -311,6 +324,7 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
+        "request": run.workload.request.model_dump(mode="json"),
         "order": run.spec.order,
         "fleet": None if run.fleet_spec is None else _of_fleet(run.fleet_spec, run.condition_spec),
     }

@@ -78,6 +78,7 @@ def _models() -> dict[str, type[BaseModel]]:
     return {
         "experiment": spec.ExperimentSpec,
         "workload": spec.WorkloadSpec,
+        "request": spec.RequestSpec,
         "group": spec.SessionGroup,
         "server": spec.ServerSpec,
         "condition": spec.ConditionSpec,

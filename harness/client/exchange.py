@@ -6,7 +6,7 @@ httptools decides where the answer ends. There is no socket and no clock here: `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httptools
 
@@ -25,11 +25,16 @@ PIECES_AT_ONCE = 4
 
 def request_head(endpoint: Endpoint, path: str) -> str:
     """The beginning of every request to ``path`` of ``endpoint``."""
-    more = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
+    more = header_lines(endpoint.headers)
     return (
         f"POST {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
         f"Content-Type: application/json\r\nAccept: */*\r\n{more}"
     )
+
+
+def header_lines(headers: Mapping[str, str]) -> str:
+    """Headers as they stand in a request."""
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
 def request_bytes(head: str, request_id: str, body: Sequence[bytes]) -> bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harness.client.answer import describe_error_body
 from harness.client.connection import Connection, ConnectionPool, allow_sockets
-from harness.client.exchange import PIECES_AT_ONCE, Exchange, request_bytes, request_head
+from harness.client.exchange import PIECES_AT_ONCE, Exchange, header_lines, request_bytes, request_head
 from harness.client.host import SHORT_SLICE_NS, SchedulerSlice
 from harness.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
 from harness.client.rows import ABSENT
@@ -314,7 +314,8 @@ class EpollReplay:
         if reason:
             self._schedule_all(state.skip_session(row, reason, monotonic_ns()))
             return None
-        payload = request_bytes(self._head, rows.request_id[row], state.body_parts(row))
+        head = self._head + header_lines(state.headers(row))
+        payload = request_bytes(head, rows.request_id[row], state.body_parts(row))
         return Exchange(row, state.new_answer(row), payload)
 
     def _stage(self, row: int) -> None:

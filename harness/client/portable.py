@@ -155,6 +155,7 @@ class PortableReplay:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
         headers = {
             **self._headers,
+            **self._state.headers(row),
             "Content-Type": "application/json",
             "X-Request-Id": self._rows.request_id[row],
         }

@@ -11,6 +11,7 @@ import os
 import sys
 from array import array
 from collections import Counter
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from harness.client.answer import Answer
 from harness.client.prompts import prompts_of
+from harness.client.request_options import RequestOptions, Values, request_values
 from harness.client.rows import ChunkRows, RequestRows
 from harness.clock import NS_PER_MS
 from harness.plan.model import Followers
@@ -94,7 +96,6 @@ class ReplayState:
         self._beat_ns = 0
         self._pauses: list[tuple[int, int]] = []
         self._prompts = prompts_of(plan)
-        self._api_key = target.endpoint.api_key
         self._wait_after_ns = [request.wait_after_ns for request in plan.requests]
         self._generate_tokens = [request.generate_tokens for request in plan.requests]
         self._prompt_tokens = [request.prompt_tokens for request in plan.requests]
@@ -118,7 +119,10 @@ class ReplayState:
         self._before_prompt = f'{{"model":{json.dumps(target.model)},"{prompt_key}":'.encode()
         # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
         # logits processor writes float32 into bfloat16 logits).
-        self._options = b'"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,%b' % (
+        self._request_options = RequestOptions(target.request)
+        self._secrets = [secret for secret in (target.endpoint.api_key, *self._request_options.secrets) if secret]
+        self._options = b'"ignore_eos":true,"temperature":%b,"seed":%d,"return_token_ids":true,%b' % (
+            self._request_options.temperature,
             plan.seed,
             streaming,
         )
@@ -282,7 +286,9 @@ class ReplayState:
         rows.status[row] = status
         if error:
             # A server's message may repeat the key.
-            rows.error[row] = error.replace(self._api_key, REDACTED) if self._api_key else error
+            for secret in self._secrets:
+                error = error.replace(secret, REDACTED)
+            rows.error[row] = error
         self.num_finished += 1
         if self._keeps_events:
             sent_ns = rows.sent_ns[row]
@@ -340,12 +346,24 @@ class ReplayState:
         """The JSON body of the row's request, to be joined; call once, when the stream before it has been judged."""
         rows = self.rows
         prompt = self._prompts.next_prompt(rows.session[row], rows.request[row])
-        rest = b',"max_tokens":%d,"request_id":"%b",%b}' % (
+        rest = b',"%b":%d,"request_id":"%b",%b%b}' % (
+            self._request_options.length_key,
             self._generate_tokens[row],
             rows.request_id[row].encode(),
             self._options,
+            self._request_options.body(partial(self._values, row)),
         )
         return [self._before_prompt, *prompt, rest]
+
+    def headers(self, row: int) -> dict[str, str]:
+        """The further headers of the row's request."""
+        return self._request_options.headers(partial(self._values, row))
+
+    def _values(self, row: int) -> Values:
+        rows = self.rows
+        wait_ns = None if self.is_last[row] else self._wait_after_ns[row]
+        lengths = self._prompt_tokens[row], self._generate_tokens[row]
+        return request_values(rows.session[row], rows.request[row], rows.request_id[row], wait_ns, lengths)
 
 
 def continued_requests(plan: Plan) -> list[bool]:

@@ -6,7 +6,7 @@ The API key itself stays in the environment. It is read when a request is made, 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from harness.clock import ScaledClock
 from harness.errors import SpecError
 from harness.records.schema import RowStream
 from harness.redact import redacted_text
-from harness.spec import ClientSpec, ServerSpec
+from harness.spec import ClientSpec, RequestSpec, ServerSpec
 
 PORTS = {"http": 80, "https": 443}
 
@@ -99,7 +99,8 @@ class Target:
     """The server of a replay and how to replay. Every client process gets it.
 
     request_timeout_ns: clock ns that one request may take. is_strict: an answer that differs from vLLM's is a problem,
-    also where no figure depends on it. records: folder for rows that wait on disk; None: the
+    also where no figure depends on it. request: what each request carries besides its prompt.
+    records: folder for rows that wait on disk; None: the
     system's folder for temporary files.
     """
 
@@ -110,3 +111,4 @@ class Target:
     request_timeout_ns: int
     records: Path | None = None
     is_strict: bool = True
+    request: RequestSpec = field(default_factory=RequestSpec)

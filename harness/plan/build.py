@@ -157,8 +157,11 @@ def draw_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
 
 
 def requested_keys(workload: WorkloadSpec) -> str:
-    """num_sessions and the keys that differ from their defaults, as JSON: a key that is added later changes no hash."""
-    keys = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
+    """num_sessions and the keys that differ from their defaults, as JSON: a key that is added later changes no hash.
+
+    What a request carries besides its prompt is no part of the plan.
+    """
+    keys = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits", "request"})
     keys["num_sessions"] = workload.num_sessions
     return json.dumps(keys, sort_keys=True, separators=(",", ":"))
 

@@ -67,17 +67,20 @@ def checked(planned: PlannedRuns) -> PlannedRuns:
 
 def check_hosts(runs: Iterable[PlannedRun]) -> None:
     """Refuse, before anything starts, runs that need something this host does not have now."""
-    of_conditions = list({run.condition.name: run for run in runs}.values())
-    for run in of_conditions:
+    runs = list(runs)
+    for run in {run.condition.name: run for run in runs}.values():
         backend_named(run.spec.backend).check_host(run.server)
-    refuse_what_is_missing(of_conditions)
+    refuse_what_is_missing(runs)
 
 
 def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
     """One error for everything that running servers lack, and for settings that nothing would show."""
     lacks: list[str] = []
-    for run in {(run.server.url, run.server.api_key_env): run for run in runs}.values():
-        lacks += [f"{redacted_text(run.server.url)}: {lack}" for lack in backend_named(run.spec.backend).lacks(run)]
+    by_server: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        by_server.setdefault((run.server.url, run.server.api_key_env), []).append(run)
+    for (url, _), group in by_server.items():
+        lacks += [f"{redacted_text(url)}: {lack}" for lack in backend_named(group[0].spec.backend).lacks(group)]
     try:
         refuse_unshown_settings(runs)
     except SpecError as error:

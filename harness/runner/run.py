@@ -261,6 +261,7 @@ def _measure(
                     request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
                     records=writer.folder,
                     is_strict=launch.is_ours,
+                    request=spec.workload_of(run.condition).request,
                 ),
                 on_event=lateness.add,
                 stop=stop.now,

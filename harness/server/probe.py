@@ -16,7 +16,7 @@ from harness.plan import draw_plan
 from harness.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.server.ask import HTTP_OK, Reply
 from harness.server.life import MODELS, VERSION, get_at, stated_version, unhealthy
-from harness.spec import ClientSpec, PromptForm, WorkloadSpec
+from harness.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
 NO_KEY = (401, 403)
@@ -25,13 +25,19 @@ NOT_THIS_FORM = (400, 404, 405, 415, 422, 501)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a replay needs of a server. request_timeout_s: the most that the request of the check may take."""
+    """What a replay needs of a server.
+
+    request_timeout_s: the most that the request of the check may take. longest_tokens: prompt and answer of the longest
+    request.
+    """
 
     client: ClientSpec = field(default_factory=ClientSpec)
     prompt_form: PromptForm = "token-ids"
     metrics: bool = True
     token_id_range: TokenIdRange = WorkloadSpec().token_id_range
     request_timeout_s: float = 60.0
+    request: RequestSpec = field(default_factory=RequestSpec)
+    longest_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,13 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
     problems, notes = _short_request(endpoint, model, needs)
     if sick := unhealthy(endpoint):
         problems.insert(0, f"{sick}: the server says that it cannot serve. Read its log, and start it again")
+    limit: Any = models["data"][0].get("max_model_len")
+    if isinstance(limit, int) and needs.longest_tokens > limit:
+        problems.append(
+            f"the longest request of the plan takes {needs.longest_tokens} tokens with its answer, and {MODELS} states "
+            f"a limit of {limit} (max_model_len). Shorten the lengths of [workload], or start the server with "
+            f"--max-model-len {needs.longest_tokens}"
+        )
     metrics = get_at(endpoint, "/metrics")
     body = metrics.body.decode("utf-8", "replace") if metrics.status == HTTP_OK else ""
     has_metrics = any(line and not line.startswith(("#", "<", "{")) for line in body.splitlines())
@@ -111,7 +124,7 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
 def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str]]:
     """The row of a short request, how many of its tokens have an instant, and what was tolerated in the answer."""
     options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
-    target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False)
+    target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False, request=needs.request)
     result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())
@@ -137,6 +150,8 @@ def _explained(error: str, row: dict[str, Any]) -> str:
             "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer, or set "
             'workload.prompt_form = "text"'
         )
+    if "max_completion_tokens" in error:
+        return f"{error}. Set workload.request.max_completion_tokens = true"
     if "out of vocabulary" in error:
         return f"{error}: the model knows fewer tokens. Set workload.token_id_range to ids that it has"
     if "no usage" in error:

@@ -15,6 +15,7 @@ from harness.spec.experiment import (
     load_experiment,
     parse_experiment,
 )
+from harness.spec.request import RequestSpec
 from harness.spec.rules import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.spec.sections import (
     ClientName,

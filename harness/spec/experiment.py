@@ -44,7 +44,7 @@ class ConditionSpec(Spec):
     server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
     workload: dict[str, Any] = Field(
         default_factory=dict,
-        description="keys of [workload] that this condition changes; it then has a plan of its own",
+        description="keys of [workload] that this condition changes; all but request give it a plan of its own",
     )
     baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
     factors: WrittenFactors = Field(

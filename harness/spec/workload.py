@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field, model_validator
 
 from harness.spec.base import Name, Spec
+from harness.spec.request import RequestSpec
 
 MOST_TOKENS = 1 << 40
 
@@ -177,6 +178,9 @@ class WorkloadSpec(Spec):
     prompt_form: PromptForm = Field(
         default="token-ids", description="'text' for servers that take no token ids, 'chat' for /v1/chat/completions"
     )
+    request: RequestSpec = Field(
+        default=RequestSpec(), description="what each request carries besides its prompt; changes no plan"
+    )
     token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
 
     @model_validator(mode="before")
@@ -253,7 +257,7 @@ class WorkloadSpec(Spec):
 
     def _check_paper(self) -> None:
         """The paper's inputs exist for its distributions only."""
-        free = {"source", "num_sessions", "prompt_form", "token_id_range"}
+        free = {"source", "num_sessions", "prompt_form", "token_id_range", "request"}
         for name, info in WorkloadSpec.model_fields.items():
             if name not in free and getattr(self, name) != info.default:
                 raise ValueError(f"source 'paper' fixes {name}; leave it out, or use source 'drawn'")

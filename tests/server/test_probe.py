@@ -25,7 +25,7 @@ pytestmark = pytest.mark.live
 KEY = "NAME_OF_A_KEY"
 
 
-def run(root: Path, asked: PlainServer, *, keep_going: bool = False, **keys: Any) -> ExperimentOutcome:
+def experiment(plain: PlainServer, **keys: Any) -> ExperimentSpec:
     table: dict[str, Any] = {
         "name": "asked",
         "backend": "attached",
@@ -37,8 +37,12 @@ def run(root: Path, asked: PlainServer, *, keep_going: bool = False, **keys: Any
     }
     for name, value in keys.items():
         table[name] = {**table.get(name, {}), **value}
-    table["server"] = {"url": asked.url, **table.get("server", {})}
-    return run_experiment(ExperimentSpec.model_validate(table), runs_root=root, keep_going=keep_going)
+    table["server"] = {"url": plain.url, **table.get("server", {})}
+    return ExperimentSpec.model_validate(table)
+
+
+def run(root: Path, plain: PlainServer, *, keep_going: bool = False, **keys: Any) -> ExperimentOutcome:
+    return run_experiment(experiment(plain, **keys), runs_root=root, keep_going=keep_going)
 
 
 def test_everything_that_a_plain_server_lacks_is_in_one_error_with_remedies(tmp_path: Path) -> None:
@@ -217,3 +221,42 @@ def test_what_a_server_answers_otherwise_is_a_finding_of_each_run(tmp_path: Path
     assert all("(4 answers)" in one.evidence for one in found)
     assert done.exit_code == 0
     assert "tolerated: the id changes within an answer; the first is taken" in done.output
+
+
+def test_a_plan_longer_than_the_servers_context_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    short = PlainServer(gives_token_ids=True, has_metrics=True, max_model_len=1200)
+    long_prompts = {"prompt_tokens": {"distribution": "fixed", "value": 1190}}
+    with plain_server(short) as server:
+        with pytest.raises(
+            ServerError, match=r"takes 1206 tokens with its answer, and /v1/models states a limit of 1200"
+        ):
+            run(tmp_path, server, workload=long_prompts)
+        assert len(server.asked) == 1
+        outcome = run(tmp_path, server, workload={"prompt_tokens": {"distribution": "fixed", "value": 1180}})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+
+
+def test_a_server_that_wants_another_name_of_the_length_is_refused_with_the_key(tmp_path: Path) -> None:
+    words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    with plain_server(PlainServer(has_metrics=True, fails=words)) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server)
+    assert "Set workload.request.max_completion_tokens = true" in str(refused.value)
+
+
+def test_conditions_that_differ_in_what_requests_carry_share_their_plans(tmp_path: Path) -> None:
+    table: dict[str, Any] = {
+        "condition": [
+            {"name": "plain"},
+            {"name": "hinted", "workload": {"request": {"extra_body": {"hold_s": "{expected_wait_s}"}}}},
+        ]
+    }
+    with plain_server(PlainServer(gives_token_ids=True, has_metrics=True)) as server:
+        spec = experiment(server)
+        spec = ExperimentSpec.model_validate({**spec.model_dump(mode="json"), **table})
+        outcome = run_experiment(spec, runs_root=tmp_path)
+        hinted = [body for body in server.asked if "hold_s" in body]
+        # The same again performs nothing; another hint is another run.
+        assert run_experiment(spec, runs_root=tmp_path, resume=True).num_performed == 0
+    assert [run.invalid_reasons for run in outcome.runs] == [()] * 4
+    assert len({run.manifest.plan_hash for run in outcome.runs}) == 2
+    assert len(hinted) == 8

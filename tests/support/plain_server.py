@@ -36,6 +36,7 @@ class PlainServer:
     version: str = ""
     metrics: str = METRICS
     on_answer: Callable[[PlainServer], object] | None = None
+    max_model_len: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     url: str = ""
 
@@ -100,7 +101,8 @@ def _page(server: PlainServer, path: str) -> tuple[int, str]:
     """Status and body of the answer to a GET."""
     if path == "/health":
         return server.health, ""
-    bodies = {"/v1/models": json.dumps({"object": "list", "data": [{"id": server.model}]})}
+    limit = {"max_model_len": server.max_model_len} if server.max_model_len else {}
+    bodies = {"/v1/models": json.dumps({"object": "list", "data": [{"id": server.model, **limit}]})}
     bodies |= {"/metrics": server.metrics} if server.has_metrics else {}
     bodies |= {"/version": json.dumps({"version": server.version})} if server.version else {}
     return (200, bodies[path]) if path in bodies else (404, '{"detail": "Not Found"}')
@@ -121,7 +123,10 @@ def _reply(server: PlainServer, path: str, body: dict[str, Any]) -> tuple[int, s
 def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
     """The events of a stream that honours max_tokens; usage comes last."""
     is_chat = "messages" in body
-    name, count = f"{'chatcmpl' if is_chat else 'cmpl'}-{len(server.asked)}", int(body["max_tokens"])
+    name, count = (
+        f"{'chatcmpl' if is_chat else 'cmpl'}-{len(server.asked)}",
+        int(body.get("max_tokens") or body["max_completion_tokens"]),
+    )
     events: list[dict[str, Any]] = []
     if is_chat:
         events.append({"id": name, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})

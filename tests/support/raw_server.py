@@ -32,7 +32,8 @@ class Asked(NamedTuple):
     def ids(self) -> list[int]:
         """Ids that differ from request to request."""
         first = 1000 + 100 * self.session + 10 * self.request
-        return list(range(first, first + int(self.fields["max_tokens"])))
+        length = self.fields.get("max_tokens") or self.fields["max_completion_tokens"]
+        return list(range(first, first + int(length)))
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -9,7 +9,7 @@ from harness.client.run import ReplayResult, Target, replay
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_S, ScaledClock
 from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.spec import ClientSpec
+from harness.spec import ClientSpec, RequestSpec
 
 
 def session(
@@ -80,6 +80,7 @@ def run(
     scale: float = 1.0,
     timeout_s: float = 20,
     is_strict: bool = True,
+    request: RequestSpec | None = None,
     **more: Any,
 ) -> ReplayResult:
     return replay(
@@ -91,6 +92,7 @@ def run(
             clock=ScaledClock(scale),
             request_timeout_ns=int(timeout_s * NS_PER_S),
             is_strict=is_strict,
+            request=request or RequestSpec(),
         ),
         **more,
     )

@@ -117,7 +117,9 @@ def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
     """
     groups: dict[tuple[str, int, str], list[SealedRun]] = {}
     for run in runs:
-        workload = json.dumps(run.manifest.requested_condition.get("workload", {}), sort_keys=True)
+        changes = run.manifest.requested_condition.get("workload", {})
+        # What a request carries besides its prompt changes no plan.
+        workload = json.dumps({key: changes[key] for key in changes if key != "request"}, sort_keys=True)
         groups.setdefault((run.experiment, run.replicate, workload), []).append(run)
     findings: list[Finding] = []
     for (_experiment, replicate, _workload), group in sorted(groups.items()):

@@ -5,6 +5,7 @@ It is never started, restarted, stopped or configured here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -69,14 +70,16 @@ class AttachedBackend(ServerBackend):
     def check_host(self, server: ServerSpec) -> None:
         _ = _header_of(server)
 
-    def lacks(self, run: PlannedRun) -> tuple[str, ...]:
-        spec = run.spec
+    def lacks(self, runs: Sequence[PlannedRun]) -> tuple[str, ...]:
+        run, spec = runs[0], runs[0].spec
         needs = Needs(
             spec.client,
             run.plan.prompt_form,
             metrics=spec.limits.needs_metrics,
             token_id_range=run.plan.token_id_range,
             request_timeout_s=spec.limits.request_timeout_s,
+            request=spec.workload_of(run.condition).request,
+            longest_tokens=max(request.stream_tokens for each in runs for request in each.plan.requests),
         )
         return probe(endpoint_of(run.server), needs).problems
 

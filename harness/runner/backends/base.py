@@ -6,7 +6,7 @@ A backend of servers adds the exact launch command; ``harness.runner.run`` start
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -93,9 +93,9 @@ class Backend(ABC):
         del server
         return {}
 
-    def lacks(self, run: PlannedRun) -> tuple[str, ...]:
-        """What a run needs and a running server lacks, each with its remedy; called before the first run."""
-        del run
+    def lacks(self, runs: Sequence[PlannedRun]) -> tuple[str, ...]:
+        """What runs need and their running server lacks, each with its remedy; called before the first of them."""
+        del runs
         return ()
 
     def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
