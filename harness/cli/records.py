@@ -170,7 +170,7 @@ def _runs_listed(listed: Sequence[SealedRun], runs: Path) -> Table:
 
 
 def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) -> None:
-    """Check every file of every sealed run against its hash, or those of one experiment.
+    """Check every file of sealed runs, of all or of one experiment.
 
     Example: `harness records verify --runs runs/today`
     """
