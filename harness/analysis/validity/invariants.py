@@ -30,6 +30,7 @@ from harness.analysis.validity.plan_answers import (
 from harness.analysis.validity.scrapes import (
     CACHED_COUNTER,
     check_counts,
+    check_engines,
     check_moved_schedule,
     check_same_server,
     check_scrapes,
@@ -79,6 +80,7 @@ def check_run(
         *_check_declared_lines(manifest, requests, derived),
         *check_scrapes(manifest, derived),
         *check_same_server(manifest, derived),
+        *check_engines(derived),
         *check_moved_schedule(manifest, derived),
         *check_counts(requests, derived),
         *_check_log(derived),

@@ -6,6 +6,7 @@ Definitions: docs/method.md, "A run and its invariants".
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ PROCESS_START, START_SLACK_S = "process_start_time_seconds", 1.5
 # Their labels are settings, versions and models, which a server does not change while it lives.
 SETTINGS_INFO = ("vllm:cache_config_info", "emulator:config_info", "python_info")
 MODEL_SAMPLE = "vllm:num_requests_running"
+_ENGINE = re.compile(r'(?:^|,)engine="([^"]*)"')
 _REPLACED = "The server was restarted or replaced during the run, or several answer at its address"
 
 
@@ -87,6 +89,21 @@ def check_same_server(manifest: Manifest, derived: Derived) -> Iterator[Finding]
             break
     for name in (*SETTINGS_INFO, MODEL_SAMPLE):
         yield from _changed_labels(name, rows_where(metrics, "name", name))
+
+
+def check_engines(derived: Derived) -> Iterator[Finding]:
+    """Whether several engines answer behind one address, each with a KV pool of its own."""
+    samples = rows_where(derived.tables["metrics"], "name", MODEL_SAMPLE)
+    labels = samples["labels"].unique().to_pylist()
+    engines = sorted({match[1] for text in labels if (match := _ENGINE.search(text))})
+    if len(engines) > 1:
+        yield warning(
+            "engines-several",
+            f"{len(engines)} engines ({', '.join(engines)}) answer behind this address: each has a KV pool of its own, "
+            "and the server's counts are summed over them. No row says which engine served it, so that the ceilings of "
+            "reuse, which know one pool, are too high for sessions that moved from one engine to another",
+            "Measure one engine at a time where reuse is the question",
+        )
 
 
 def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from harness.analysis.logs.derive import Derived
 from harness.analysis.logs.parse import ParseCounts, metrics_table
-from harness.analysis.validity.scrapes import check_counts, check_moved_schedule, check_same_server, check_scrapes
+from harness.analysis.validity.scrapes import (
+    check_counts,
+    check_engines,
+    check_moved_schedule,
+    check_same_server,
+    check_scrapes,
+)
 from harness.clock import NS_PER_S
 from harness.emulator.metrics import ServerMetrics
 from harness.engine import EngineConfig
@@ -178,3 +184,13 @@ def test_without_the_first_or_the_last_scrape_a_run_that_needs_metrics_is_invali
     assert (found.code, found.severity, found.evidence) == ("scrape-failed", "invalid", words)
     without = manifest(requested={"limits": {"needs_metrics": False}})
     assert [one.severity for one in check_scrapes(without, scraped(*bodies))] == ["warning"]
+
+
+def test_several_engines_behind_one_address_are_named_with_what_that_means_for_reuse() -> None:
+    def body(*engines: int) -> str:
+        return "".join(f'vllm:num_requests_running{{model_name="m",engine="{engine}"}} 0\n' for engine in engines)
+
+    assert list(check_engines(scraped(body(0), body(0)))) == []
+    (found,) = check_engines(scraped(body(0, 1), body(0, 1)))
+    assert (found.code, found.severity) == ("engines-several", "warning")
+    assert found.evidence.startswith("2 engines (0, 1) answer behind this address: each has a KV pool of its own")
