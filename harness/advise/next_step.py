@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.advise.diagnose import Diagnosis, diagnose
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.stats import FloatArray
+from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.errors import HarnessError
@@ -80,23 +82,61 @@ class Change:
 
 @dataclass(frozen=True)
 class NextStep:
-    """What sealed runs suggest. diagnosis: None where their records do not show what was lost. change: None: none pays.
+    """What sealed runs suggest.
 
-    command: the one that goes on from here.
+    baseline: the condition it is about. diagnosis: None where its records do not show what was lost. change: None: none
+    pays, or none was simulated. eager: (decode steps without a graph, all decode steps) of a vLLM. command: the one
+    that goes on from here.
     """
 
+    baseline: str
     diagnosis: Diagnosis | None
     change: Change | None
     command: str
+    eager: tuple[int, int] = (0, 0)
+
+    @property
+    def suggestion(self) -> str:
+        """What to try, before the command."""
+        num_eager, num_steps = self.eager
+        if num_eager:
+            return f"{num_eager:,} of {num_steps:,} decode steps ran without a graph; sizes that capture them"
+        if self.change is None:
+            return "no change of slots or sizes is predicted to save 1 %; how many runs show more"
+        return f"{self.change.sentence}. Test it on new plans"
 
     @property
     def line(self) -> str:
         """One line with one command."""
-        if self.change is None:
-            return (
-                f"next: no change of slots or sizes is predicted to save 1 %; how many runs show more: {self.command}"
-            )
-        return f"next: {self.change.sentence}. Test it on new plans: {self.command}"
+        return f"next: {self.suggestion}: {self.command}"
+
+    @property
+    def losses(self) -> list[tuple[str, str]]:
+        """(kind, words) of what the baseline lost, as far as its records show it; times in seconds of its clock."""
+        rows: list[tuple[str, str]] = []
+        if (found := self.diagnosis) is not None:
+            total = found.device_ns or found.simulated_ns
+            lost, padding = found.lost_prefill_ns, found.padding_ns
+            num_lost = found.num_rearrivals - found.num_reused
+            rows = [
+                (
+                    "Lost reuse",
+                    f"{num_lost} of {found.num_rearrivals} returning requests; to compute "
+                    f"their tokens again took {lost / NS_PER_S:.2f} s, {lost / total:.1%} of device time",
+                ),
+                (
+                    "Padding",
+                    f"{found.padding_ratio:.1%} of the decode places were empty: {padding / NS_PER_S:.2f} s, "
+                    f"{padding / total:.1%} of device time",
+                ),
+            ]
+            if found.waiting_session_ns is not None:
+                waited = found.waiting_session_ns / NS_PER_S
+                rows.append(("Prefill blocking", f"{waited:.2f} session seconds behind the prompts of other sessions"))
+        if self.eager[0]:
+            share = self.eager[0] / self.eager[1]
+            rows.append(("Steps without a graph", f"{self.eager[0]:,}, {share:.1%} of the decode steps"))
+        return rows
 
 
 def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") -> NextStep | None:
@@ -105,11 +145,19 @@ def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") 
     runs: their folder. source: the file of the experiment; default: its name.
     """
     first = sealed[0].spec
-    valid = [run for run in sealed if run.condition == first.baseline_name and run.is_valid]
-    if not valid or valid[0].server.is_paged:
+    baseline = first.baseline_name
+    valid = [run for run in sealed if run.condition == baseline and run.is_valid]
+    if not valid:
         return None
+    where = [] if runs == Path("runs") else ["--runs", str(runs)]
+    advise = shlex.join(["harness", "predict", "advise", first.name, *where])
+    if valid[0].server.is_paged:
+        logs = [log for run in valid if (log := step_log_of(run)) is not None]
+        num_eager = sum(sum(log.eager_by_n.values()) for log in logs)
+        eager = (num_eager, sum(log.decode_steps.num_rows for log in logs))
+        return NextStep(baseline, None, None, advise, eager) if num_eager else None
     try:
-        diagnosis = diagnose(sealed, first.baseline_name)
+        diagnosis = diagnose(sealed, baseline)
     except HarnessError:
         # No step log, or reuse that the server does not state.
         diagnosis = None
@@ -119,10 +167,8 @@ def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") 
         change = best_change([run.plan for run in valid], server, model, perturbation, tested)
     except HarnessError:
         return None
-    words = ["harness", "power", str(source or first.name)] if change is None else ["harness", "predict", "advise"]
-    words += [] if change is None else [first.name]
-    words += [] if runs == Path("runs") else ["--runs", str(runs)]
-    return NextStep(diagnosis, change, shlex.join(words))
+    power = shlex.join(["harness", "power", str(source or first.name), *where])
+    return NextStep(baseline, diagnosis, change, power if change is None else advise)
 
 
 def best_change(

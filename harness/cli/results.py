@@ -27,6 +27,7 @@ from harness.table import Table, TableForm, table_of, written
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.advise.next_step import NextStep
     from harness.judge import ExperimentSummary
     from harness.records import SealedRun
     from harness.report.view import Results
@@ -139,8 +140,18 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     return "\n".join(lines) + "\n"
 
 
-def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None, by: str = "run") -> None:
-    """Print answer and tables, and write the report. by: the command, for the ledger of frozen runs."""
+def conclude(
+    console: Console,
+    sealed: Sequence[SealedRun],
+    path: Path,
+    title: str | None,
+    by: str = "run",
+    source: Path | str = "",
+) -> NextStep | None:
+    """Print answer and tables, and write the report; what the runs suggest next.
+
+    by: the command, for the ledger of frozen runs. source: the file of the experiment, for the next command.
+    """
     from harness.analysis.cost.speeds import drift
     from harness.judge import summarise
     from harness.report import on_terminal, summary_tables, write_report
@@ -153,8 +164,10 @@ def conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: s
         console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
-    page = write_report(sealed, path, title=title, results=_results(sealed, by), summary=summary)
+    results = _results(sealed, by, source)
+    page = write_report(sealed, path, title=title, results=results, summary=summary)
     say(console, f"report: {page}")
+    return results.next_step
 
 
 def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
@@ -165,8 +178,9 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
         console.print(line, highlight=False)
 
 
-def _results(sealed: Sequence[SealedRun], by: str) -> Results:
+def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
+    from harness.advise.next_step import next_step
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
     from harness.judge.decisions.verdicts import ExperimentRuns
@@ -195,4 +209,4 @@ def _results(sealed: Sequence[SealedRun], by: str) -> Results:
             notes.append(f"The rules decided nothing: {error.what}.")
     else:
         note_look(sealed, by)
-    return Results(analysis, decisions, tuple(notes), predicted)
+    return Results(analysis, decisions, tuple(notes), predicted, next_step(sealed, sealed[0].path.parents[2], source))

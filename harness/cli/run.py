@@ -142,22 +142,15 @@ def perform(
         outcome = run_experiment(
             spec, runs_root=runs, on_progress=progress, stop=stop, spec_source=str(source), **options
         )
+    suggested = None
     if outcome.runs:
-        conclude(console, outcome.runs, page, spec.title or spec.name)
+        suggested = conclude(console, outcome.runs, page, spec.title or spec.name, source=source)
         if form is not TableForm.text:
             print(conditions_written(outcome.runs, form), end="")
     code = _exit_code(console, outcome, f"{again} --runs {runs}")
-    if code is ExitCode.PASS:
-        _say_next(console, outcome, runs, source)
-    raise typer.Exit(int(code))
-
-
-def _say_next(console: Console, outcome: ExperimentOutcome, runs: Path, source: Path) -> None:
-    """What these runs suggest next: one line, one command."""
-    from harness.advise.next_step import next_step
-
-    if (suggested := next_step(outcome.runs, runs, source)) is not None:
+    if code is ExitCode.PASS and suggested is not None:
         say(console, escape_markup(suggested.line))
+    raise typer.Exit(int(code))
 
 
 def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:

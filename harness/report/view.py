@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
@@ -35,6 +36,9 @@ from harness.report.facts import (
 )
 from harness.report.timeline import TimelineView, requests_in_stalls, timeline
 from harness.table import Table
+
+if TYPE_CHECKING:
+    from harness.advise.next_step import NextStep
 
 LAG_P99, START_SPREAD = "re-arrival lag p99", "start spread"
 MAX_TIMELINES = 6
@@ -73,13 +77,14 @@ class FindingView:
 class Results:
     """What the experiment itself asks for: its analysis, what its rules decide, and why one of them is not there.
 
-    predicted: what the simulator says of the measured runs, beside what was measured.
+    predicted: what the simulator says of the measured runs, beside what was measured. next_step: what the runs suggest.
     """
 
     analysis: AnalysisResult | None = None
     decisions: tuple[Decision, ...] = ()
     notes: tuple[str, ...] = ()
     predicted: Table | None = None
+    next_step: NextStep | None = None
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -225,7 +230,7 @@ def gather(  # noqa: PLR0913  # an option each
         command=reproduce_command(first),
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
-        results=results or Results(),
+        results=Results() if results is None else results,
         num_planned=num_planned(first),
         status=declared_status(runs) if ran_until_decided(first) else None,
         drift=drift(runs),

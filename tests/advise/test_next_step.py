@@ -87,3 +87,15 @@ def test_candidates_are_more_slots_and_every_size_that_the_plans_can_fill(tmp_pa
     found = list(candidates(ServerShape(8, (1, 2, 4, 8), 8, 8192), plans))
     assert [shape.kv_slots for shape in found[:3]] == [10, 12, 16]
     assert [shape.decode_buckets for shape in found[3:]] == [(1, 2, 3, 4, 8), (1, 2, 4, 5, 8), (1, 2, 4, 6, 8)]
+
+
+def test_the_report_shows_the_losses_and_the_same_suggestion_right_after_the_answer(tmp_path: Path) -> None:
+    done = harness("run", "demo", "--backend", "sim", "--runs", "runs", cwd=tmp_path)
+    page = (tmp_path / "runs" / "demo.html").read_text(encoding="utf-8")
+    section = page.partition('<h2 id="next">')[2].partition('<h2 id="serving">')[0]
+    for kind in ("Lost reuse", "Padding", "Prefill blocking"):
+        assert f'<th scope="row">{kind}</th>' in section
+    suggestion = " ".join(done.stdout.split()).rpartition("next: ")[2].rpartition(": harness ")
+    assert suggestion[0] in " ".join(section.split())
+    assert f"<code>harness {suggestion[2]}</code>" in section
+    assert "it was not measured" in section
