@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from harness.errors import SpecError
 from harness.spec import ServerSpec, Spec, describe_validation_error
+from harness.spec.server import MOST_SEQS
 
 LogFormat = Literal["default", "precise"]
 
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     fields = {key: field for key, field in EmulatorConfig.model_fields.items() if key not in ("server", "fault")}
     for key, field in (fields | {key: ServerSpec.model_fields[key] for key in SERVER_KEYS}).items():
         default = "" if field.default is None else f" ({field.default})"
-        action = argparse.BooleanOptionalAction if field.annotation is bool else "store"
+        action = argparse.BooleanOptionalAction if field.annotation in (bool, bool | None) else "store"
         flag = f"--{_FLAG_OF.get(key, key.replace('_', '-'))}"
         add(
             flag,
@@ -160,6 +161,9 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorCon
     given = {key: options.pop(key) for key in SERVER_KEYS if key in options}
     if "decode_buckets" in given:
         given["decode_buckets"] = given["decode_buckets"].split(",")
+    # The default sizes follow from the limit, which must be a number for that; a wrong text is refused later.
+    if (limit := str(given.get("max_num_seqs", ""))).isdecimal() and len(limit) <= len(str(MOST_SEQS)):
+        given["max_num_seqs"] = int(limit)
     server = table.get("server", {})
     table |= {**options, "server": {**server, **given} if isinstance(server, dict) else server}
     return parse_config(table, where=str(path) if path is not None else "command line")

@@ -135,6 +135,17 @@ def test_a_bad_flag_is_named(flags: list[str], named: str) -> None:
         config_from_arguments(flags)
 
 
+def test_the_sizes_follow_from_the_limit_where_the_limit_alone_is_given() -> None:
+    assert config_from_arguments(["--max-num-seqs", "12"]).server.decode_buckets == (1, 3, 6, 12)
+    assert config_from_arguments(["--max-num-seqs", "1"]).server.decode_buckets == (1,)
+
+
+def test_asynchronous_scheduling_is_a_switch_as_of_vllm() -> None:
+    flags = ["--rules", "vllm-paged"]
+    given = [config_from_arguments([*flags, flag]) for flag in ("--async-scheduling", "--no-async-scheduling")]
+    assert [config.server.async_scheduling for config in given] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
