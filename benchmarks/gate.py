@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from harness.compiled.records import Records
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.judge.compare.measures import Value
-from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
+from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge, pair_keys
 from harness.judge.planning.power import superiority_power
 from harness.records.manifest import Manifest
 from harness.sim.kernel.arrays import RequestResult
@@ -32,6 +33,8 @@ from harness.spec import ExperimentSpec, load_experiment
 
 EXPERIMENTS, POPULATION, SEED = 1_000, 400, 20261123
 NUM_BLOCKS = (3, 6, 12)
+# Blocks at each look of a gate that is extended, as after "cannot tell".
+LOOKS = (6, 9, 12, 15, 18, 21, 24, 27, 30, 33)
 # Long enough that a dozen runs carry a p99: 120 requests a run.
 REQUESTS_PER_SESSION = 20
 Values = Mapping[str, Value]
@@ -113,31 +116,80 @@ class Share:
         )
 
 
+Sides = tuple[list[GateRun], list[GateRun]]
+
+
+def drawn_sides(
+    rng: np.random.Generator, blocks: Sequence[Block], num_blocks: int, ratios: Mapping[str, float]
+) -> Sides:
+    """A pair of experiments of blocks drawn from these, where each figure's true ratio is the one given."""
+    new, base = list[GateRun](), list[GateRun]()
+    places, is_swapped = rng.integers(0, len(blocks), num_blocks), rng.integers(0, 2, num_blocks)
+    for number, (place, swapped) in enumerate(zip(places.tolist(), is_swapped.tolist(), strict=True)):
+        block, manifest = blocks[place], _manifest(number)
+        changed = {
+            name: value._replace(amount=value.amount * ratios[name]) for name, value in block.sides[swapped].items()
+        }
+        new.append(GateRun(manifest, "", number, block.num_requests, changed))
+        base.append(GateRun(manifest, "", number, block.num_requests, block.sides[1 - swapped]))
+    return new, base
+
+
+@lru_cache(maxsize=64)
+def _manifest(number: int) -> Manifest:
+    return Manifest(experiment="drawn", condition="base", replicate=number, plan_hash=str(number), planned_requests=1)
+
+
 def gated(
     blocks: Sequence[Block], num_blocks: int, ratios: Mapping[str, float], num_experiments: int, seed: int = SEED
 ) -> Share:
-    """The gate over experiments of blocks drawn from these, where each figure's true ratio is the one given."""
+    """The gate over so many pairs of experiments, each looked at once."""
     rng, policy = np.random.default_rng(seed), gate_policy()
-    manifests = [
-        Manifest(experiment="drawn", condition="base", replicate=place, plan_hash=str(place), planned_requests=1)
-        for place in range(num_blocks)
-    ]
+    results = [judge(*drawn_sides(rng, blocks, num_blocks, ratios), policy) for _ in range(num_experiments)]
+    return Share(tuple(result.verdict for result in results), tuple(result.tests for result in results))
+
+
+class Extended(NamedTuple):
+    """Shares of gates, looked at after each extension until pass or worse, that ever said so; of each figure, of pass.
+
+    stopped: the mean number of blocks at the end.
+    """
+
+    passed: float
+    worse: float
+    passed_figure: Mapping[str, float]
+    stopped: float
+
+
+def extended(
+    blocks: Sequence[Block],
+    ratios: Mapping[str, float],
+    num_experiments: int,
+    *,
+    are_looks_counted: bool = True,
+) -> Extended:
+    """Gates that are extended after each "cannot tell". are_looks_counted: False for the rule of a single look."""
+    rng, policy = np.random.default_rng(SEED), gate_policy()
+    passed = dict.fromkeys(policy.limits, 0)
     verdicts: list[GateVerdict] = []
-    tests: list[tuple[GateTest, ...]] = []
+    ends: list[int] = []
     for _ in range(num_experiments):
-        new, base = list[GateRun](), list[GateRun]()
-        places, is_swapped = rng.integers(0, len(blocks), num_blocks), rng.integers(0, 2, num_blocks)
-        for manifest, place, swapped in zip(manifests, places.tolist(), is_swapped.tolist(), strict=True):
-            block = blocks[place]
-            changed = {
-                name: value._replace(amount=value.amount * ratios[name]) for name, value in block.sides[swapped].items()
-            }
-            new.append(GateRun(manifest, "", manifest.replicate, block.num_requests, changed))
-            base.append(GateRun(manifest, "", manifest.replicate, block.num_requests, block.sides[1 - swapped]))
-        result = judge(new, base, policy)
+        new, base = drawn_sides(rng, blocks, LOOKS[-1], ratios)
+        keys = [pair_keys(new[:look], base[:look]) for look in LOOKS]
+        ever, result = set[str](), None
+        for place, look in enumerate(LOOKS):
+            result = judge(new[:look], base[:look], policy, keys[:place] if are_looks_counted else ())
+            ever |= {test.figure for test in result.tests if test.verdict is GateVerdict.PASS}
+            if result.verdict is not GateVerdict.CANNOT_TELL or look == LOOKS[-1]:
+                ends.append(look)
+                break
+        assert result is not None
         verdicts.append(result.verdict)
-        tests.append(result.tests)
-    return Share(tuple(verdicts), tuple(tests))
+        for name in ever:
+            passed[name] += 1
+    shares = {name: count / num_experiments for name, count in passed.items()}
+    counts = [verdicts.count(verdict) / num_experiments for verdict in (GateVerdict.PASS, GateVerdict.WORSE)]
+    return Extended(counts[0], counts[1], shares, float(np.mean(ends)))
 
 
 def log_ratios_sd(blocks: Sequence[Block], name: str) -> float:
@@ -168,6 +220,23 @@ def bench_gate(num_experiments: int = EXPERIMENTS, population: int = POPULATION)
         shares = ", ".join(f"{verdict.value} {equal.of(verdict):.3f}" for verdict in GateVerdict)
         yield Figure("whole gate, every true ratio 1", shares, "", note)
     yield Figure("passes with a figure that cannot be told", f"{num_open}", "0", "of all of these")
+    yield from _extensions(blocks, limits, num_experiments // 2, alpha)
+
+
+def _extensions(
+    blocks: Sequence[Block], limits: Mapping[str, float], num_experiments: int, alpha: float
+) -> Iterator[Figure]:
+    """Gates that are asked again after more blocks, up to ten times, with and without the count of looks."""
+    error = math.sqrt(alpha * (1 - alpha) / num_experiments)
+    note = f"looks at {', '.join(map(str, LOOKS))} blocks, {num_experiments:,} gates, Monte Carlo error {error:.3f}"
+    for are_counted, how, mark in ((True, "", f"<= {alpha}"), (False, " if looks are not counted", "")):
+        at_limit = extended(blocks, limits, num_experiments, are_looks_counted=are_counted)
+        yield Figure(f"ever false worse, every true ratio at its limit{how}", f"{at_limit.worse:.3f}", mark, note)
+        for name, share in at_limit.passed_figure.items():
+            yield Figure(f"ever false pass of {name}{how}", f"{share:.3f}", mark, note)
+    equal = extended(blocks, dict.fromkeys(limits, 1.0), num_experiments)
+    shares = f"pass {equal.passed:.3f}, worse {equal.worse:.3f}, {equal.stopped:.1f} blocks"
+    yield Figure("extended gate, every true ratio 1", shares, "", note)
 
 
 def _false_pass(share: Share, name: str, note: str) -> Figure:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from harness.judge.decisions.across import PeerSide, Side
-    from harness.judge.decisions.gate import GateResult, GateRun
+    from harness.judge.decisions.gate import GatePolicy, GateResult, GateRun
     from harness.judge.decisions.releases import Placed
     from harness.records import SealedRun
 
@@ -164,7 +165,9 @@ def gate(
     ] = None,
     figures: Annotated[
         list[str] | None,
-        typer.Option("--figure", help="Judge only this figure. Repeatable. Default: each that was observed."),
+        typer.Option(
+            "--figure", help="Judge only this figure. Repeatable. Default: each with a limit that the runs can carry."
+        ),
     ] = None,
     thresholds: Annotated[
         list[str] | None,
@@ -172,10 +175,12 @@ def gate(
             "--fail-above",
             metavar="FIGURE=RATIO",
             help="Largest accepted ratio to the baseline. Repeatable. Default: cost, tpot, reuse and padding 1.01, "
-            "ttft_p50 1.05, ttft_p99 1.10.",
+            "ttft_p50 1.05, ttft_p99 1.10; itl_p50 and e2e_p50 have none.",
         ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Of a false pass, and of a false worse.", min=1e-6, max=0.49)] = 0.05,
+    alpha: Annotated[
+        float, typer.Option(help="Of a false pass, and of a false worse, at any number of looks.", min=1e-6, max=0.49)
+    ] = 0.05,
     power: Annotated[float, typer.Option(help="With which more blocks would tell.", min=0.01, max=0.999)] = 0.9,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
     summary: Annotated[
@@ -189,7 +194,8 @@ def gate(
     """Judge whether new runs are worse than a baseline.
 
     Runs of the same plan are paired. A figure passes when its ratio is shown to stay below the limit, and is worse when
-    it is shown to lie above it; anything else is "cannot tell", never a pass (docs/gate.md).
+    it is shown to lie above it; anything else is "cannot tell", never a pass. Then run more blocks with --resume and
+    ask the gate again: each look is recorded beside the runs and has its share of alpha (docs/gate.md).
 
     Exit codes: 0 pass, 4 worse, 5 cannot tell.
 
@@ -207,11 +213,11 @@ def gate(
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
             print(f"wrote {path}")
         return
-    from harness.judge.decisions.gate import GateVerdict, gate_policy, judge
+    from harness.judge.decisions.gate import GateVerdict, gate_policy
     from harness.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
-    result = judge(_side(new, runs), _side(against, runs), policy)
+    result = _looked(new, against, runs, policy)
     _print(result, form)
     if junit is not None:
         write_text(junit, gate_junit(result))
@@ -220,6 +226,30 @@ def gate(
         write_text(summary, kept + gate_markdown(result))
     codes = {GateVerdict.PASS: ExitCode.PASS, GateVerdict.WORSE: ExitCode.RULE_FAILED}
     raise typer.Exit(int(codes.get(result.verdict, ExitCode.CANNOT_TELL)))
+
+
+def _looked(new: str, against: str, runs: Path, policy: GatePolicy) -> GateResult:
+    """The gate, as one more look at the new runs, which is recorded beside them."""
+    from harness.judge.decisions.gate import judge, pair_keys
+    from harness.judge.decisions.gate_looks import placed, read_looks, write_looks
+
+    ours, theirs = _side(new, runs), _side(against, runs)
+    folder = _records_of(new, runs)
+    if folder is None:
+        result = judge(ours, theirs, policy)
+        note = "the new side is a saved baseline: no look is recorded, so it cannot be extended"
+        return replace(result, notes=(*result.notes, note))
+    look = placed(read_looks(folder), policy, pair_keys(ours, theirs))
+    result = judge(ours, theirs, policy, look.earlier)
+    not_written = write_looks(folder, look.file)
+    return replace(result, notes=(*result.notes, *([not_written] if not_written else look.notes)))
+
+
+def _records_of(address: str, runs: Path) -> Path | None:
+    """The folder of the experiment whose sealed runs lie at an address; None of a saved baseline."""
+    from harness.export.baseline import is_baseline
+
+    return None if is_baseline(Path(address)) else valid_runs(address, runs)[0].path.parents[1]
 
 
 def _side(address: str, runs: Path) -> list[GateRun]:
@@ -254,7 +284,10 @@ def history(
     ],
     figures: Annotated[
         list[str] | None,
-        typer.Option("--figure", help="cost, ttft_p50, ttft_p99, tpot, reuse or padding. Repeatable. Default: cost."),
+        typer.Option(
+            "--figure",
+            help="cost, ttft_p50, ttft_p99, tpot, itl_p50, e2e_p50, reuse or padding. Repeatable. Default: cost.",
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Plots as a page (.html) or a picture (.svg).")

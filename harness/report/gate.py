@@ -6,6 +6,7 @@ import json
 from xml.etree import ElementTree
 
 from harness.analysis.figures import cells, same
+from harness.judge.compare.measures import Kind
 from harness.judge.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
 from harness.table import Table, four_digits, markdown_rows, table_of
 
@@ -16,9 +17,9 @@ ANSWERS = {
 }
 # Columns of the table for programs, and where in a test each is.
 COLUMNS = {
-    **same("condition", "figure"),
+    **same("condition", "figure", "unit"),
     "pairs": "num_pairs",
-    **same("baseline", "new", "ratio", "low", "high", "limit", "p_holm"),
+    **same("looks", "baseline", "new", "ratio", "low", "high", "limit"),
     "verdict": "verdict.value",
     **same("why", "more_blocks"),
 }
@@ -26,10 +27,12 @@ COLUMNS = {
 
 def gate_table(result: GateResult) -> Table:
     """A row for each figure of each condition, as programs read it."""
+    alpha = result.policy.alpha
     caption = (
-        f"ratio: new over baseline, above 1 is worse; interval: {1 - 2 * result.policy.alpha:.0%}, over pairs of runs "
-        "of the same plan; pass: the interval lies below the limit; worse: the ratio lies above it, adjusted over all "
-        f"figures (Holm's p below {result.policy.alpha:g})."
+        "ratio: new over baseline, above 1 is worse, over pairs of runs of the same plan; interval: the limits that "
+        "decide. Pass: its upper end lies below the limit; with a ratio at the limit that comes with probability "
+        f"{alpha:g} at most. Worse: its lower end lies above the limit; of all figures together that comes by chance "
+        f"with probability {alpha:g} at most. Both hold over all looks at these runs (looks: how many there were)."
     )
     rows = (cells(test, COLUMNS) for test in result.tests)
     return table_of(f"Gate of {result.experiment}", caption, rows, result.origin)
@@ -37,7 +40,18 @@ def gate_table(result: GateResult) -> Table:
 
 def gate_lines(result: GateResult) -> list[str]:
     """The lines below that table: what was not passed, then what a reader must know."""
-    return [*filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in result.notes)]
+    return [*filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in notes_of(result))]
+
+
+def notes_of(result: GateResult) -> list[str]:
+    """What a reader must know of the sides, and of figures that tables of single conditions make otherwise."""
+    names = dict.fromkeys(test.figure for test in result.tests if test.measure.kind is Kind.QUANTILE)
+    means = (
+        f"{name}: the mean over runs of each run's own percentile, not the percentile of all requests that `harness "
+        "table` shows"
+        for name in names
+    )
+    return [*means, *result.notes]
 
 
 def shown_table(result: GateResult) -> Table:
@@ -46,7 +60,7 @@ def shown_table(result: GateResult) -> Table:
     rows = (
         (
             test.condition,
-            test.figure,
+            f"{test.figure} [{test.unit}]",
             str(test.num_pairs),
             *("-" if value is None else four_digits(value) for value in (test.baseline, test.new)),
             "-" if test.ratio is None else f"{test.ratio:.4f}",
@@ -72,7 +86,7 @@ def gate_markdown(result: GateResult) -> str:
         markdown_rows(shown.columns, bold),
         "",
         *(f"- {line}" for line in _open_tests(result)),
-        *(f"- {note}" for note in result.notes),
+        *(f"- {note}" for note in notes_of(result)),
         "",
         gate_table(result).caption,
         f"Figures: {'; '.join(meanings)}.",
@@ -88,7 +102,7 @@ def gate_json(result: GateResult) -> str:
         "origin": result.origin,
         "alpha": result.policy.alpha,
         "tests": gate_table(result).records(),
-        "notes": list(result.notes),
+        "notes": notes_of(result),
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -102,7 +116,7 @@ def gate_junit(result: GateResult) -> str:
         suite.set("failures", str(sum(test.verdict is GateVerdict.WORSE for test in tests)))
         suite.set("errors", str(sum(test.verdict is GateVerdict.CANNOT_TELL for test in tests)))
         properties = ElementTree.SubElement(suite, "properties")
-        facts = [("origin", result.origin), *(("note", note) for note in result.notes)]
+        facts = [("origin", result.origin), *(("note", note) for note in notes_of(result))]
         for name, value in facts:
             ElementTree.SubElement(properties, "property", name=name, value=value)
         for test in tests:
@@ -132,7 +146,9 @@ def _reason(test: GateTest) -> str:
 def _measured(test: GateTest) -> str:
     if test.ratio is None or test.low is None or test.high is None:
         return ""
-    return f"ratio {test.ratio:.4f} ({test.low:.4f} to {test.high:.4f}), limit {test.limit:g}, {test.num_pairs} pairs"
+    values = " -> ".join("-" if value is None else four_digits(value) for value in (test.baseline, test.new))
+    ratio = f"ratio {test.ratio:.4f} ({test.low:.4f} to {test.high:.4f})"
+    return f"{values} {test.unit}, {ratio}, limit {test.limit:g}, {test.num_pairs} pairs"
 
 
 def _missing(test: GateTest) -> str:
@@ -142,4 +158,5 @@ def _missing(test: GateTest) -> str:
     if test.more_blocks is None:
         return f"no number of blocks up to {MANY:,} tells, should ratio and spread stay"
     plural = "s" * (test.more_blocks != 1)
-    return f"about {test.more_blocks} more block{plural} would tell, should ratio and spread stay"
+    blocks = f"{test.more_blocks} more block{plural}"
+    return f"about {blocks} would tell (--resume, on both sides), should ratio and spread stay"

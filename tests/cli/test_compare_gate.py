@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -47,7 +48,10 @@ def test_an_equal_server_passes_a_slower_one_is_worse_and_the_rest_cannot_be_tol
     assert (code, "gate small: worse" in shown) == (4, True)
     assert "note: server.cost_model: paper in the baseline" in shown
     code, shown = gate(folders, "same")
-    assert (code, "ttft_p99: cannot tell; 24 requests a side, 1000 are needed" in shown) == (5, True)
+    left = "left out: ttft_p99 of base, which needs 1,000 requests a side (24 here), about 167 blocks; to judge it"
+    assert (code, left in " ".join(shown.split())) == (0, True)
+    code, shown = gate(folders, "same", "--figure", "ttft_p99")
+    assert (code, "ttft_p99: cannot tell; 51" in shown or "24 requests a side, 1000 are needed" in shown) == (5, True)
 
 
 def test_thresholds_decide_what_is_worse(folders: Path) -> None:
@@ -62,7 +66,8 @@ def test_a_saved_baseline_says_what_its_runs_say(folders: Path, tmp_path: Path) 
         harness("gate", str(folders / "slow" / "small"), "--against", str(base), "--format", "json")
         for base in (folder, folders / "base" / "small")
     ]
-    assert shown[0].stdout == shown[1].stdout
+    first, second = (json.loads(each.stdout) for each in shown)
+    assert first["tests"] == second["tests"]
     assert [each.returncode for each in shown] == [4, 4]
     (folder / "figures.csv").write_text("condition\n")
     changed = harness("gate", str(folders / "slow" / "small"), "--against", str(folder))
@@ -70,7 +75,7 @@ def test_a_saved_baseline_says_what_its_runs_say(folders: Path, tmp_path: Path) 
 
 
 def test_junit_counts_worse_as_failures_and_cannot_tell_as_errors(folders: Path, tmp_path: Path) -> None:
-    gate(folders, "slow", "--junit", str(tmp_path / "gate.xml"))
+    gate(folders, "slow", *FIGURES, "--figure", "ttft_p99", "--junit", str(tmp_path / "gate.xml"))
     (suite,) = ElementTree.parse(tmp_path / "gate.xml").getroot()
     failed, unsure = (
         {case.get("name") for case in suite.iter("testcase") if case.find(kind) is not None}
@@ -102,7 +107,7 @@ def test_the_summary_is_markdown_and_is_appended_to_that_of_a_step(folders: Path
     assert plain.read_text().startswith("## Gate of small: worse\n")
     assert step.read_text() == "# Before\n" + plain.read_text()
     assert "no accelerator was measured" in plain.read_text()
-    assert "| base | cost | 4 |" in plain.read_text()
+    assert "| base | cost [s/token] | 4 |" in plain.read_text()
 
 
 def test_every_form_says_the_verdict_and_what_was_simulated(folders: Path) -> None:
@@ -111,6 +116,23 @@ def test_every_form_says_the_verdict_and_what_was_simulated(folders: Path) -> No
         assert "worse" in shown
         assert "Predicted: simulated in virtual time" in shown
     assert {row["verdict"] for row in json.loads(shown)["tests"]} == {"worse", "cannot tell", "pass"}
+    assert {row["unit"] for row in json.loads(shown)["tests"]} >= {"s/token", "ms", "computed tokens/request"}
+
+
+def test_more_blocks_are_the_next_look_and_the_looks_lie_beside_the_runs(tmp_path: Path) -> None:
+    result: dict[str, Any] = {}
+    for replicates in (3, 5):
+        for side in ("base", "new"):
+            spec = small_experiment(backend="sim", replicates=replicates, condition=[{"name": "base"}])
+            run_experiment(spec, runs_root=tmp_path / side, resume=True).require_valid()
+        for _ in range(2):
+            result = json.loads(gate(tmp_path, "new", "--figure", "cost", "--format", "json")[1])
+        assert [test["looks"] for test in result["tests"]] == [1 if replicates == 3 else 2]
+    assert "look 2 at these runs, taken before (pairs at each look: 3, 5)" in result["notes"]
+    assert (tmp_path / "new" / "small" / "gate-looks.json").is_file()
+    changed = gate(tmp_path, "new", "--fail-above", "cost=1.2")[1]
+    assert "judged before in 1 other sequence" in " ".join(changed.split())
+    assert harness("verify", "--runs", str(tmp_path / "new")).returncode == 0
 
 
 def test_one_of_against_and_save_baseline_is_needed(folders: Path) -> None:

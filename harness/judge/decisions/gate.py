@@ -10,28 +10,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import place_of
 from harness.analysis.serving import latencies
-from harness.analysis.stats import (
-    MIN_REPLICATES,
-    Estimate,
-    FloatArray,
-    grouped,
-    holm,
-)
+from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, grouped, t_quantile
 from harness.errors import SpecError
-from harness.judge.compare.measures import MEASURES, Kind, Measure, Value, log_values
-from harness.judge.decisions.decide import one_sided_p
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, Kind, Measure, Value, log_values
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
+from harness.judge.planning.stopping import boundaries_at
 from harness.records import SealedRun, origin_of
 from harness.records.layout import COST_MODEL
 from harness.records.manifest import Manifest, table_at
 
 NO_SPREAD = 1e-9
+# Of alpha that is left, the share that a look leaves to later ones.
+LEFT = 0.2
 # More blocks than an experiment can have.
 MANY = MOST_BLOCKS
 
@@ -44,8 +41,11 @@ class GateVerdict(str, Enum):
     CANNOT_TELL = "cannot tell"
 
 
-# The figures that are judged unless the user names others: a higher value is worse.
-FIGURES: Mapping[str, Measure] = {name: measure for name, measure in MEASURES.items() if measure.limit is not None}
+# The measures that can be judged: a higher value is worse. Those with a limit are judged unless the user names others.
+# Modelled device time (A) is priced by a cost model and cannot see that a device became slower; B is the cost.
+FIGURES: Mapping[str, Measure] = {
+    name: measure for name, measure in MEASURES.items() if measure.is_lower_better and name not in OF_SERVERS
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,13 @@ class GateRun:
     def condition(self) -> str:
         return self.manifest.condition
 
+    @property
+    def key(self) -> str:
+        """Tells this run from any other, wherever it lies: of sealed records and of a saved baseline the same."""
+        made = self.manifest
+        began = made.provenance.get("captured_at_utc", "")
+        return f"{made.experiment}/{made.condition}/{made.replicate} {made.plan_hash[:12]} {began}".strip()
+
 
 def gate_run(run: SealedRun) -> GateRun:
     """Every figure of a sealed run."""
@@ -76,13 +83,14 @@ def gate_run(run: SealedRun) -> GateRun:
 
 @dataclass(frozen=True, slots=True)
 class GatePolicy:
-    """What is judged and how. limits: by figure, the largest accepted ratio; is_named: the user named the figures.
+    """What is judged and how. limits: by figure, the largest accepted ratio; asked: figures that the user named.
 
-    alpha: of each side's tests. power: with which the blocks that are missing would tell.
+    alpha: of a false pass, and of any false "worse", at however many looks. power: with which the blocks that are
+    missing would tell.
     """
 
     limits: Mapping[str, float]
-    is_named: bool = False
+    asked: frozenset[str] = frozenset()
     alpha: float = 0.05
     power: float = 0.9
 
@@ -90,18 +98,26 @@ class GatePolicy:
 def gate_policy(
     figures: Sequence[str] = (), thresholds: Sequence[str] = (), alpha: float = 0.05, power: float = 0.9
 ) -> GatePolicy:
-    """The policy for these figures, default all, and thresholds "FIGURE=RATIO"; SpecError for what is no figure.
+    """The policy for these figures, default all with a limit, and thresholds "FIGURE=RATIO".
 
-    A figure with a threshold is judged too when only some figures are named.
+    A figure with a threshold is judged too when only some figures are named. SpecError for what is no figure, or has no
+    limit.
     """
     given = dict(map(_threshold, thresholds))
     for name in (*figures, *given):
         if name not in FIGURES:
             raise SpecError(f"{name!r} is no figure of the gate", where="gate", hint=f"Use {', '.join(FIGURES)}")
-    wanted = [name for name in FIGURES if not figures or name in figures or name in given]
-    return GatePolicy(
-        {name: given.get(name, FIGURES[name].limit or 1.0) for name in wanted}, bool(figures), alpha, power
-    )
+    usual = figures or [name for name, figure in FIGURES.items() if figure.limit is not None]
+    limits: dict[str, float] = {}
+    for name, figure in FIGURES.items():
+        if name not in usual and name not in given:
+            continue
+        limit = given.get(name, figure.limit)
+        if limit is None:
+            hint = f"Say it: --fail-above {name}=1.05"
+            raise SpecError(f"{name} has no limit of its own", where="gate", hint=hint)
+        limits[name] = limit
+    return GatePolicy(limits, frozenset((*figures, *given)), alpha, power)
 
 
 def _threshold(text: str) -> tuple[str, float]:
@@ -120,9 +136,9 @@ def _threshold(text: str) -> tuple[str, float]:
 class GateTest:
     """One figure of one condition against its baseline.
 
-    new, baseline: means over the pairs. ratio, low, high: interval of level 1 - 2 alpha; ``high`` is the one-sided
-    limit that decides a pass, ``low`` one that decides "worse" before its adjustment. p_pass: that the ratio is at the
-    limit or above. p_worse: that it is at the limit or below, and p_holm: the same over all figures (Holm).
+    new, baseline: means over the pairs. ratio: of all pairs. low, high: the limits that decide: "worse" where ``low``
+    lies above the limit, a pass where ``high`` lies below it. Over every look each holds with its share of alpha:
+    ``high`` with alpha, ``low`` with alpha over the number of figures. looks: how often this figure was looked at.
     more_blocks: pairs missing for a verdict; None where no number up to MANY would do, or none is missing.
     """
 
@@ -137,10 +153,17 @@ class GateTest:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    p_pass: float | None = None
-    p_worse: float | None = None
-    p_holm: float | None = None
+    looks: int = 0
     more_blocks: int | None = None
+
+    @property
+    def measure(self) -> Measure:
+        return FIGURES[self.figure]
+
+    @property
+    def unit(self) -> str:
+        """Of its values."""
+        return self.measure.column.removeprefix(f"{self.figure}_").replace("_per_", "/").replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,45 +179,96 @@ class GateResult:
     @property
     def verdict(self) -> GateVerdict:
         """Worse where any figure is; else "cannot tell" where any is open; a pass needs every figure."""
-        verdicts = {test.verdict for test in self.tests}
+        verdicts = {test.verdict for test in self.tests} or {GateVerdict.CANNOT_TELL}
         open_or_worse = (GateVerdict.WORSE, GateVerdict.CANNOT_TELL)
-        return next((verdict for verdict in open_or_worse if verdict in verdicts or not verdicts), GateVerdict.PASS)
+        return next((verdict for verdict in open_or_worse if verdict in verdicts), GateVerdict.PASS)
 
 
 # A new run and the baseline's run of the same plan.
 _Pair = tuple[GateRun, GateRun]
+PairKey = tuple[str, str]
 
 
-def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -> GateResult:
+def pair_keys(new: Sequence[GateRun], base: Sequence[GateRun]) -> frozenset[PairKey]:
+    """The pairs that a look at these runs is made of."""
+    return frozenset(map(_key, (pair for pairs in _paired(new, base).values() for pair in pairs)))
+
+
+def _key(pair: _Pair) -> PairKey:
+    return pair[0].key, pair[1].key
+
+
+def judge(
+    new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy, earlier: Sequence[frozenset[PairKey]] = ()
+) -> GateResult:
     """The gate over runs of the same plan, condition by condition.
 
-    With one condition a side, their names may differ. Raises SpecError where the sides cannot be compared: another kind
+    earlier: the pairs of every look before this one, each among those of the next. With one condition a side, their
+    names may differ. Raises SpecError where the sides cannot be compared: another kind
     of server, time scale, window or form of answers, or no plan in common.
     """
     if not new or not base:
         raise SpecError("no valid runs on one side", where="gate", hint="See `harness runs` for the reasons")
-    sides = [grouped(runs, lambda run: run.condition) for runs in (new, base)]
-    if len(sides[0]) == len(sides[1]) == 1:
-        sides[1] = dict(zip(sides[0], sides[1].values(), strict=True))
     _check_alike(new, base)
-    pairs = {name: _pairs(sides[0].get(name, []), runs) for name, runs in sides[1].items()}
+    pairs = _paired(new, base)
     if not any(pairs.values()):
         raise SpecError(
             "no new run has the plan of a baseline's run in the same condition",
             where="gate",
             hint="Run the same experiment, with the same base_seed, workload and conditions, on both sides",
         )
-    wanted = [
-        (condition, name)
-        for condition, of_condition in pairs.items()
-        for name in policy.limits
-        if policy.is_named or not of_condition or any(_is_known(pair, name) for pair in of_condition)
-    ]
-    tests = [_test(condition, FIGURES[name], pairs[condition], policy, len(wanted)) for condition, name in wanted]
-    notes = [*_coverage(sides, pairs), *_unseen(pairs, policy), *_differences(pairs)]
+    tests: list[GateTest] = []
+    left_out: list[str] = []
+    family = len(pairs) * len(policy.limits)
+    for condition, of_condition in pairs.items():
+        for name, limit in policy.limits.items():
+            why = "" if name in policy.asked or not of_condition else _not_carried(FIGURES[name], of_condition)
+            if why:
+                left_out.append(f"left out: {name} of {condition}, {why}; to judge it all the same: --figure {name}")
+            else:
+                empty = GateTest(condition, name, limit, len(of_condition), GateVerdict.CANNOT_TELL, "")
+                tests.append(_tested(empty, of_condition, policy, family, earlier))
+    notes = [*left_out, *_coverage(new, base, pairs), *_differences(pairs)]
     origin = origin_of((*base, *new))
     experiments = " against ".join(dict.fromkeys((new[0].manifest.experiment, base[0].manifest.experiment)))
-    return GateResult(tuple(_adjusted(tests, policy.alpha)), tuple(notes), origin, experiments, policy)
+    return GateResult(tuple(tests), tuple(notes), origin, experiments, policy)
+
+
+def _paired(new: Sequence[GateRun], base: Sequence[GateRun]) -> dict[str, list[_Pair]]:
+    """The pairs of each condition of the baseline."""
+    ours, theirs = _sides(new, base)
+    return {name: _pairs(ours.get(name, []), runs) for name, runs in theirs.items()}
+
+
+def _sides(
+    new: Sequence[GateRun], base: Sequence[GateRun]
+) -> tuple[dict[str, list[GateRun]], dict[str, list[GateRun]]]:
+    """Both sides by condition, in the names of the new one where each has a single condition."""
+    ours, theirs = (grouped(runs, lambda run: run.condition) for runs in (new, base))
+    if len(ours) == len(theirs) == 1:
+        theirs = dict(zip(ours, theirs.values(), strict=True))
+    return ours, theirs
+
+
+def _not_carried(figure: Measure, pairs: Sequence[_Pair]) -> str:
+    """Why these runs cannot carry the figure, in words; "" where they can."""
+    if not any(run.values.get(figure.name) for pair in pairs for run in pair):
+        return "which neither side observed"
+    num_requests = _requests_a_side(pairs)
+    if num_requests >= figure.requests_needed:
+        return ""
+    blocks = _blocks_for_requests(figure, pairs)
+    return f"which needs {figure.requests_needed:,} requests a side ({num_requests:,} here), about {blocks:,} blocks"
+
+
+def _requests_a_side(pairs: Sequence[_Pair]) -> int:
+    return min(sum(run.num_requests for run in side) for side in zip(*pairs, strict=True))
+
+
+def _blocks_for_requests(figure: Measure, pairs: Sequence[_Pair]) -> int:
+    """Pairs that would have the requests that a figure needs, as many in each."""
+    num_requests = _requests_a_side(pairs)
+    return math.ceil(figure.requests_needed * len(pairs) / num_requests) if num_requests else MANY
 
 
 def _pairs(new: Sequence[GateRun], base: Sequence[GateRun]) -> list[_Pair]:
@@ -204,34 +278,47 @@ def _pairs(new: Sequence[GateRun], base: Sequence[GateRun]) -> list[_Pair]:
     return [(run, other) for run, other in pairs if other is not None]
 
 
-def _is_known(pair: _Pair, name: str) -> bool:
-    return any(run.values.get(name) is not None for run in pair)
-
-
-def _test(condition: str, figure: Measure, pairs: Sequence[_Pair], policy: GatePolicy, family: int) -> GateTest:
-    """The figure with both p-values: a pass, or "cannot tell" until p is adjusted over all figures."""
+def _known(figure: Measure, pairs: Sequence[_Pair]) -> list[tuple[Value, Value]]:
+    """The figure's values of the pairs that have a ratio."""
     values = [(new.values.get(figure.name), base.values.get(figure.name)) for new, base in pairs]
-    known = [(new, base) for new, base in values if new and base and new.amount > 0 and base.amount > 0]
-    limit = policy.limits[figure.name]
-    empty = GateTest(condition, figure.name, limit, len(known), GateVerdict.CANNOT_TELL, "")
+    return [(new, base) for new, base in values if new and base and figure.has_ratio(new) and figure.has_ratio(base)]
+
+
+def _tested(
+    empty: GateTest,
+    pairs: Sequence[_Pair],
+    policy: GatePolicy,
+    family: int,
+    earlier: Sequence[frozenset[PairKey]],
+) -> GateTest:
+    """The verdict of one figure, over this look and the earlier ones at which it had an estimate."""
+    figure, known = empty.measure, _known(empty.measure, pairs)
     if not pairs:
         return replace(empty, why="no new run has the plan of a baseline's run")
     if len(known) < len(pairs):
-        return replace(empty, why=f"not observed in {len(pairs) - len(known)} of {len(pairs)} pairs")
+        why = f"not observed in {len(pairs) - len(known)} of {len(pairs)} pairs"
+        return replace(empty, num_pairs=len(known), why=why)
     sides = list(zip(*known, strict=True))
     means = [sum(value.amount for value in side) / sum(value.units for value in side) for side in sides]
     empty = replace(empty, new=means[0], baseline=means[1])
-    num_requests = min(sum(run.num_requests for run in side) for side in zip(*pairs, strict=True))
+    num_requests = _requests_a_side(pairs)
     if num_requests < figure.requests_needed:
-        needed = math.ceil(figure.requests_needed * len(pairs) / num_requests) if num_requests else MANY
         why = f"{num_requests} requests a side, {figure.requests_needed} are needed"
-        return replace(empty, why=why, more_blocks=needed - len(pairs))
-    logs = _log_ratios(figure, known)
-    estimate = estimate_of(logs.tolist(), [run for run, _ in pairs])
-    if estimate is None:
+        return replace(empty, why=why, more_blocks=_blocks_for_requests(figure, pairs) - len(pairs))
+    looks = [[pair for pair in pairs if _key(pair) in keys] for keys in earlier]
+    estimates = [one for look in (*looks, pairs) if (one := estimate_at(figure, look)) is not None]
+    if estimate_at(figure, pairs) is None:
         why = f"{len(pairs)} pairs, {MIN_REPLICATES} are needed for an interval"
         return replace(empty, why=why, more_blocks=max(1, MIN_REPLICATES - len(pairs)))
-    return _with_interval(empty, estimate, policy, family)
+    return _with_limits(empty, estimates, policy, family)
+
+
+def estimate_at(figure: Measure, pairs: Sequence[_Pair]) -> Estimate | None:
+    """The mean log ratio of pairs that all have the figure; None where they are too few, or hold too few requests."""
+    known = _known(figure, pairs)
+    if not known or len(known) < len(pairs) or _requests_a_side(pairs) < figure.requests_needed:
+        return None
+    return estimate_of(_log_ratios(figure, known).tolist(), [run for run, _ in pairs])
 
 
 def _log_ratios(figure: Measure, known: Sequence[tuple[Value, Value]]) -> FloatArray:
@@ -242,42 +329,59 @@ def _log_ratios(figure: Measure, known: Sequence[tuple[Value, Value]]) -> FloatA
     return np.log([value.amount for value in new]) - np.log([value.amount for value in base])
 
 
-def _with_interval(test: GateTest, estimate: Estimate, policy: GatePolicy, family: int) -> GateTest:
-    interval = estimate.interval(level=1 - 2 * policy.alpha)
-    error = 0.0 if estimate.error < NO_SPREAD else estimate.error
-    above = estimate.mean - math.log(test.limit)
-    p_pass, p_worse = (one_sided_p(distance, error, estimate.degrees) for distance in (-above, above))
-    is_pass = p_pass < policy.alpha
+def _with_limits(test: GateTest, estimates: Sequence[Estimate], policy: GatePolicy, family: int) -> GateTest:
+    """The verdict by the limits of all looks. estimates: of each look, this one last."""
+    last, num_looks = estimates[-1], len(estimates)
+    errors = [0.0 if one.error < NO_SPREAD else one.error for one in estimates]
+    ends = [
+        [one.mean + side * t * error for one, error, t in zip(estimates, errors, boundaries, strict=True)]
+        for side, boundaries in (
+            (1, _boundaries(estimates, policy.alpha)),
+            (-1, _boundaries(estimates, policy.alpha / family)),
+        )
+    ]
+    # Each limit holds at every look with its whole alpha, so the tightest does.
+    high, low = min(ends[0]), max(ends[1])
+    if low > high:
+        high, low = ends[0][-1], ends[1][-1]
+    at = math.log(test.limit)
+    verdict = GateVerdict.WORSE if low > at else GateVerdict.PASS if high < at else GateVerdict.CANNOT_TELL
+    why = {GateVerdict.WORSE: "above its limit", GateVerdict.PASS: ""}.get(verdict, "the interval holds the limit")
+    is_open = verdict is GateVerdict.CANNOT_TELL
     return replace(
         test,
-        verdict=GateVerdict.PASS if is_pass else GateVerdict.CANNOT_TELL,
-        why="" if is_pass else "the interval holds the limit",
-        ratio=interval.estimate,
-        low=interval.low,
-        high=interval.high,
-        p_pass=p_pass,
-        p_worse=p_worse,
-        more_blocks=None if is_pass else _more_blocks(estimate, above, policy, family),
+        verdict=verdict,
+        why=why,
+        ratio=math.exp(last.mean),
+        low=math.exp(low),
+        high=math.exp(high),
+        looks=num_looks,
+        more_blocks=_more_blocks(last, last.mean - at, policy, family, num_looks) if is_open else None,
     )
 
 
-def _more_blocks(estimate: Estimate, above: float, policy: GatePolicy, family: int) -> int | None:
-    """Blocks beside those at hand that would tell, should the ratio and the spread be those that were measured."""
+def _spent(alpha: float, num_looks: int) -> float:
+    """Alpha spent after so many looks: never all of it, so that there may always be one more."""
+    return alpha * (1 - LEFT**num_looks)
+
+
+def _boundaries(estimates: Sequence[Estimate], alpha: float) -> tuple[float, ...]:
+    """t of each look, one-sided, such that a ratio at its limit ever crosses with probability alpha at most."""
+    spent = [_spent(alpha, look) for look in range(1, len(estimates) + 1)]
+    sizes = tuple(one.degrees + 1 for one in estimates)
+    if all(after > before for before, after in pairwise(sizes)):
+        return boundaries_at(sizes, tuple(spent), is_one_sided=True)
+    # Devices scatter, and more blocks of them are no more data: each look by itself.
+    alone = [after - before for before, after in pairwise((0.0, *spent))]
+    return tuple(t_quantile(1 - 2 * share, one.degrees) for share, one in zip(alone, estimates, strict=True))
+
+
+def _more_blocks(estimate: Estimate, above: float, policy: GatePolicy, family: int, num_looks: int) -> int | None:
+    """Blocks beside those at hand that would tell at the next look, should ratio and spread stay as measured."""
     sd = max(estimate.error * math.sqrt(estimate.num_units), NO_SPREAD)
-    alpha = policy.alpha / family if above > 0 else policy.alpha
-    needed = blocks_for_superiority(sd, -abs(above), alpha, policy.power)
+    alpha = _spent(policy.alpha, num_looks + 1) - _spent(policy.alpha, num_looks)
+    needed = blocks_for_superiority(sd, -abs(above), alpha / family if above > 0 else alpha, policy.power)
     return None if needed is None else max(1, needed - estimate.num_units)
-
-
-def _adjusted(tests: Sequence[GateTest], alpha: float) -> list[GateTest]:
-    """ "Worse" where Holm's p over all figures of all conditions is below alpha; the others as they are."""
-    adjusted = holm([test.p_worse for test in tests])
-    return [
-        replace(test, p_holm=p, verdict=GateVerdict.WORSE, why="above its limit", more_blocks=None)
-        if p is not None and p < alpha
-        else replace(test, p_holm=p)
-        for test, p in zip(tests, adjusted, strict=True)
-    ]
 
 
 # What makes a pair meaningless when it differs, as a function of the manifest.
@@ -300,24 +404,15 @@ def _check_alike(new: Sequence[GateRun], base: Sequence[GateRun]) -> None:
             )
 
 
-def _coverage(sides: Sequence[Mapping[str, Sequence[GateRun]]], pairs: Mapping[str, Sequence[_Pair]]) -> list[str]:
+def _coverage(new: Sequence[GateRun], base: Sequence[GateRun], pairs: Mapping[str, Sequence[_Pair]]) -> list[str]:
     """Runs and conditions that enter no test."""
-    new, base = sides
-    notes = [f"{name}: not judged, the baseline has no such condition" for name in new if name not in base]
+    ours, theirs = _sides(new, base)
+    notes = [f"{name}: not judged, the baseline has no such condition" for name in ours if name not in theirs]
     for name, of_condition in pairs.items():
-        unpaired = len(new.get(name, ())) + len(base[name]) - 2 * len(of_condition)
+        unpaired = len(ours.get(name, ())) + len(theirs[name]) - 2 * len(of_condition)
         if unpaired:
             notes.append(f"{name}: {unpaired} runs without a partner of the same plan were left out")
     return notes
-
-
-def _unseen(pairs: Mapping[str, Sequence[_Pair]], policy: GatePolicy) -> list[str]:
-    """Figures that neither side observed, which are not judged unless they were asked for."""
-    if policy.is_named:
-        return []
-    every = [pair for of_condition in pairs.values() for pair in of_condition]
-    names = [name for name in policy.limits if not any(_is_known(pair, name) for pair in every)]
-    return [f"not judged, as neither side observed it: {', '.join(names)}"] if names else []
 
 
 def _differences(pairs: Mapping[str, Sequence[_Pair]]) -> list[str]:

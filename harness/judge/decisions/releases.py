@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
-from harness.analysis.figures import cells, same
-from harness.analysis.stats import MIN_REPLICATES, Interval, grouped
+from harness.analysis.stats import DEFAULT_LEVEL, MIN_REPLICATES, Interval, grouped
 from harness.errors import SpecError
-from harness.judge.compare.measures import Kind, log_values
-from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, gate_policy, gate_run, judge
+from harness.judge.compare.measures import Kind, Value, log_values
+from harness.judge.decisions.gate import FIGURES, GateRun, estimate_at, gate_run
 from harness.records import SealedRun, layout, origin_of
-from harness.records.manifest import table_at
 from harness.table import Cell, Table, table_of
 
 # "[PFX] ALLOC": what a line of the log is about.
@@ -47,14 +45,14 @@ def compare_releases(
         (_decisions(base, run) for base, run in pairs),
         origin,
     )
-    result = judge([gate_run(run) for _, run in pairs], [gate_run(base) for base, _ in pairs], gate_policy())
+    rows = _figures([(gate_run(run), gate_run(base)) for base, run in pairs])
     figures = table_of(
         f"Figures of {titles}",
-        f"ratio: {names[1]} over {names[0]}, with its 90 % interval over pairs of runs of one plan; differs: whether "
-        "the interval leaves 1 out; a dash: too few runs. "
+        f"ratio: {names[1]} over {names[0]}, over pairs of runs of one plan, with an interval of 95 % for all of them "
+        "together; differs: whether it leaves 1 out; a dash: too few runs or requests. "
         + "; ".join(f"{name}: {figure.meaning}" for name, figure in FIGURES.items())
         + ".",
-        map(_figure, result.tests),
+        rows,
         origin,
     )
     return (
@@ -103,19 +101,38 @@ def _at(rows: Sequence[tuple[object, ...]], place: int) -> str:
     return str(rows[place]) if place < len(rows) else "ended"
 
 
-# Columns of the table of figures, and where in a test of the gate each is.
-FIGURE_COLUMNS = {
-    **same("condition", "figure"),
-    "pairs": "num_pairs",
-    "old": "baseline",
-    **same("new", "ratio", "low", "high"),
-}
+def _figures(pairs: Sequence[tuple[GateRun, GateRun]]) -> list[dict[str, Cell]]:
+    """A row for each figure of each condition that some run shows."""
+    by_condition = grouped(pairs, lambda pair: pair[0].condition)
+    shown = [
+        (condition, name, of_condition)
+        for condition, of_condition in by_condition.items()
+        for name in FIGURES
+        if any(run.values.get(name) for pair in of_condition for run in pair)
+    ]
+    return [_figure(condition, name, of_condition, len(shown)) for condition, name, of_condition in shown]
 
 
-def _figure(test: GateTest) -> dict[str, Cell]:
-    has_interval = test.low is not None and test.high is not None
-    differs = not (test.low or 0.0) <= 1 <= (test.high or 0.0) if has_interval else None
-    return {**cells(test, FIGURE_COLUMNS), "differs": differs}
+def _figure(condition: str, name: str, pairs: Sequence[tuple[GateRun, GateRun]], family: int) -> dict[str, Cell]:
+    estimate = estimate_at(FIGURES[name], pairs)
+    interval = None if estimate is None else estimate.interval(level=1 - (1 - DEFAULT_LEVEL) / family)
+    new, old = (_mean([run.values.get(name) for run in side]) for side in zip(*pairs, strict=True))
+    return {
+        "condition": condition,
+        "figure": name,
+        "pairs": len(pairs),
+        "old": old,
+        "new": new,
+        "ratio": None if interval is None else interval.estimate,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "differs": None if interval is None else not interval.contains(1.0),
+    }
+
+
+def _mean(values: Sequence[Value | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(v.amount for v in known) / sum(v.units for v in known) if len(known) == len(values) else None
 
 
 def _names(pairs: Iterable[tuple[SealedRun, SealedRun]], releases: tuple[str, str]) -> list[dict[str, Cell]]:
@@ -196,13 +213,10 @@ class Placed:
 
 
 def _release(run: GateRun) -> str:
-    served = run.manifest.serving_version
-    commit = str(table_at(run.manifest.provenance, "source").get("git_commit") or "")[:8]
-    return (
-        f"vllm-rbln {served}"
-        if served
-        else f"harness {run.manifest.packages.get('rbln-harness', '?')} {commit}".strip()
-    )
+    """The release of what served; of a stand-in its rules, since no release served."""
+    made = run.manifest
+    rules = str(made.server_spec.get("rules") or "")
+    return made.stack or (f"{made.kind.label}, rules {rules}" if rules else made.kind.label)
 
 
 def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]:

@@ -28,6 +28,8 @@ from harness.spec.sections import EVERY, Channel, StopSpec
 
 # 200,000 paths leave an error of .0005 in the alpha that a boundary spends.
 PATHS = 200_000
+# Paths that a one-sided boundary is told from: an error of a seventh in what a look spends.
+LEAST_CROSSING = 50
 SEED = 20261121
 
 
@@ -51,11 +53,26 @@ def spending_boundaries(
     of ``planned`` (default the same). The first boundary is exact; later ones are quantiles among paths of Gaussian
     samples that crossed none before, whose mean and sum of squares are carried from look to look.
     """
+    fractions = [look / (planned or num_blocks) for look in looks]
+    spent = [
+        alpha if look == num_blocks else obrien_fleming_spent(fraction, alpha)
+        for look, fraction in zip(looks, fractions, strict=True)
+    ]
+    return boundaries_at(looks, tuple(spent))
+
+
+@lru_cache(maxsize=256)
+def boundaries_at(looks: tuple[int, ...], spent: tuple[float, ...], *, is_one_sided: bool = False) -> tuple[float, ...]:
+    """|t| at each look, or t of a one-sided test, such that a mean of 0 has crossed any with probability ``spent``.
+
+    looks: numbers of blocks, ascending. spent: alpha spent up to each look. One-sided boundaries of which too few paths
+    would tell are those of a look alone, which spend no more.
+    """
     rng = np.random.default_rng(SEED)
     mean, squares, seen = np.zeros(PATHS), np.zeros(PATHS), 0
     is_inside = np.ones(PATHS, dtype=bool)
-    spent, boundaries = 0.0, list[float]()
-    for look in looks:
+    before, boundaries = 0.0, list[float]()
+    for look, now in zip(looks, spent, strict=True):
         added = look - seen
         own_mean = rng.standard_normal(PATHS) / math.sqrt(added)
         own_squares = rng.chisquare(added - 1, PATHS) if added > 1 else np.zeros(PATHS)
@@ -64,16 +81,15 @@ def spending_boundaries(
         squares += own_squares + shift**2 * (seen * added / look)
         mean += shift * (added / look)
         seen = look
-        t = np.abs(mean) * math.sqrt(look) / np.sqrt(squares / (look - 1))
-        now = alpha if look == num_blocks else obrien_fleming_spent(look / (planned or num_blocks), alpha)
-        if not boundaries:
-            boundary = t_quantile(1 - now, look - 1)
+        t = (mean if is_one_sided else np.abs(mean)) * math.sqrt(look) / np.sqrt(squares / (look - 1))
+        crossing = round((now - before) * PATHS)
+        if not boundaries or (is_one_sided and crossing < LEAST_CROSSING):
+            boundary = t_quantile(1 - (2 if is_one_sided else 1) * (now - before), look - 1)
         else:
             inside = np.sort(t[is_inside])
-            crossing = max(0, min(len(inside) - 1, round((now - spent) * PATHS)))
-            boundary = float(inside[len(inside) - 1 - crossing])
+            boundary = float(inside[len(inside) - 1 - max(0, min(len(inside) - 1, crossing))])
         is_inside &= t <= boundary
-        spent = now
+        before = now
         boundaries.append(boundary)
     return tuple(boundaries)
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.judge.compare.measures import Value
-from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge
+from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge, pair_keys
 from harness.judge.planning.power import superiority_power
 from harness.records import SealedRun
 from harness.records.manifest import Manifest
@@ -37,6 +37,7 @@ def runs_of(figures: Mapping[str, Sequence[float]], **of_run: object) -> list[Ga
     return [a_run(place, dict(zip(figures, row, strict=True)), **of_run) for place, row in enumerate(columns)]  # pyright: ignore[reportArgumentType]
 
 
+USUAL = [name for name, figure in FIGURES.items() if figure.limit is not None]
 BASE = {name: [10.0, 11.0, 12.0, 10.5] for name in FIGURES}
 NOISE = np.array([0.999, 1.001, 1.0005, 0.9995])
 
@@ -91,10 +92,32 @@ def test_two_pairs_have_no_interval_and_one_more_is_asked_for() -> None:
 
 
 def test_a_p99_of_few_requests_is_not_judged_and_the_blocks_that_carry_it_are_named() -> None:
-    result = judge(runs_of(BASE, num_requests=100), runs_of(BASE, num_requests=100), gate_policy())
+    short = runs_of(BASE, num_requests=100)
+    result = judge(short, short, gate_policy(USUAL))
     (test,) = [test for test in result.tests if test.verdict is not PASS]
     assert (test.figure, test.verdict, test.more_blocks) == ("ttft_p99", CANNOT_TELL, 6)
     assert test.why == "400 requests a side, 1000 are needed"
+
+
+def test_by_default_what_the_runs_cannot_carry_is_left_out_and_named() -> None:
+    short = runs_of(BASE, num_requests=100)
+    result = judge(short, short, gate_policy())
+    assert result.verdict is PASS
+    assert "ttft_p99" not in {test.figure for test in result.tests}
+    (note,) = [note for note in result.notes if note.startswith("left out")]
+    assert note == (
+        "left out: ttft_p99 of base, which needs 1,000 requests a side (400 here), about 10 blocks; "
+        "to judge it all the same: --figure ttft_p99"
+    )
+    asked = judge(short, short, gate_policy(thresholds=["ttft_p99=1.2"]))
+    assert asked.verdict is CANNOT_TELL
+
+
+def test_a_figure_without_a_limit_is_judged_when_it_is_given_one() -> None:
+    with pytest.raises(SpecError, match="itl_p50 has no limit of its own"):
+        gate_policy(["itl_p50"])
+    (test,) = judge(runs_of(BASE), runs_of(BASE), gate_policy(["itl_p50"], ["itl_p50=1.05"])).tests
+    assert (test.verdict, test.unit) == (PASS, "ms")
 
 
 def test_the_blocks_that_are_missing_tell_with_the_power_that_was_asked_for() -> None:
@@ -107,8 +130,53 @@ def test_the_blocks_that_are_missing_tell_with_the_power_that_was_asked_for() ->
     assert test.ratio is not None
     values = np.array(ratios) / np.mean(ratios) - np.array(BASE["cost"]) / np.mean(BASE["cost"])
     effect, sd = math.log(test.ratio) - math.log(1.01), float(np.std(values, ddof=1))
-    reached = [superiority_power(4 + more, sd, effect, 0.05) for more in (test.more_blocks - 1, test.more_blocks)]
+    # The next look has a fifth of alpha, less what it leaves to later ones.
+    reached = [
+        superiority_power(4 + more, sd, effect, 0.05 * 0.16) for more in (test.more_blocks - 1, test.more_blocks)
+    ]
     assert reached[0] < 0.8 <= reached[1]
+
+
+def drawn(rng: np.random.Generator, mean: float, num_blocks: int, sd: float = 0.01) -> list[float]:
+    return list(10.0 * np.exp(mean + sd * rng.standard_normal(num_blocks)))
+
+
+def test_a_printed_end_beyond_the_limit_and_the_verdict_are_the_same_thing() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        ratios = {name: drawn(rng, float(rng.choice([0.0, 0.01, 0.03])), 6) for name in ("cost", "tpot")}
+        base = runs_of({name: [10.0] * 6 for name in ratios})
+        for test in judge(runs_of(ratios), base, gate_policy(["cost", "tpot"])).tests:
+            assert test.low is not None
+            assert test.high is not None
+            assert (test.verdict is WORSE) == (test.low > test.limit)
+            assert (test.verdict is PASS) == (test.high < test.limit)
+
+
+def test_looking_after_each_extension_keeps_alpha() -> None:
+    """Servers at the limit; without the earlier looks more of them pass or are called worse than alpha allows."""
+    rng, policy = np.random.default_rng(2), gate_policy(["cost"])
+    passes = worse = plain = 0
+    for _ in range(400):
+        runs = runs_of({"cost": drawn(rng, math.log(1.01), 24)})
+        base = runs_of({"cost": [10.0] * 24})
+        looks = [(runs[:n], base[:n]) for n in range(4, 25, 4)]
+        keys = [pair_keys(*look) for look in looks]
+        verdicts = [judge(*look, policy, keys[:place]).verdict for place, look in enumerate(looks)]
+        passes += PASS in verdicts
+        worse += WORSE in verdicts
+        plain += any(judge(*look, policy).verdict is PASS for look in looks)
+    most = 0.05 * 400 + 3 * math.sqrt(400 * 0.05 * 0.95)
+    assert max(passes, worse) <= most < plain
+
+
+def test_what_was_shown_at_a_look_stays_shown_at_the_next() -> None:
+    rng, policy = np.random.default_rng(3), gate_policy(["cost"])
+    runs, base = runs_of({"cost": drawn(rng, 0.0, 12, 0.004)}), runs_of({"cost": [10.0] * 12})
+    first = judge(runs[:6], base[:6], policy)
+    assert first.verdict is PASS
+    second = judge(runs, base, policy, [pair_keys(runs[:6], base[:6])])
+    assert (second.verdict, second.tests[0].looks) == (PASS, 2)
 
 
 def test_runs_are_paired_by_plan_and_the_rest_is_left_out_in_the_open() -> None:
@@ -159,7 +227,7 @@ def test_a_figure_that_neither_side_observed_is_judged_only_when_it_is_asked_for
     seen = {"cost": BASE["cost"]}
     default = judge(runs_of(seen), runs_of(seen), gate_policy())
     assert ([test.figure for test in default.tests], default.verdict) == (["cost"], PASS)
-    assert any("neither side observed it: ttft_p50" in note for note in default.notes)
+    assert any("left out: ttft_p50 of base, which neither side observed" in note for note in default.notes)
     asked = judge(runs_of(seen), runs_of(seen), gate_policy(["cost", "padding"]))
     assert asked.verdict is CANNOT_TELL
     lost = judge(runs_of(seen), runs_of(BASE), gate_policy(["tpot"]))
