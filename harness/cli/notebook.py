@@ -84,6 +84,6 @@ def power(
         }
         for need in needs
     ]
-    together = f", adjusted over {len(needs)} comparisons (Holm)" if len(needs) > 1 else ""
+    together = f", adjusted over {len(needs)} comparisons" if len(needs) > 1 else ""
     caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}{together}."
     return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")

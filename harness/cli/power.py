@@ -39,7 +39,7 @@ def power(
     ] = None,
     precision: Annotated[float, typer.Option(help="Half width of a plain interval, as a share.", min=1e-4)] = 0.01,
     alpha: Annotated[
-        float, typer.Option(help="Of all comparisons together (Holm); a rule has its own.", min=1e-6, max=0.5)
+        float, typer.Option(help="Of all comparisons together, in equal parts; a rule has its own.", min=1e-6, max=0.5)
     ] = 0.05,
     wanted: Annotated[float, typer.Option("--power", help="Probability of the verdict.", min=0.01, max=0.999)] = 0.9,
     rule: Annotated[
@@ -92,7 +92,7 @@ def power(
     block = format_duration(costs.block_s)
     one_device = "one device; " if all(parts.num_devices == 1 for parts in components) else ""
     given, observed = _given(spec), [parts for parts in components if sealed and parts.condition in chosen]
-    # One of several comparisons: in equal parts, which is a little more than Holm asks for.
+    # One of several comparisons has an equal part.
     one_of_several = replace(goal, alpha=goal.alpha / len(components))
     lines = [
         *_answers(needs, goal, given),
@@ -267,7 +267,7 @@ def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
 def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
     width = max(len(need.components.condition) for need in needs)
     size = len(needs[0].case.found)
-    together = f" over {size} comparisons (Holm)" if size > 1 else ""
+    together = f" over {size} comparisons" if size > 1 else ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
     heads = [f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found"]
     heads += [f"cheaper {goal.rule.margin:.1%}"] if goal.rule else []

@@ -1,4 +1,4 @@
-"""Power of comparisons that are judged together: each verdict by its p-value, adjusted by Holm over all of them.
+"""Power of comparisons that are judged together: each verdict at an equal part of alpha (Bonferroni).
 
 A block's datum is the vector of their log cost ratios. Experiments are drawn from blocks that are known, since these
 are skewed and correlated, or else from a Gaussian; with a fixed seed.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.analysis.stats import FloatArray
 from harness.judge.planning.power import difference_power, equivalence_power, fewest, superiority_power
@@ -89,7 +88,7 @@ class Family:
                     p = stdtr(degrees, mean / error)
                 else:
                     p = stdtr(degrees, (np.abs(mean) - log_margin) / error)
-            shown += holm_rejects(p, self.alpha).sum(axis=0)
+            shown += (p < self.alpha / len(self.sds)).sum(axis=0)
         return tuple((shown / PATHS).tolist())
 
     def _samples(self, rng: np.random.Generator, num_blocks: int) -> tuple[FloatArray, FloatArray]:
@@ -105,16 +104,6 @@ class Family:
             normal = normal @ _root(np.asarray(np.corrcoef(self.values), dtype=np.float64)).T
         spreads = np.sqrt(rng.chisquare(num_blocks - 1, size=size) / (num_blocks - 1))
         return normal / math.sqrt(num_blocks), spreads
-
-
-def holm_rejects(p: FloatArray, alpha: float) -> npt.NDArray[np.bool_]:
-    """Which hypotheses Holm's step-down rejects, row by row. p: shape (families, hypotheses)."""
-    order = np.argsort(p, axis=1)
-    limits = alpha / np.arange(p.shape[1], 0, -1)
-    rejects = np.logical_and.accumulate(np.take_along_axis(p, order, axis=1) < limits, axis=1)
-    result = np.empty_like(rejects)
-    np.put_along_axis(result, order, rejects, axis=1)
-    return result
 
 
 def _root(correlations: FloatArray) -> FloatArray:
