@@ -19,7 +19,7 @@ from packaging.utils import parse_wheel_filename
 
 from harness.spec import load_toml
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 GLIBC_MINORS = range(5, 60)
 """manylinux1 to well beyond today's systems."""
