@@ -50,7 +50,8 @@ def reuse_rule(run: SealedRun) -> ReuseRule:
 class Rearrival(NamedTuple):
     """A request that continues an earlier one. Tokens; cached: None where the server did not report it.
 
-    reusable_tokens: what formula C allows; with_answer_tokens: as if the whole previous answer counted too.
+    reusable_tokens: what formula C allows; with_answer_tokens: as if the whole previous answer counted too. wait_ns:
+    from the end of the earlier answer to the send of this one, model ns.
     """
 
     session: int
@@ -61,6 +62,7 @@ class Rearrival(NamedTuple):
     reusable_tokens: int
     with_answer_tokens: int
     cached_tokens: int | None
+    wait_ns: int
 
     @property
     def is_reused(self) -> bool | None:
@@ -106,6 +108,8 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = I
     rows = _answered(requests)
     prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
     generated_of = _generated(requests)
+    instants = values_of(requests, "session", "request", "sent_ns", "done_ns")
+    instants_of = {(session, request): (sent_ns, done_ns) for session, request, sent_ns, done_ns in instants}
     returning: list[Rearrival] = []
     for session, request, prompt, cached in rows:
         previous = parents.get((session, request), (session, request - 1))
@@ -116,7 +120,10 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = I
                 reusable_tokens(min(known, kept.get((session, request), known)), prompt, rule.block_tokens)
                 for known in (rule.kept_tokens(before, answer), before + answer)
             )
-            returning.append(Rearrival(session, request, before, answer, prompt, reusable, with_answer, cached))
+            wait_ns = max(0, instants_of[session, request][0] - instants_of[previous][1])
+            returning.append(
+                Rearrival(session, request, before, answer, prompt, reusable, with_answer, cached, wait_ns)
+            )
     return returning
 
 

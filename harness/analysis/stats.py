@@ -29,6 +29,9 @@ DEFAULT_LEVEL = 0.95
 MIN_REPLICATES = 3
 # Values expected beyond a quantile, below which its interval would end at the largest of few.
 MIN_BEYOND = 10
+# Values of either kind that an interval of a share needs, and the shares that are tried for its ends.
+MIN_OF_EACH = 3
+SHARE_PLACES = 2000
 # Below, no interval of a quantile holds as often as it says.
 MIN_SAMPLES = 6
 # Of an interval of a quantile: the scale of its test, how far the plain share may be off, and places tried at first.
@@ -256,6 +259,7 @@ class NoInterval(str, Enum):
 
     RUNS = "too few runs"
     VALUES = "too few values beyond it"
+    EACH = "too few of one kind"
     SPREAD = "no spread"
     QUEUES = "rare queues decide"
 
@@ -309,15 +313,50 @@ def _may_hold(ordered: Sequence[FloatArray], at: FloatArray, q: float, level: fl
     """
     counts = np.array([np.searchsorted(sample, at, side="right") for sample in ordered], dtype=np.float64)
     sizes: FloatArray = np.array([[len(sample)] for sample in ordered], dtype=np.float64)
-    num_values, num_samples = sizes.sum(), len(ordered)
-    share = counts.sum(axis=0) / num_values
+    return _may_be(counts, sizes, np.asarray(q), 0.5 / float(sizes.sum()), level)
+
+
+def _may_be(counts: FloatArray, sizes: FloatArray, q: FloatArray, step: float, level: float) -> NDArray[np.bool_]:
+    """Where the test of ``_may_hold`` does not show that sum(counts) / sum(sizes) over samples is another share than q.
+
+    counts: shape (samples, places); sizes: (samples, 1); step: half of what one value adds to a share.
+    """
+    num_samples = len(counts)
+    share = counts.sum(axis=0) / sizes.sum()
     error = ((counts - share * sizes) / sizes.mean()).std(axis=0, ddof=1) / math.sqrt(num_samples)
-    nearest = share + np.clip(q - share, -0.5 / num_values, 0.5 / num_values)
+    nearest = share + np.clip(q - share, -step, step)
     inner = np.clip(nearest, ROUNDING, 1 - ROUNDING)
-    distance = np.abs(_stretched(inner) - _stretched(q))
+    distance = np.abs(_stretched(inner) - _stretched(np.clip(q, ROUNDING, 1 - ROUNDING)))
     slope = inner ** (-TAIL_POWER - 1) + (1 - inner) ** (-TAIL_POWER - 1)
     most = t_quantile(level, num_samples - 1) * error
     return (distance <= most * slope) & (np.abs(nearest - q) <= FAR * most) | (nearest == q)
+
+
+def share_interval(
+    parts: Sequence[FloatArray], wholes: Sequence[FloatArray], *, unit: str = "runs", level: float = DEFAULT_LEVEL
+) -> Interval | NoInterval:
+    """Interval of sum(parts) / sum(wholes), whose samples (runs) are independent and whose values need not be.
+
+    parts, wholes: of each value of each sample, 0 <= part <= whole. The test is that of ``quantile_intervals``: the
+    interval holds every share that a t test over the samples does not tell from the observed one. None of fewer samples
+    than MIN_SAMPLES, or where fewer than MIN_OF_EACH values are above 0, or below their whole.
+    """
+    samples = [(part, whole) for part, whole in zip(parts, wholes, strict=True) if whole.sum() > 0]
+    if len(samples) < MIN_SAMPLES:
+        return NoInterval.RUNS
+    part, whole = (np.concatenate(side) for side in zip(*samples, strict=True))
+    if part.sum() in (0, whole.sum()):
+        return NoInterval.SPREAD
+    if min(np.count_nonzero(part > 0), np.count_nonzero(part < whole)) < MIN_OF_EACH:
+        return NoInterval.EACH
+    counts = np.array([[part.sum()] for part, _ in samples], dtype=np.float64)
+    sizes = np.array([[whole.sum()] for _, whole in samples], dtype=np.float64)
+    at, places = float(counts.sum() / sizes.sum()), np.arange(SHARE_PLACES + 1) / SHARE_PLACES
+    held = places[_may_be(counts, sizes, places, 0.5 / np.count_nonzero(whole), level)]
+    low, high = min([at, *held[:1]]), max([at, *held[-1:]])
+    if low == high:
+        return NoInterval.SPREAD
+    return Interval(at, low, high, level, "t test of the share", unit, len(samples), 0, 0)
 
 
 def _stretched(share: Any) -> Any:

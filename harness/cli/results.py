@@ -6,6 +6,7 @@ Nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +67,9 @@ def table(
     serving: Annotated[
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and bounds.")
     ] = False,
+    reuse_by_wait: Annotated[
+        bool, typer.Option("--reuse-by-wait", help="Share of returns still cached, by the wait, with intervals.")
+    ] = False,
     predicted: Annotated[
         bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
     ] = False,
@@ -76,37 +80,61 @@ def table(
     Example: `harness table demo --runs runs/today --serving`
     """
     from harness.judge import summarise
-    from harness.report import on_terminal, serving_tables, summary_tables
+    from harness.report import on_terminal
 
+    if serving + reuse_by_wait + predicted > 1:
+        hint = "Ask for each in a command of its own"
+        raise SpecError("--serving, --reuse-by-wait and --predicted are a table each", where="table", hint=hint)
+    figures = Figures.serving if serving else Figures.reuse_by_wait if reuse_by_wait else Figures.conditions
     sealed = sealed_runs(runs, experiment)
     note_look(sealed, "table")
     if predicted:
         print(_predicted_written(sealed, form), end="")
         return
     if form is not TableForm.text:
-        print(conditions_written(sealed, form, serving=serving), end="")
+        print(conditions_written(sealed, form, figures), end="")
         return
     out, summary = terminal(), summarise(sealed)
-    if not serving:
+    if figures is Figures.conditions:
         _print_answer(out, summary, sealed)
         out.print()
-    for shown in serving_tables(summary) if serving else summary_tables(summary):
+    for shown in _tables(summary, figures):
         out.print(on_terminal(shown, out.width))
         out.print()
 
 
-def conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
-    """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
+class Figures(Enum):
+    """What ``harness table`` shows."""
+
+    conditions = "conditions"
+    serving = "serving"
+    reuse_by_wait = "reuse by wait"
+
+
+def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Figures = Figures.conditions) -> str:
+    """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
     from harness.judge import summarise
-    from harness.report import serving_tables, summary_tables
     from harness.report.terminal import for_documents
 
     summary = summarise(sealed)
     if form in (TableForm.csv, TableForm.json):
-        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
+        to_arrow = {
+            Figures.conditions: summary.to_arrow,
+            Figures.serving: summary.serving_to_arrow,
+            Figures.reuse_by_wait: summary.reuse_by_wait_to_arrow,
+        }
+        rows = to_arrow[figures]().to_pylist()
         return written([table_of(summary.experiment, "", rows)], form)
-    shown = serving_tables(summary) if serving else summary_tables(summary)
-    return written(list(map(for_documents, shown)), form)
+    return written(list(map(for_documents, _tables(summary, figures))), form)
+
+
+def _tables(summary: ExperimentSummary, figures: Figures) -> list[Table]:
+    from harness.report import serving_tables, summary_tables
+    from harness.report.terminal import reuse_by_wait_table
+
+    if figures is Figures.conditions:
+        return summary_tables(summary)
+    return serving_tables(summary) if figures is Figures.serving else [reuse_by_wait_table(summary)]
 
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:

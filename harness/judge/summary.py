@@ -18,6 +18,7 @@ from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_sp
 from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
 from harness.analysis.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over, total_of
+from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment
@@ -196,6 +197,16 @@ class ExperimentSummary:
     def serving_to_arrow(self) -> pa.Table:
         """One row per condition, group of requests and metric, in ms, and one per rate."""
         return self._with_origin(serving_rows(self.serving))
+
+    @property
+    def reuse_by_wait(self) -> tuple[ReuseByWait, ...]:
+        """Reuse by the wait before each return, of each condition with returns."""
+        found = (reuse_by_wait(condition.name, condition.counted) for condition in self.conditions)
+        return tuple(each for each in found if each is not None)
+
+    def reuse_by_wait_to_arrow(self) -> pa.Table:
+        """One row per condition and bin of waits: shares of returns and of reusable tokens, with intervals."""
+        return self._with_origin(reuse_by_wait_rows(self.reuse_by_wait))
 
     def _with_origin(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
         """Rows for other programs, each with the kind of server that it is from."""

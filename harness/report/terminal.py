@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.analysis.cost.agreement import Agreement
+from harness.analysis.reuse_by_wait import HOW_REUSED, Share
 from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
 from harness.analysis.stats import MIN_BEYOND, Interval, NoInterval
 from harness.clock import NS_PER_S
@@ -161,6 +162,36 @@ def serving_tables(summary: ExperimentSummary) -> list[Table]:
     return [_all_of(figures, summary) for figures in summary.serving]
 
 
+def reuse_by_wait_table(summary: ExperimentSummary) -> Table:
+    """A row per condition and bin of waits: shares of returns and of reusable tokens, with intervals."""
+    rows = [
+        (
+            each.condition if not place else "",
+            one.range_text,
+            f"{one.num_returns:,}",
+            *_share(one.reused),
+            *_share(one.kept),
+        )
+        for each in summary.reuse_by_wait
+        for place, one in enumerate(each.bins)
+    ]
+    caption = " ".join([HOW_REUSED, *([f"{summary.unknowns}."] if summary.unknowns else [])])
+    columns = ("condition", "wait [s]", "returns", "reused\n[%]", "interval", "tokens\nkept [%]", "interval")
+    if not rows:
+        caption = "No session returns in the runs that count: nothing could be reused."
+    return Table(f"Reuse by wait{_model_time(summary)}", caption, columns, tuple(rows), summary.origin)
+
+
+def _share(share: Share | None) -> tuple[str, str]:
+    if share is None:
+        return DASH, ""
+    interval = share.interval
+    shown = _WHY[share.why] if share.why else ""
+    if interval is not None:
+        shown = f"{100 * interval.low:.1f}\u2013{100 * interval.high:.1f}"
+    return f"{100 * share.value:.1f}", shown
+
+
 def _model_time(summary: ExperimentSummary) -> str:
     return "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
 
@@ -193,6 +224,7 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
 _WHY = {
     NoInterval.RUNS: "few runs",
     NoInterval.VALUES: "few values",
+    NoInterval.EACH: "few of one kind",
     NoInterval.SPREAD: "no spread",
     NoInterval.QUEUES: "queues",
 }
