@@ -23,6 +23,7 @@ from harness.errors import SpecError
 from harness.judge.compare.measures import Kind, Value, log_values
 from harness.judge.decisions.gate import FIGURES, GateRun, estimate_at, gate_run
 from harness.records import SealedRun, layout, origin_of
+from harness.records.manifest import LaunchReport, table_at
 from harness.table import Cell, Table, table_of
 
 # "[PFX] ALLOC": what a line of the log is about.
@@ -160,7 +161,7 @@ PENALTY = 10.5
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One set of runs. date: of its first run (UTC, ISO 8601). release: what served, else the harness. value: mean.
+    """One set of runs. date: of its first run (UTC, ISO 8601). release: of what served. value: mean.
 
     change: the level from this point on over the level before it; None where no change is shown.
     """
@@ -213,10 +214,13 @@ class Placed:
 
 
 def _release(run: GateRun) -> str:
-    """The release of what served; of a stand-in its rules, since no release served."""
+    """The release of what served: of a started stack, of a vLLM that says its version, else the rules of a stand-in."""
     made = run.manifest
-    rules = str(made.server_spec.get("rules") or "")
-    return made.stack or (f"{made.kind.label}, rules {rules}" if rules else made.kind.label)
+    vllm = LaunchReport.tolerant(table_at(made.effective, "launch")).vllm
+    if served := made.stack or (f"vllm {vllm}" if vllm else ""):
+        return served
+    rules = made.server_spec.get("rules")
+    return f"{made.kind.name}, rules {rules}" if rules else made.kind.name
 
 
 def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]:

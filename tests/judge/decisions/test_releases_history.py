@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from harness.records.manifest import Manifest
 pytest.importorskip("ruptures", reason="the extra history is not installed")
 
 
-def a_place(name: str, day: int, factor: float = 1.0, plans: str = "abcd", backend: str = "sim") -> Placed:
+def a_place(
+    name: str, day: int, factor: float = 1.0, plans: str = "abcd", backend: str = "sim", **manifest: Any
+) -> Placed:
     """Runs of these plans, whose costs differ by plan and are ``factor`` times as high."""
     runs = [
         GateRun(
@@ -28,6 +31,7 @@ def a_place(name: str, day: int, factor: float = 1.0, plans: str = "abcd", backe
                 planned_requests=1,
                 backend=backend,
                 provenance={"captured_at_utc": f"2026-05-{day:02d}T08:00:00+00:00"},
+                **manifest,
             ),
             "",
             place,
@@ -84,3 +88,13 @@ def test_null_series_show_a_change_in_one_of_twenty_at_most_and_large_changes_ar
     null[:, 6:] += 6.0
     found = [change_points(row.tolist()) for row in null]
     assert sum(places == [6] for places in found) > 180
+
+
+def test_a_point_carries_the_release_of_the_server_and_never_that_of_the_harness() -> None:
+    started = {"facts": {"launch": {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}}}
+    places = [
+        a_place("a", 1, backend="rbln", server=started),
+        a_place("b", 2, backend="attached", effective={"launch": {"vllm": "0.30.0"}}),
+        a_place("c", 3, requested={"server": {"rules": "vendor-0.12.0"}}),
+    ]
+    assert [place.release for place in places] == ["vllm-rbln 0.12.0", "vllm 0.30.0", "sim, rules vendor-0.12.0"]
