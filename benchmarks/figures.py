@@ -156,6 +156,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "coverage": section("coverage"),
     "gate": section("gate"),
     "channels": section("channels"),
+    "costs": section("costs"),
     "history": section("history"),
     "devices": section("devices"),
     "memory": section("long_run"),

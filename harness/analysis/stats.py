@@ -39,6 +39,8 @@ TAIL_POWER = 0.75
 FAR = 2.0
 MOST_PLACES = 2048
 ROUNDING = 1e-9
+# Ends the method of an interval that holds only if the costs behind it are true.
+GIVEN_COSTS = ", given these costs"
 # Below, a standard error or a mean log ratio is the rounding of doubles.
 NO_SCATTER = 1e-12
 # The paper's q95: linear between order statistics reproduces every printed one of Table S2; no other rule does.
@@ -62,6 +64,11 @@ class Interval:
     @property
     def width(self) -> float:
         return self.high - self.low
+
+    @property
+    def is_given_costs(self) -> bool:
+        """Whether it holds only if the costs behind it are true: nothing is known of their errors."""
+        return self.method.endswith(GIVEN_COSTS)
 
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -138,11 +145,14 @@ def log_mean_values(costs: Sequence[float], units: Sequence[float] | None = None
 
 
 class Estimate(NamedTuple):
-    """A mean, its standard error and the degrees of freedom of its t. method: what scatters, in words."""
+    """A mean, its standard error and the degrees of freedom of its t, which need not be whole.
+
+    method: what scatters, in words.
+    """
 
     mean: float
     error: float
-    degrees: int
+    degrees: float
     method: str
     unit: str
     num_units: int
@@ -203,12 +213,12 @@ def prediction_interval(draws: FloatArray, level: float) -> Interval | None:
     return estimate.interval(float, level)
 
 
-def t_quantile(level: float, degrees: int) -> float:
+def t_quantile(level: float, degrees: float) -> float:
     """The t that |T| stays below with probability ``level``."""
     return float(_special().stdtrit(degrees, (1 + level) / 2))
 
 
-def t_tail(t: float, degrees: int) -> float:
+def t_tail(t: float, degrees: float) -> float:
     """P(|T| > |t|) of Student's t: a two-sided p."""
     return float(2 * _special().stdtr(degrees, -abs(t)))
 

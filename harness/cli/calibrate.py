@@ -151,9 +151,10 @@ def _show(console: Console, calibration: Calibration, path: Path, runs: Path) ->
     ]
     show(console, Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)))
     for what, error in calibration.errors.items():
-        held_out = "none" if error.held_out_max_ms is None else f"{error.held_out_max_ms:.3f} ms"
-        say(console, f"{what}: residual rms {error.rms_ms:.4f} ms, max {error.max_ms:.3f} ms; held out max {held_out}")
-    for note in (*calibration.notes, *calibration.decode.notes):
+        held_out = "nothing held out; residual" if error.held_out_max_ms is None else "held out"
+        say(console, f"{what}: residual rms {error.rms_ms:.4f} ms; {held_out}: at most {error.worst_in_words}")
+    say(console, f"measured sizes: {', '.join(map(str, calibration.decode.f_ms))}")
+    for note in calibration.notes:
         say(console, note)
     for line in extrapolated(calibration, load_cost_model(path)):
         say(console, f"flagged as extrapolated: {line}")

@@ -6,12 +6,14 @@ fitted on is given all the same and flagged.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -31,6 +33,9 @@ LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
 LARGEST_EXPONENT = 60
 """No duration in any unit has more digits before or behind the point."""
+
+# Of a log ratio: a cost without an error that moves it by less does not matter.
+NEGLIGIBLE_CHANGE = 1e-6
 
 COSTS = "costs"
 """The shipped folder of cost models."""
@@ -67,6 +72,35 @@ def fs_to_ns(femtoseconds: int) -> int:
     return (femtoseconds + FS_PER_NS // 2) // FS_PER_NS
 
 
+@dataclass(frozen=True, slots=True)
+class FitErrors:
+    """How well coefficients that were fitted together are known.
+
+    names, standard_errors: shape (k,), units as in the cost file. correlations: shape (k, k). degrees: of freedom of
+    the residuals behind them.
+    """
+
+    names: tuple[str, ...]
+    standard_errors: tuple[float, ...]
+    correlations: tuple[tuple[float, ...], ...]
+    degrees: int
+
+    def variance(self, weights: Mapping[str, float]) -> float:
+        """Of a figure that changes by ``weights`` for a unit of each coefficient."""
+        moved = np.array([weights.get(name, 0.0) for name in self.names]) * np.array(self.standard_errors)
+        return max(0.0, float(moved @ np.array(self.correlations) @ moved))
+
+
+class CostError(NamedTuple):
+    """What the costs leave unknown of a figure. parts: independent (variance, degrees of freedom; inf: of no sample).
+
+    given: coefficients that matter and have no error, so that the figure holds only given them.
+    """
+
+    parts: tuple[tuple[float, float], ...]
+    given: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class CostModel:
     """Durations of engine steps.
@@ -76,7 +110,7 @@ class CostModel:
     j of ``call_fs + token_fs q + position_fs (C + chunk j)``.
     A step that computes parts of prompts beside its decodes: the decode's time, if it has any, and
     ``chunk_step_fs + chunk_token_fs`` for each token of the parts. None: not stated, as for a device that cannot.
-    eager_ns: what a decode step without a graph takes more than a step with a graph of its size.
+    eager_ns: what a decode step without a graph takes more than a step with a graph of its size. errors: of the fits.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
 
@@ -95,6 +129,7 @@ class CostModel:
     chunk_step_fs: int | None = None
     chunk_token_fs: int = 0
     eager_ns: int = 0
+    errors: tuple[FitErrors, ...] = field(default=(), repr=False)
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
     def scaled(self, decode: float, prefill: float | None = None) -> CostModel:
@@ -107,6 +142,7 @@ class CostModel:
         return replace(
             self,
             f_fs={bucket: round(value * decode) for bucket, value in self.f_fs.items()},
+            errors=(),
             _filled_fs={},
             chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * prefill),
             **{name: round(getattr(self, name) * decode) for name in of_decode},
@@ -140,6 +176,43 @@ class CostModel:
     def measured_sizes(self) -> tuple[int, ...]:
         """Sizes whose f the file states; those of ``filled_in_buckets`` are not among them."""
         return tuple(sorted(self.f_fs))
+
+    def error_of(self, weights: Mapping[str, float]) -> CostError:
+        """What the errors of the costs leave unknown of a figure.
+
+        weights: its change for a unit of each coefficient, by the names of ``coefficients``; a size that was not
+        measured is among them too. The cost of such a size is a weighted sum of two measured ones, and may lie anywhere
+        between what models say that fit the measured ones: the line, and steps that are flat up to either of them.
+        """
+        on_measured, spreads = self._on_measured(weights)
+        named = {name for fit in self.errors for name in fit.names}
+        stated = self.coefficients
+        given = [
+            name
+            for name, weight in on_measured.items()
+            if name not in named and abs(weight * stated.get(name, 1.0)) > NEGLIGIBLE_CHANGE
+        ]
+        parts = [(fit.variance(on_measured), float(fit.degrees)) for fit in self.errors]
+        if self.errors:
+            parts += [(spread**2 / 3, math.inf) for spread in spreads.values()]
+        return CostError(tuple(part for part in parts if part[0]), tuple(given))
+
+    def _on_measured(self, weights: Mapping[str, float]) -> tuple[dict[str, float], dict[tuple[int, int], float]]:
+        """Weights of stated coefficients alone, and for each gap between measured sizes how far the figure may move.
+
+        Sizes in one gap move together. A size stays among the weights where a single one was measured.
+        """
+        of_stated, spreads = dict(weights), dict[tuple[int, int], float]()
+        for size in [int(name[2:-1]) for name in weights if name.startswith("f(") and int(name[2:-1]) not in self.f_fs]:
+            if len(self.f_fs) > 1:
+                weight = of_stated.pop(size_name(size))
+                low, high = _neighbours(self.f_fs, size)
+                for name, share in ((low, (high - size) / (high - low)), (high, (size - low) / (high - low))):
+                    of_stated[size_name(name)] = of_stated.get(size_name(name), 0.0) + weight * share
+                gap = (low, high) if low < size < high else (low, low) if size < low else (high, high)
+                reach_fs = max(abs(self.bucket_fs(size) - self.f_fs[end]) for end in gap)
+                spreads[gap] = spreads.get(gap, 0.0) + weight * reach_fs / FS_PER_MS
+        return of_stated, spreads
 
     def bucket_fs(self, bucket: int) -> int:
         """f(b): measured, or filled in on the straight line between its measured neighbours.
@@ -204,18 +277,18 @@ class CostModel:
 def _fill_in(measured: Mapping[int, int], bucket: int) -> int:
     if bucket in measured:
         return measured[bucket]
-    known = sorted(measured)
-    if len(known) == 1:
-        return measured[known[0]]
-    if bucket > known[-1]:
-        low, high = known[-2], known[-1]
-    elif bucket < known[0]:
-        low, high = known[0], known[1]
-    else:
-        low = max(place for place in known if place < bucket)
-        high = min(place for place in known if place > bucket)
+    if len(measured) == 1:
+        return next(iter(measured.values()))
+    low, high = _neighbours(measured, bucket)
     slope = Fraction(measured[high] - measured[low], high - low)
     return round(measured[low] + slope * (bucket - low))
+
+
+def _neighbours(measured: Mapping[int, int], bucket: int) -> tuple[int, int]:
+    """The two measured buckets on whose line one lies that was not measured."""
+    known = sorted(measured)
+    place = min(max(bisect(known, bucket), 1), len(known) - 1)
+    return known[place - 1], known[place]
 
 
 def _decimal(value: Any) -> Any:
@@ -255,6 +328,15 @@ class _Eager(Spec):
     step_ns: int = Field(ge=0, le=LARGEST_FS // FS_PER_NS)
 
 
+class _Errors(Spec):
+    """Coefficients that were fitted together, how well they are known, and from how many degrees of freedom."""
+
+    coefficients: list[str] = Field(min_length=1)
+    standard_errors: list[Annotated[Number, Field(ge=0)]]
+    correlations: list[list[Annotated[Number, Field(ge=-1, le=1)]]]
+    degrees: int = Field(ge=1)
+
+
 class _CostFile(Spec):
     name: str
     source: str
@@ -264,6 +346,7 @@ class _CostFile(Spec):
     prefill: _Prefill
     chunked_prefill: _ChunkedPrefill | None = None
     eager: _Eager = _Eager(step_ns=0)
+    errors: list[_Errors] = Field(default_factory=list[_Errors], description="of the fits; none: the costs are given")
     calibration: dict[str, Any] = Field(default_factory=dict, description="where the numbers come from, for readers")
 
 
@@ -319,8 +402,21 @@ def cost_model_from(table: _CostFile) -> CostModel:
         chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_us, FS_PER_US),
         eager_ns=table.eager.step_ns,
     )
+    model = replace(model, errors=tuple(_errors(each, model) for each in table.errors), _filled_fs={})
     check_magnitudes(model)
     return model
+
+
+def _errors(table: _Errors, model: CostModel) -> FitErrors:
+    """The errors of a fit; ValueError where they are of other coefficients than the file states, or have no shape."""
+    names, size = tuple(table.coefficients), len(table.coefficients)
+    if unknown := [name for name in names if name not in model.coefficients]:
+        raise ValueError(f"errors of {', '.join(unknown)}, which this file does not state")
+    rows = [len(row) for row in table.correlations]
+    if len(table.standard_errors) != size or rows != [size] * size:
+        raise ValueError(f"errors of {size} coefficients need {size} standard errors and {size} x {size} correlations")
+    correlations = tuple(tuple(map(float, row)) for row in table.correlations)
+    return FitErrors(names, tuple(map(float, table.standard_errors)), correlations, table.degrees)
 
 
 def check_magnitudes(model: CostModel) -> None:

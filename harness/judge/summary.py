@@ -318,6 +318,7 @@ COMPARED = {
     **same("ratio_a", "ratio_b"),
     **{f"ratio_{channel}_{end}": f"{channel}.interval.{end}" for channel in "ab" for end in ("low", "high")},
     **same("ratio_of", "tau"),
+    "is_given_costs": "a.interval.is_given_costs",
     **{f"ratio_a_over_b{of}": f"channels.gap_interval.{end}" for of, end in GAP_ENDS.items()},
     "channels": "agreement.value",
     "is_agreed": "is_agreed",

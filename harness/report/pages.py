@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from harness.analysis.calibration.fit import MAX_SHARE
 from harness.analysis.figures import cells, same
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine import CostModel, load_cost_model
@@ -277,7 +278,8 @@ def _calibration_page(
     plot: str,
 ) -> Iterator[str]:
     yield f"# Cost model {model.name}\n"
-    for note in (f"{calibration.artifact}; {calibration.source}.", *calibration.notes, *calibration.decode.notes):
+    measured = f"Measured sizes: {', '.join(map(str, calibration.decode.f_ms))}."
+    for note in (f"{calibration.artifact}; {calibration.source}.", measured, *calibration.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
     yield markdown_rows(
@@ -285,10 +287,14 @@ def _calibration_page(
     )
     yield "\n## Errors\n"
     yield markdown_rows(
-        ("", "residual rms", "largest", "held-out rms", "held-out largest"),
-        [(what, *_error_cells(error)) for what, error in calibration.errors.items()],
+        ("", "residual rms", "largest", "held-out rms", "held-out largest", "largest share, and where", "good"),
+        [
+            (what, *_error_cells(error), error.worst_in_words, "yes" if error.is_good else "no")
+            for what, error in calibration.errors.items()
+        ],
     )
     yield "\nHeld out: each (n, context), or each length, is predicted by a fit without it."
+    yield f"Good: the largest share is at most {MAX_SHARE:.0%}."
     yield "\n## Flagged as extrapolated\n"
     yield from (f"- {line}" for line in extrapolated(calibration, model))
     for title, residuals in (("Decode steps", decode), ("Prefills", prefill)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.reuse_by_wait import HOW_REUSED, Share
 from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
-from harness.analysis.stats import MIN_BEYOND, Interval, NoInterval
+from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.clock import NS_PER_S
 from harness.judge import ExperimentSummary
 from harness.judge.planning.stopping import SequentialStatus, StopVerdict
@@ -88,8 +88,10 @@ def _legend(summary: ExperimentSummary) -> str:
         against = "each its own baseline (--format csv names it)"
     compared = [each.comparison for each in summary.conditions if each.comparison is not None]
     first = channels_of(summary)[0].heading
+    intervals = [each.main.interval for each in compared if each.main.interval is not None]
+    given = GIVEN_COSTS if any(interval.is_given_costs for interval in intervals) else ""
     marks = {
-        f" Below {first}/base: its 95 % interval.": any(each.main.interval is not None for each in compared),
+        f" Below {first}/base: its 95 % interval{given}.": bool(intervals),
         " No interval below three replicates.": any(each.main.interval is None for each in compared),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
         " Withheld: the ratios of A and B contradict each other.": any(

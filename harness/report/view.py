@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.analysis import RunFigures
 from harness.analysis.cost.speeds import Drift, drift, places_table
+from harness.analysis.figures import figure_at
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge import ConditionFigures, ExperimentSummary, summarise
@@ -184,6 +185,12 @@ class ReportView:
     @property
     def is_compared(self) -> bool:
         return any(condition.is_compared for condition in self.conditions)
+
+    @property
+    def is_given_costs(self) -> bool:
+        """Whether an interval of A holds only if its costs are true."""
+        compared = (condition.comparison for condition in self.conditions)
+        return any(bool(figure_at(each, "a.interval.is_given_costs")) for each in compared)
 
     @property
     def buckets(self) -> tuple[int, ...]:

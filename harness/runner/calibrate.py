@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
 from harness.analysis.calibration.fit import (
+    MAX_SHARE,
     DecodeFit,
     EagerFit,
     FitError,
@@ -38,7 +39,7 @@ from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.engine import CostModel, load_cost_model
 from harness.engine.config import PAGED_STEP_TOKENS
-from harness.engine.cost import FS_PER_MS, FS_PER_US, to_fs
+from harness.engine.cost import FS_PER_MS, FS_PER_US, FitErrors, to_fs
 from harness.errors import RecordsError, SpecError
 from harness.records import SealedRun, kind_of, layout
 from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
@@ -121,6 +122,22 @@ class Calibration:
         """Of every coefficient, by its name."""
         eager = {} if self.eager is None else self.eager.intervals
         return {**self.decode.intervals, **self.prefill.intervals, **eager}
+
+    @property
+    def fit_errors(self) -> list[tuple[tuple[str, ...], FitErrors]]:
+        """The errors of each fit, with the names of its coefficients in the cost file."""
+        in_chunks = {"per_call_ms": "per_step_ms", "per_call_us_per_token": "per_token_us"} if self.is_chunked else {}
+        fits = [self.decode, self.prefill, *([] if self.eager is None else [self.eager])]
+        return [(tuple(in_chunks.get(name, name) for name in fit.errors.names), fit.errors) for fit in fits]
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why a fit is not called good: the step that it errs on most."""
+        return tuple(
+            f"NOT A GOOD FIT of {what}: it errs by {error.worst_in_words}, and more than {MAX_SHARE:.0%} is not good."
+            for what, error in self.errors.items()
+            if not error.is_good
+        )
 
     @property
     def errors(self) -> dict[str, FitError]:
@@ -278,8 +295,6 @@ def fit_runs(
         eager = _eager([point for point in every_point if point.is_eager], costs, seed)
         prefills = chunk_points(valid, costs)
         prefill = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens)
-        if prefill.per_call_ms < 0:
-            prefill = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens, with_constant=False)
     else:
         prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
         prefill = fit_prefill(prefills, seed=seed)
@@ -289,9 +304,11 @@ def fit_runs(
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
         "" if is_measured else f"No accelerator was measured: the backend was {backend}.",
         f"{len(runs) - len(valid)} invalid runs were left out." if len(runs) > len(valid) else "",
-        *(_not_fitted(decode, prefill, eager, server) if server.is_paged else ()),
+        *(_not_fitted(decode, eager, server) if server.is_paged else ()),
+        *decode.notes,
+        *prefill.notes,
     )
-    return Calibration(
+    calibration = Calibration(
         decode=decode,
         prefill=prefill,
         artifact=artifact,
@@ -314,6 +331,7 @@ def fit_runs(
         is_chunked=server.is_paged,
         eager=eager,
     )
+    return replace(calibration, notes=(*calibration.notes, *calibration.faults))
 
 
 def _decode_model(decode: DecodeFit) -> CostModel:
@@ -340,14 +358,12 @@ def _eager(points: Sequence[StepPoint], costs: CostModel, seed: int) -> EagerFit
     return fit if fit.step_ms >= 0 else None
 
 
-def _not_fitted(decode: DecodeFit, prefill: PrefillFit, eager: EagerFit | None, server: ServerSpec) -> Iterator[str]:
+def _not_fitted(decode: DecodeFit, eager: EagerFit | None, server: ServerSpec) -> Iterator[str]:
     """What the runs of a vLLM did not show."""
     if missing := [size for size in server.decode_buckets if size not in decode.f_ms]:
         yield f"Not fitted: f({', '.join(map(str, missing))}), no stretch of steps of this size."
     if server.max_num_seqs > server.decode_buckets[-1] and eager is None:
         yield "Not fitted: the extra time of steps without a graph, no stretch of them or none that takes longer."
-    if "per_call_ms" not in prefill.intervals:
-        yield "per_step_ms is 0: a constant time of a step with parts of prompts came out negative."
 
 
 def manifest_sha256(run: SealedRun) -> str:
@@ -416,7 +432,7 @@ def check_folder(folder: Path) -> None:
         raise SpecError("is not a folder", where=str(folder), hint="Give a folder for cost-model files")
 
 
-FILE_FORMAT = 2
+FILE_FORMAT = 3
 # A nanosecond of a step, and 1e-6 us (with 100,000 tokens of context: 0.1 us).
 DECIMALS = 6
 
@@ -457,7 +473,7 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
         "name": name,
         "artifact": calibration.artifact,
         "source": calibration.source,
-        "note": " ".join((*calibration.notes, *decode.notes)),
+        "note": " ".join(calibration.notes),
         "decode": {
             "alpha_ms": decode.alpha_ms,
             "beta_ms_per_request": decode.beta_ms_per_request,
@@ -488,7 +504,18 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
     if (eager := calibration.eager) is not None:
         table["eager"] = {"step_ns": round(eager.step_ms * NS_PER_MS)}
         table["calibration"]["eager"] = _origin(eager)
-    return tomli_w.dumps(_rounded(table))
+    # Rounding to the digits of a coefficient would take away what they are known to.
+    return tomli_w.dumps({**_rounded(table), "errors": [_error_table(*each) for each in calibration.fit_errors]})
+
+
+def _error_table(names: Sequence[str], errors: FitErrors) -> dict[str, Any]:
+    """An entry of [[errors]]. names: of the coefficients in the file."""
+    return {
+        "coefficients": list(names),
+        "standard_errors": [float(f"{error:.6g}") for error in errors.standard_errors],
+        "correlations": [[round(value, 9) + 0.0 for value in row] for row in errors.correlations],
+        "degrees": errors.degrees,
+    }
 
 
 def _rounded(value: Any) -> Any:

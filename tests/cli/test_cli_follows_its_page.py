@@ -21,7 +21,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "question-to-decision.md"
 
 
-SENTENCE = r"twelve-slots costs \d+\.\d % less than base \(95 % interval: \d+\.\d to \d+\.\d % less\): "
+SENTENCE = (
+    r"twelve-slots costs \d+\.\d % less than base \(95 % interval, given these costs: \d+\.\d to \d+\.\d % less\): "
+)
 
 
 @pytest.mark.same_everywhere

@@ -49,7 +49,7 @@ server.decode_buckets = [1, 2, 4]
 PLACES = ("simulated", "emulated", "attached")
 SENTENCE = re.compile(
     r"eight-slots costs (?P<change>\d+\.\d) % less than base "
-    r"\(95 % interval: (?P<near>\d+\.\d) to (?P<far>\d+\.\d) % less\): (?P<verdict>[^.\n]+)"
+    r"\(95 % interval(?:, given these costs)?: (?P<near>\d+\.\d) to (?P<far>\d+\.\d) % less\): (?P<verdict>[^.\n]+)"
 )
 
 

@@ -58,7 +58,7 @@ def test_an_interval_that_the_adjustment_takes_back_is_said(tmp_path: Path) -> N
     doubtful = {"bucket6-waits": 0.04, "base-nowaits": 0.9, "bucket6-nowaits": 0.8}
     summary = replace(summary, conditions=tuple(with_p(one, doubtful.get(one.name)) for one in summary.conditions))
     [said] = [one.text for one in answers(summary, str) if one.text.startswith("bucket6-waits")]
-    assert "95 % interval: 1.0 to 9.0 % less): no difference shown once adjusted. " in said
+    assert "95 % interval, given these costs: 1.0 to 9.0 % less): no difference shown once adjusted. " in said
     assert "adjusted over 3 comparisons (Holm)" in said
 
 
@@ -72,11 +72,11 @@ def test_an_answer_that_b_contradicts_is_withheld_with_both_figures_and_the_cost
     [said] = [one.text for one in answers(summarise(runs, costs), str)]
     assert said.startswith("Withheld: sixteen against base-waits. Modelled device time (A) is ")
     a, b = said.split("; ")[0].split(", time in flight (B) ")[:2]
-    assert " % less (95 % interval: " in a
+    assert " % less (95 % interval, given these costs: " in a
     assert " % more (95 % interval: " in b
     assert "they contradict each other. Likely cause: the costs of decode steps of size 8, 16 (not measured)" in said
     assert "(old: a fit of another server)" in said
-    assert "costs" not in said.split("Likely cause: the costs")[0]
+    assert "sixteen costs" not in said
 
 
 def with_p(condition: ConditionFigures, p: float | None) -> ConditionFigures:

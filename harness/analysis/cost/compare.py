@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Channels, Seen, cause_of
+from harness.analysis.cost.cost_errors import Side, cost_error, with_cost_error
 from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.cost.reconstruct import agreement_tolerance, residual_ns
 from harness.analysis.figures import RunFigures
-from harness.analysis.stats import DEFAULT_LEVEL, Interval, log_mean_values, paired
+from harness.analysis.stats import DEFAULT_LEVEL, Estimate, Interval, log_mean_values, paired
+from harness.engine.cost import CostError
 from harness.records import Finding
 from harness.records.manifest import info, warning
 
@@ -166,21 +168,27 @@ def compare(
 
 def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, level: float) -> Channels:
     """What both channels of the same blocks say of each other."""
-    own, base = ([(run.a_ns or 0, run.b_ns) for run in side] for side in sides)
-    of_base, of_own = (
-        estimate_of(log_mean_values([b_ns for _, b_ns in side], [a_ns for a_ns, _ in side]).tolist(), runs)
-        for side, runs in ((base, sides[1]), (own, sides[0]))
-    )
+    of_base, of_own = (_residual(runs) for runs in (sides[1], sides[0]))
+    gap = estimate_of([of_a - of_b for of_a, of_b in zip(a.values, b.values, strict=True)], sides[0])
+    base = [(run.a_ns or 0, run.b_ns) for run in sides[1]]
     a_ns, b_ns = map(sum, zip(*base, strict=True))
     return Channels(
         a=Seen(a.ratio, a.interval),
         b=Seen(b.ratio, b.interval),
-        gap=estimate_of([of_a - of_b for of_a, of_b in zip(a.values, b.values, strict=True)], sides[0]),
+        gap=None if gap is None else with_cost_error(gap, _cost_error(sides)),
         residuals=None if of_base is None or of_own is None else (of_base, of_own),
         residual_share=residual_ns(b_ns, a_ns) / b_ns,
         tau=agreement_tolerance(a_ns, b_ns),
         level=level,
     )
+
+
+def _residual(runs: Sequence[RunFigures]) -> Estimate | None:
+    """ln(B / A) of one side, with what its costs leave unknown."""
+    priced = [run.a for run in runs if run.a is not None]
+    values = log_mean_values([run.b_ns for run in runs], [a.total_ns for a in priced])
+    estimate = estimate_of(values.tolist(), runs)
+    return None if estimate is None else with_cost_error(estimate, cost_error(Side(priced, -1.0)))
 
 
 def _channel_ratio(sides: Sides, channel: str, level: float) -> ChannelRatio | None:
@@ -196,6 +204,10 @@ def _channel_ratio(sides: Sides, channel: str, level: float) -> ChannelRatio | N
     by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
     ratio = sum(own_ns) / sum(base_ns)
     effect, estimate = effect_of(values, sides[0]), estimate_of(values, sides[0])
+    if channel == "a_ns":
+        error = _cost_error(sides)
+        estimate = None if estimate is None else with_cost_error(estimate, error)
+        effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, error))
     return ChannelRatio(
         ratio=math.exp(estimate.mean) if effect and estimate else ratio * sum(base_units) / sum(own_units),
         request_ratio=ratio * base_work.num_requests / own_work.num_requests,
@@ -208,6 +220,12 @@ def _channel_ratio(sides: Sides, channel: str, level: float) -> ChannelRatio | N
         p=None if estimate is None else estimate.p,
         devices=effect,
     )
+
+
+def _cost_error(sides: Sides) -> CostError:
+    """What the costs leave unknown of the log ratio of A."""
+    own, base = ([run.a for run in side if run.a is not None] for side in sides)
+    return cost_error(Side(own, 1.0), Side(base, -1.0))
 
 
 def work_of(runs: Sequence[RunFigures]) -> Work:

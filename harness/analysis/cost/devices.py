@@ -8,8 +8,8 @@ Definitions: docs/device-factor.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -85,6 +85,11 @@ class DeviceEffect:
     estimate: Estimate | None
     these: Estimate | None = None
     interaction: Interaction | None = None
+
+    def changed(self, of: Callable[[Estimate], Estimate]) -> DeviceEffect:
+        """The same with other estimates of the whole."""
+        whole, these = (None if found is None else of(found) for found in (self.estimate, self.these))
+        return replace(self, estimate=whole, these=these)
 
 
 def independent_samples(samples: Sequence[FloatArray], runs: Sequence[Placed]) -> tuple[list[FloatArray], str]:

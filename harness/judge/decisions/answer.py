@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from harness.analysis.cost.compare import ChannelRatio, Comparison
-from harness.analysis.stats import DEFAULT_LEVEL, Interval, holm
+from harness.analysis.stats import DEFAULT_LEVEL, GIVEN_COSTS, Interval, holm
 from harness.judge.decisions.predictions import Prediction
 from harness.kinds import kind_of_run
 from harness.spec.sections import Channel
@@ -154,9 +154,12 @@ def change(ratio: float) -> str:
 
 
 def interval_in_words(interval: Interval) -> str:
-    """A ratio's interval as changes, the smaller change first: 95 % interval: 3.8 to 4.5 % less."""
+    """A ratio's interval as changes, the smaller change first: 95 % interval: 3.8 to 4.5 % less.
+
+    Where nothing is known of the errors of the costs behind it: "95 % interval, given these costs: ...".
+    """
     low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
-    level = f"{100 * interval.level:g} % interval"
+    level = f"{100 * interval.level:g} % interval{GIVEN_COSTS if interval.is_given_costs else ''}"
     if low < 0 < high:
         return f"{level}: {-low:.1f} % less to {high:.1f} % more"
     near, far = sorted((abs(low), abs(high)))

@@ -322,7 +322,7 @@ def nothing_varied(differences: Iterable[float]) -> str:
     return "" if varied else "; nothing varied between these runs, so this says nothing of a device that varies"
 
 
-def one_sided_p(distance: float, standard_error: float, degrees: int) -> float:
+def one_sided_p(distance: float, standard_error: float, degrees: float) -> float:
     """p of the one-sided t test that a mean, which lies ``distance`` within a limit, lies at or beyond it."""
     if standard_error == 0:
         return 0.0 if distance > 0 else 1.0
@@ -330,7 +330,7 @@ def one_sided_p(distance: float, standard_error: float, degrees: int) -> float:
     return tail if distance > 0 else 1 - tail
 
 
-def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) -> float:
+def tost_p(mean: float, standard_error: float, degrees: float, log_margin: float) -> float:
     """The larger p of the two one-sided t tests that a mean lies at or beyond either margin.
 
     Source: Schuirmann (1987), A comparison of the two one-sided tests procedure.
@@ -389,7 +389,12 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: Sequent
 
 
 def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, decision: Decision) -> Decision:
-    """The decision with its subject, its sentence and the numbers that both margin rules use."""
+    """The decision with its subject, its sentence and the numbers that both margin rules use.
+
+    The blocks of channel A share their costs, whose error is not in their spread.
+    """
+    if ratios.channel == "a":
+        interval = replace(interval, method=f"{interval.method}{stats.GIVEN_COSTS}")
     numbers: dict[str, Number] = {
         "ratio": interval.estimate,
         "margin": rule.margin,

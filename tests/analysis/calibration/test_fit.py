@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -119,3 +120,50 @@ def test_a_prefill_is_counted_in_device_calls_of_128_tokens() -> None:
     fit = fit_prefill(prefills({length: PAPER.prefill_ns(length) / MS for length in (128, 129, 1000, 6000)}), seed=1)
     assert fit.prefill_ms(128) == pytest.approx(PAPER.prefill_ns(128) / MS, abs=1e-5)
     assert fit.prefill_ms(129) == pytest.approx(PAPER.prefill_ns(129) / MS, abs=1e-5)
+
+
+def test_a_context_cost_below_0_makes_no_sense_is_held_at_0_and_said() -> None:
+    backwards = replace(CONTEXT, context_fs=-CONTEXT.context_fs, _filled_fs={})
+    for with_context in (None, True):
+        fit = fit_decode(points_of(backwards, noise=0.01), with_context=with_context, seed=1)
+        assert fit.context_us_per_token == 0.0
+        assert "context_us_per_token" not in fit.errors.names
+        assert any("held at 0: a longer context cannot make a step shorter" in note for note in fit.notes)
+
+
+def test_a_prefill_coefficient_below_0_is_held_at_0_and_said() -> None:
+    per_call = fit_prefill(prefills({100: 1.0, 1000: 80.0, 2000: 320.0, 4000: 1400.0}), seed=1)
+    assert per_call.per_call_ms == 0.0
+    assert per_call.per_call_us_per_token > 0
+    [note] = per_call.notes
+    assert note.startswith("per_call_ms is held at 0: -")
+    per_token = fit_prefill(prefills({128: 30.0, 1280: 200.0, 2560: 300.0}), seed=1)
+    assert per_token.per_call_us_per_token == 0.0
+    assert per_token.errors.names == ("per_call_ms",)
+
+
+def test_the_worst_error_stands_beside_the_step_that_it_is_of() -> None:
+    good = fit_decode(points_of(PAPER, noise=0.02), seed=1).error
+    assert good.is_good
+    points = points_of(PAPER, noise=0.02)
+    slow = [replace(points[4], block_periods_ms=points[4].block_periods_ms + 1.65), *points[:4], *points[5:]]
+    error = fit_decode(slow, seed=1).error
+    assert not error.is_good
+    assert error.worst == "2 requests of about 1536 tokens, size 2"
+    assert f"{error.largest_share:.1%}" in error.worst_in_words
+    assert error.worst_ms == pytest.approx(error.largest_share * error.worst_of_ms)
+
+
+def test_the_covariance_of_a_fit_is_that_of_repeated_fits() -> None:
+    # Each point is moved by itself, as a restart moves it; 200 calibrations of one server.
+    rng, fits = np.random.default_rng(5), []
+    for _ in range(200):
+        moved = [
+            replace(point, block_periods_ms=point.block_periods_ms + rng.normal(0, 0.1)) for point in points_of(PAPER)
+        ]
+        fits.append(fit_decode(moved, with_context=False, seed=1))
+    for place, name in enumerate(fits[0].errors.names):
+        values = [fit.f_ms[8] if name == "f(8)" else fit.beta_ms_per_request for fit in fits]
+        if name in ("f(8)", "beta_ms_per_request"):
+            stated = np.sqrt(np.mean([fit.errors.standard_errors[place] ** 2 for fit in fits]))
+            assert np.std(values) == pytest.approx(stated, rel=0.15)

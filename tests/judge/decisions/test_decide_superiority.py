@@ -78,7 +78,10 @@ def test_nothing_shows_cheaper_what_is_not_below_the_limit() -> None:
 def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_that_is_shown() -> None:
     passed = decide_superiority(RULE, ratios_of(CHEAPER))
     assert (passed.outcome, passed.label) == (Outcome.PASS, "CHEAPER")
-    assert passed.answer == "twelve-slots costs 4.2 % less than base (95 % interval: 3.4 to 5.0 % less): PASS"
+    assert (
+        passed.answer
+        == "twelve-slots costs 4.2 % less than base (95 % interval, given these costs: 3.4 to 5.0 % less): PASS"
+    )
     assert decide_superiority(RULE.model_copy(update={"margin": 0.04}), ratios_of(CHEAPER)).outcome is Outcome.FAIL
     assert decide_superiority(RULE.model_copy(update={"margin": 0.03}), ratios_of(CHEAPER)).outcome is Outcome.PASS
     dearer = decide_superiority(RULE, ratios_of(BASE, CHEAPER))
