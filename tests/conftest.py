@@ -60,7 +60,7 @@ TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
     *("advise", "analysis", "engine", "export", "plan", "prereg", "sim", "traces"),
     *("differential", "stack/vllm"),
-    *(f"extras/{name}" for name in ("otel", "paper", "peers", "perfetto")),
+    *(f"extras/{name}" for name in ("formats", "otel", "paper", "peers", "perfetto")),
     *(f"stack/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )

@@ -37,7 +37,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class TraceFormat:
     """One format. keys: sets of keys by which a record is recognised; suffixes: of the files taken from a folder.
 
-    not_promised: what files of this format may get wrong or leave out, and what the reader does then.
+    is_special: has keys of another format too, and is tried before it. not_promised: what files of this format may get
+    wrong or leave out, and what the reader does then.
     """
 
     description: str
@@ -47,6 +48,7 @@ class TraceFormat:
     arrivals: Arrivals = "together"
     block_tokens: int = 0
     suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz")
+    is_special: bool = False
 
 
 class TraceLine(NamedTuple):

@@ -11,20 +11,7 @@ from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.plugins import Registry
-from harness.traces import (
-    agentic,
-    atif,
-    claude,
-    codex,
-    columns,
-    lmcache,
-    mooncake,
-    openhands,
-    otel,
-    swe_agent,
-    tracelab,
-    weka,
-)
+from harness.traces import claude, codex, columns, mooncake, tracelab
 from harness.traces.base import Progress, TraceFormat, json_records, sha256_of
 from harness.traces.recording import (
     ReadNotes,
@@ -43,22 +30,15 @@ SHARE_OF_SHORT_ANSWERS = 0.1
 TRACE_FORMATS: Mapping[str, TraceFormat] = Registry(
     "trace_formats",
     {
-        "weka": weka.FORMAT,
         "tracelab": tracelab.FORMAT,
         "claude": claude.FORMAT,
         "codex": codex.FORMAT,
-        "lmcache": lmcache.FORMAT,
-        "agentic-mooncake": agentic.FORMAT,
         "bailian": mooncake.BAILIAN,
         "mooncake": mooncake.FORMAT,
-        "otel": otel.FORMAT,
-        "atif": atif.FORMAT,
-        "openhands": openhands.FORMAT,
-        "swe-agent": swe_agent.FORMAT,
         "csv": columns.FORMAT,
     },
 )
-"""By name; those of plug-ins come last. The format of a file is the first whose keys one of its first records has."""
+"""By name; those of plug-ins come last."""
 
 
 def import_trace(  # noqa: PLR0913  # keywords with defaults, of one call
@@ -204,7 +184,10 @@ def _distinct(files: list[tuple[Path, bool]], notes: ReadNotes) -> list[tuple[Pa
 
 
 def detect(path: Path) -> str | None:
-    """The format of a file, by the keys of its first records; None where it has none that is known."""
+    """The format of a file: the first, special ones before all others, whose keys one of its first records has.
+
+    None where no known format fits.
+    """
     if path.suffix == ".csv":
         return "csv"
     found: set[str] = set()
@@ -212,7 +195,8 @@ def detect(path: Path) -> str | None:
         found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= record.keys() for keys in form.keys)}
         if place >= LINES_LOOKED_AT:
             break
-    return next((name for name in TRACE_FORMATS if name in found), None)
+    in_order = sorted(TRACE_FORMATS, key=lambda name: not TRACE_FORMATS[name].is_special)
+    return next((name for name in in_order if name in found), None)
 
 
 def _unknown_format(path: Path) -> SpecError:

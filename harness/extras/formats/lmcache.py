@@ -175,4 +175,5 @@ FORMAT = TraceFormat(
     (frozenset({"session_id", "input", "output_length"}), frozenset({"session_id", "messages", "output_length"})),
     block_tokens=MOONCAKE_BLOCK_TOKENS,
     suffixes=(".jsonl", ".jsonl.gz", ".parquet"),
+    is_special=True,
 )

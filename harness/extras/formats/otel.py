@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
+from harness.extras.formats.otlp import flat_spans
 from harness.plan.model import WaitKind
 from harness.traces.base import (
     Progress,
@@ -28,7 +29,6 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.otlp import flat_spans
 from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.traces.rounds import CHARACTERS_PER_TOKEN, PLACEHOLDER, is_placeholder
 

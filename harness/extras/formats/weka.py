@@ -167,4 +167,5 @@ FORMAT = TraceFormat(
         "when sessions began against one another: all start together",
     ),
     (frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
+    is_special=True,
 )

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.extras.formats.trajectories import Call, log_of, usage_of
 from harness.traces.base import (
     Progress,
     Record,
@@ -25,7 +26,6 @@ from harness.traces.base import (
 )
 from harness.traces.recording import ReadNotes
 from harness.traces.rounds import CHARACTERS_PER_TOKEN, Log, through_rounds
-from harness.traces.trajectories import Call, log_of, usage_of
 
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
 BY_CHARACTERS = "lengths estimated from characters, 4 to a token"

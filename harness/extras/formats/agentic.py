@@ -318,4 +318,5 @@ FORMAT = TraceFormat(
         for keys in (("request_id", "output_length"), ("wait_for",), ("session_id", "output_length"), ("delay",))
     ),
     block_tokens=MOONCAKE_BLOCK_TOKENS,
+    is_special=True,
 )

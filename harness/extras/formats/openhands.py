@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.extras.formats.trajectories import Call, log_of, usage_of
 from harness.traces.base import Progress, Record, TraceFormat, instant_ns, json_records, list_of, record_of, text_of
 from harness.traces.recording import ReadNotes
 from harness.traces.rounds import LATE_NS, Log, through_rounds
-from harness.traces.trajectories import Call, log_of, usage_of
 
 UNCOUNTED = "answers without token counts"
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
