@@ -23,26 +23,35 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from harness.experiment import PlannedRuns
     from harness.runner.backends.base import FirstExperiment, Line
     from harness.server.probe import ProbeReport
-    from harness.spec import ExperimentSpec
     from harness.traces.recording import TraceFile
 
 # What two drawn requests of a session can take together, rounded up.
 DRAWN_TOKENS = 2_560
 AGENTS_AT_A_TIME = 8
-SHOWN_KEYS = ("max_num_seqs", "decode_buckets", "kv_slots", "prefix_caching", "max_active_seqs")
+# Settings that --for writes where they are not the defaults; the second line is of slots, the third of paged KV memory.
+SHOWN_KEYS = (
+    *("rules", "cost_model", "max_num_seqs", "decode_buckets", "prefix_caching"),
+    *("kv_slots", "max_active_seqs"),
+    *("num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"),
+)
 # The kind of server that --for measures: somebody else started it.
 ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The lines of [workload]. slot_tokens: longest request that it needs room for; 0: the default's."""
+    """The lines of [workload]. slot_tokens: longest request that it needs room for; 0: the default's.
+
+    num_at_once: agents that it lets run at a time.
+    """
 
     lines: tuple[Line, ...]
     slot_tokens: int = 0
     notes: tuple[str, ...] = ()
+    num_at_once: int = AGENTS_AT_A_TIME
 
 
 def init(
@@ -67,22 +76,24 @@ def init(
 
     Example: `harness init six-or-eight --buckets 1,2,4,6,8`
     """
-    from harness.runner.backends import backend_named
-
     name = name.removesuffix(".toml")
-    path = _new_file(name)
-    kind = _kind(backend, url)
-    start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
-    has_change = slots is not None or bool(buckets)
-    if has_change:
-        start = _with_change(start, slots, _sizes(buckets), kind)
-    workload = _recorded(source, name, start) if source else _drawn(start)
-    if has_change:
-        _parsed(name, kind, start, workload)
-    elif source and _is_modelled(start):
-        start, workload = _fitted(name, kind, start, workload)
-    write_text(path, _text(name, kind, start, workload))
-    for note in workload.notes:
+    path, imported = _new_file(name), Path(f"{name}.jsonl")
+    is_new = not imported.exists()
+    try:
+        draft = _draft(name, _kind(backend, url), source, url, api_key_env)
+        if slots is not None or buckets:
+            draft = _with_change(draft, slots, _sizes(buckets))
+        elif source:
+            draft = _fitted(draft)
+        _check(draft, is_running=bool(url))
+    except BaseException:
+        # The trace of a file that is not written would be in the way of the next try.
+        if is_new:
+            imported.unlink(missing_ok=True)
+        raise
+    write_text(path, draft.text)
+    start = draft.start
+    for note in draft.workload.notes:
         print(note)
     print(f"wrote {path}. Next:")
     commands = {
@@ -97,11 +108,58 @@ def init(
             print(f"  {command:<{width}}  # {meaning}")
 
 
-def _is_modelled(start: FirstExperiment) -> bool:
-    """Whether a change of slots or sizes takes no other artifact and no other server."""
-    from harness.runner.backends.base import MORE_SLOTS
+@dataclass(frozen=True)
+class Draft:
+    """The experiment that is being written. kind: its backend."""
 
-    return start.other == MORE_SLOTS
+    name: str
+    kind: str
+    start: FirstExperiment
+    workload: Workload
+
+    @property
+    def text(self) -> str:
+        """The file."""
+        return _text(self.name, self.kind, self.start, self.workload)
+
+    def planned(self, replicates: int = 1) -> PlannedRuns:
+        """Its first runs; SpecError where the file would be refused."""
+        from harness.experiment import resolve
+        from harness.spec import parse_experiment
+        from harness.spec.base import tomllib
+
+        spec = parse_experiment(tomllib.loads(self.text), where=f"{self.name}.toml")
+        return resolve(spec.model_copy(update={"replicates": replicates}))
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether a change of slots or sizes takes no other artifact and no other server."""
+        from harness.runner.backends.base import MORE_SLOTS
+
+        return self.start.other == MORE_SLOTS
+
+    def asking(self, question: str, other: Sequence[Line], note: str = "") -> Draft:
+        """The draft with another question, and ``other`` as the lines of its second condition."""
+        notes = (*self.workload.notes, note) if note else self.workload.notes
+        start = replace(self.start, question=question, other=tuple(other))
+        return replace(self, start=start, workload=replace(self.workload, notes=notes))
+
+
+def _draft(name: str, kind: str, source: str, url: str, api_key_env: str) -> Draft:
+    """The first experiment of a server or a backend, on drawn or recorded sessions."""
+    from harness.runner.backends import backend_named
+
+    start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
+    return Draft(name, kind, start, _recorded(source, name, start) if source else _drawn(start))
+
+
+def _check(draft: Draft, *, is_running: bool) -> None:
+    """Raise what ``harness run --dry-run`` would. is_running: the server of the file can be asked now."""
+    from harness.runner.experiment import checked, refuse_what_is_missing
+
+    planned = checked(draft.planned())
+    if is_running:
+        refuse_what_is_missing(planned.runs)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -111,12 +169,13 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise SpecError(f"{text!r} is no list of sizes", where="--buckets", hint="Write 1,2,4,6,8") from error
 
 
-def _with_change(start: FirstExperiment, slots: int | None, sizes: Sequence[int], kind: str) -> FirstExperiment:
-    """The first experiment with this change as its other condition."""
-    if not _is_modelled(start):
+def _with_change(draft: Draft, slots: int | None, sizes: Sequence[int], note: str = "") -> Draft:
+    """The draft with this change as its other condition."""
+    option = "--buckets" if slots is None else "--slots"
+    if not draft.is_modelled:
         raise SpecError(
-            f"{kind} has no change of slots or sizes that a condition alone can make",
-            where="--slots" if slots is not None else "--buckets",
+            f"{draft.kind} has no change of slots or sizes that a condition alone can make",
+            where=option,
             hint="Compile or start another server for it, and name that in a condition: harness explain server",
         )
     parts = [f"{slots} KV slots"] * (slots is not None) + [f"the sizes {list(sizes)}"] * bool(sizes)
@@ -124,36 +183,58 @@ def _with_change(start: FirstExperiment, slots: int | None, sizes: Sequence[int]
     lines: list[Line] = [("[[condition]]", "what it changes: harness explain server"), (f'name = "{name}"', "")]
     lines += [(f"server.kv_slots = {slots}", "")] * (slots is not None)
     lines += [(f"server.decode_buckets = {list(sizes)}", "compiled batch sizes")] * bool(sizes)
-    return replace(start, question=f"Do {' and '.join(parts)} lower the cost of these agents?", other=tuple(lines))
+    changed = draft.asking(f"Do {' and '.join(parts)} lower the cost of these agents?", lines, note)
+    (base,), (other,) = changed.planned().by_condition.values()
+    if base.server.shape == other.server.shape:
+        raise SpecError(
+            f"the baseline has {' and '.join(parts)} already", where=option, hint="Name another number, or other sizes"
+        )
+    return changed
 
 
-def _parsed(name: str, kind: str, start: FirstExperiment, workload: Workload) -> ExperimentSpec:
-    """The experiment that the file will hold; SpecError where it would be refused."""
-    from harness.spec import parse_experiment
-    from harness.spec.base import tomllib
-
-    return parse_experiment(tomllib.loads(_text(name, kind, start, workload)), where=f"{name}.toml")
+def _fitted(draft: Draft) -> Draft:
+    """The draft with the change that fits its recording."""
+    return _with_best_change(draft) if draft.is_modelled else _with_a_difference(draft)
 
 
-def _fitted(name: str, kind: str, start: FirstExperiment, workload: Workload) -> tuple[FirstExperiment, Workload]:
-    """The first experiment with the change that a quick simulation of the recording predicts to pay most."""
+def _with_best_change(draft: Draft) -> Draft:
+    """With the change that a quick simulation of the recording predicts to pay most."""
     from harness.advise.next_step import best_change, is_quick
-    from harness.experiment import resolve
     from harness.sim.predict.draws import perturbation_of
 
-    spec = _parsed(name, kind, start, workload)
-    runs = resolve(spec).by_condition["base"]
+    planned = draft.planned(draft.start.replicates)
+    runs = planned.by_condition["base"]
     plans = list({run.plan.hash: run.plan for run in runs}.values())
     if not is_quick(plans):
-        return start, workload
-    change = best_change(plans, runs[0].server, runs[0].cost_model, perturbation_of(spec.prediction, runs[0].cost_file))
+        return draft
+    perturbation = perturbation_of(planned.spec.prediction, runs[0].cost_file)
+    change = best_change(plans, runs[0].server, runs[0].cost_model, perturbation)
     if change is None:
         note = "simulated: no change of slots or sizes saves 1 % on it; the file compares eight slots with twelve"
-        return start, replace(workload, notes=(*workload.notes, note))
+        return draft.asking(draft.start.question, draft.start.other, note)
     sizes = () if change.is_slots else change.shape.decode_buckets
     slots = change.shape.kv_slots if change.is_slots else None
-    notes = (*workload.notes, f"simulated: {change.sentence}")
-    return _with_change(start, slots, sizes, kind), replace(workload, notes=notes)
+    return _with_change(draft, slots, sizes, f"simulated: {change.sentence}")
+
+
+def _with_a_difference(draft: Draft) -> Draft:
+    """With fewer agents at a time where no agent of the recording waits; alone where there is one agent."""
+    (base,), (other,) = draft.planned().by_condition.values()
+    if base.plan.sessions != other.plan.sessions:
+        return draft
+    most = draft.workload.num_at_once
+    fewer = most // 2
+    if not fewer:
+        note = "one session without waits: nothing can be compared on one server, so the file has one condition"
+        return draft.asking("What do these requests cost on this server?", (), note)
+    return draft.asking(
+        f"Do these agents cost less where {fewer} of them run at a time, against {most}? None of them waits.",
+        [
+            ("[[condition]]", "the same sessions, fewer of them at a time"),
+            (f'name = "{fewer}-at-a-time"', ""),
+            (f"workload.concurrency = {fewer}", ""),
+        ],
+    )
 
 
 def _new_file(name: str) -> Path:
@@ -182,11 +263,12 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     from harness.runner.backends.attached import ABOUT, AttachedBackend
     from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
     from harness.spec import ServerSpec
+    from harness.stack.rbln.rules.kv_rules import PAGED
 
     server = ServerSpec(url=url, api_key_env=api_key_env)
     endpoint = endpoint_of(server)
     report, form = _probed(server)
-    shown = AttachedBackend().in_force(server)
+    shown = AttachedBackend().all_shown(server)
     longest = int(shown.get("slot_tokens", SLOT_TOKENS))
     can_be_written = 256 <= longest <= MOST_SLOT_TOKENS and longest % 128 == 0
     serves = f"serves {report.model}" + (f", vLLM {report.version}" if report.version else "")
@@ -207,6 +289,7 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
         room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),
         prompt_form=form,
         is_https=endpoint.is_https,
+        has_costs=shown.get("rules") != PAGED or "cost_model" in shown,
     )
 
 
@@ -232,19 +315,33 @@ def _probed(server: Any) -> tuple[ProbeReport, str]:
 
 def _shown_lines(shown: dict[str, Any]) -> list[str]:
     """Settings in force that are not the defaults, as TOML."""
-
+    from harness.shipped import shipped_names
     from harness.spec import ServerSpec
     from harness.spec.server import default_buckets
+    from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, PAGED
 
-    limit = shown.get("max_num_seqs", ServerSpec().max_num_seqs)
-    usual = {
+    usual, limit = ServerSpec(), shown.get("max_num_seqs", ServerSpec().max_num_seqs)
+    settings = dict(shown)
+    if shown.get("rules") == PAGED:
+        settings = {key: value for key, value in shown.items() if key != "max_active_seqs"}
+    elif "usable_kv_slots" in shown:
+        # Below the limit, the vendor sets one slot aside.
+        usable = shown["usable_kv_slots"]
+        settings.setdefault("kv_slots", usable if usable >= limit else usable + 1)
+    if shown.get("cost_model") not in shipped_names("costs"):
+        # A file on the host of the server is none here.
+        settings.pop("cost_model", None)
+    defaults = {
+        "rules": NEWEST_STABLE,
+        "cost_model": usual.cost_model,
+        "max_num_seqs": usual.max_num_seqs,
         "decode_buckets": list(default_buckets(limit)),
         "kv_slots": limit,
         "max_active_seqs": limit,
-        "prefix_caching": True,
+        "prefix_caching": usual.prefix_caching,
     }
-    kept = [key for key in SHOWN_KEYS if key in shown and shown[key] != usual.get(key)]
-    return [f"{key} = {json.dumps(shown[key])}" for key in kept]
+    kept = [key for key in SHOWN_KEYS if key in settings and settings[key] != defaults.get(key)]
+    return [f"{key} = {json.dumps(settings[key])}" for key in kept]
 
 
 def _drawn(start: FirstExperiment) -> Workload:
@@ -282,7 +379,7 @@ def _recorded(source: str, name: str, start: FirstExperiment) -> Workload:
         lines.append(("human_wait_cap_s = 60.0", ""))
     needed = min(-(-longest // divisor) + 2, start.room_tokens)
     slots = -(-needed // 128) * 128 if start.sets_slot_tokens and needed > SLOT_TOKENS else 0
-    return Workload(tuple(lines), slots, notes)
+    return Workload(tuple(lines), slots, notes, min(AGENTS_AT_A_TIME, len(trace.recordings)))
 
 
 def _trace_of(source: str, name: str) -> tuple[str, TraceFile, tuple[str, ...]]:
@@ -305,6 +402,7 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
     """The experiment file."""
     scale = [(f"time_scale = {start.time_scale}", "the emulator runs this many times as fast as the server it models")]
     each = f"each with inputs of its own; how many it takes: harness power {name}.toml"
+    rules = [('rules = ["superiority"]', "how harness decide answers: is the condition cheaper than its baseline?")]
     form = [(f'prompt_form = "{start.prompt_form}"', "what this server takes")] if start.prompt_form else []
     slots = [(f"slot_tokens = {workload.slot_tokens}", "room for the longest request")] if workload.slot_tokens else []
     server = [*start.server, *slots]
@@ -314,7 +412,7 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
         *(scale if start.time_scale != 1 else []),
         (f"replicates = {start.replicates}", each),
         ("base_seed = 1", ""),
-        ('rules = ["superiority"]', "how harness decide answers: is the condition cheaper than its baseline?"),
+        *(rules if start.other else []),
         *([("[client]", ""), ('name = "aiohttp"', "the client that speaks HTTPS")] if start.is_https else []),
         ("[limits]", ""),
         ("retries = 3", "a frozen run that a busy machine made INVALID may be repeated so often"),

@@ -10,7 +10,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -139,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     fields = {key: field for key, field in EmulatorConfig.model_fields.items() if key not in ("server", "fault")}
     for key, field in (fields | {key: ServerSpec.model_fields[key] for key in SERVER_KEYS}).items():
         default = "" if field.default is None else f" ({field.default})"
-        action = argparse.BooleanOptionalAction if field.annotation in (bool, bool | None) else "store"
+        is_switch = bool in (field.annotation, *get_args(field.annotation))
+        action = argparse.BooleanOptionalAction if is_switch else "store"
         flag = f"--{_FLAG_OF.get(key, key.replace('_', '-'))}"
         add(
             flag,

@@ -9,18 +9,24 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
+from harness.emulator.config import config_from_arguments
+from harness.emulator.metrics import ServerMetrics
+from harness.engine import EngineConfig, load_cost_model
+from harness.engine.paged import scheduler_of
 from harness.errors import SpecError
+from harness.experiment import resolve
 from harness.extras.twin.environment import TwinEnvironment
 from harness.kinds import KINDS
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec, load_experiment
+from harness.stack.rbln.rules.kv_rules import AUTO, RULE_SETS
 from harness.traces.recording import load_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
-from tests.support.stacks import write_artifact, write_patched_stack
+from tests.support.stacks import write_artifact, write_environment, write_patched_stack
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +78,104 @@ def test_a_first_experiment_on_an_npu_takes_the_model_that_is_compiled(
 def test_a_first_experiment_of_every_backend_says_what_comes_next_and_can_be_predicted(backend: str) -> None:
     printed = harness("init", "mine", "--backend", backend)
     assert "harness run mine.toml --runs runs/mine" in printed
+    if backend in ("vllm", "attached", "rbln"):
+        # Without a stack, a server or a compiled model the file is not complete.
+        assert "# comes first" in printed
     assert ("harness simulate mine.toml" in printed) == (backend != "vllm")
     if backend == "vllm":
         # Its step times are known once it is calibrated.
         error = CliRunner().invoke(app, ["simulate", "mine.toml"]).exception
         assert isinstance(error, SpecError)
-        assert "`harness server calibrate`" in error.hint
+        assert "`harness server calibrate`" in str(error)
         return
     assert "no-waits" in (simulated := harness("simulate", "mine.toml")) or "twelve-slots" in simulated
+
+
+def test_a_first_experiment_of_vllm_passes_its_check_where_a_vllm_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = write_environment(folder.parent / "stack", versions={"vllm": "0.30.0"})
+    monkeypatch.setenv("PATH", f"{stack / 'bin'}:/usr/bin:/bin")
+    assert begun("--backend", "vllm").server.model
+    assert "comes first" not in harness("init", "other", "--backend", "vllm")
+
+
+PAGED = "--rules vllm-paged --cost-model emulated-gpu"
+SHAPES = [
+    *(f"--rules {name}" for name in (AUTO, *RULE_SETS) if name != "vllm-paged"),
+    "--decode-buckets 8",
+    "--max-num-seqs 1",
+    "--max-num-seqs 12",
+    "--max-num-seqs 64 --decode-buckets 1,64",
+    "--kv-slots 2",
+    "--kv-slots 12",
+    "--slot-tokens 256",
+    "--slot-tokens 32768",
+    "--no-prefix-caching",
+    "--cost-model emulated-gpu",
+    "--rules vendor-0.12.1 --max-num-active-seqs 3",
+    PAGED,
+    f"{PAGED} --max-num-seqs 12",
+    f"{PAGED} --decode-buckets 1",
+    f"{PAGED} --num-gpu-blocks 1024 --block-size 128",
+    f"{PAGED} --max-num-batched-tokens 512 --async-scheduling",
+    f"{PAGED} --slot-tokens 256 --no-prefix-caching",
+]
+
+
+def shown_as(flags: str) -> tuple[ServerSpec, PlainServer]:
+    """The server that ``harness server emulator`` starts with these flags, and one that shows what it would."""
+    server = config_from_arguments(flags.split()).server
+    engine = EngineConfig.from_server(server)
+    num_blocks = scheduler_of(engine, load_cost_model(server.cost_model)).num_blocks + 1
+    metrics = ServerMetrics("emulated", engine, num_blocks, server.cost_model).render(of_the_process=False)
+    return server, PlainServer(
+        gives_token_ids=True, has_metrics=True, metrics=metrics.decode(), max_model_len=server.slot_tokens
+    )
+
+
+@pytest.mark.parametrize("flags", SHAPES)
+def test_the_file_for_a_server_keeps_all_that_the_server_shows(flags: str) -> None:
+    server, shown = shown_as(flags)
+    with plain_server(shown) as running:
+        spec = begun("--for", running.url)
+    paged = {"num_gpu_blocks": EngineConfig.from_server(server).paged.num_gpu_blocks} if server.is_paged else {}
+    wanted = EngineConfig.from_server(server.model_copy(update=paged))
+    assert EngineConfig.from_server(spec.server) == wanted
+    assert spec.server.cost_model == server.cost_model
+    assert not spec.server.declared
+    assert spec.condition[1].treatment == "no-waits", "a change that takes no other server"
+    assert "no-waits" in harness("simulate", "mine.toml")
+
+
+@pytest.mark.parametrize(
+    "flags", ["--slot-tokens 256", "--slot-tokens 512 --max-num-seqs 1", f"{PAGED} --slot-tokens 1024"]
+)
+def test_a_recording_is_made_to_fit_the_server(flags: str) -> None:
+    _, shown = shown_as(flags)
+    with plain_server(shown) as running:
+        assert begun("--for", running.url, "--from", "coding-agent").workload.length_divisor > 1
+
+
+def test_a_vllm_without_slots_is_told_by_the_length_of_its_blocks() -> None:
+    cache = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="4096",enable_prefix_caching="True"} 1.0'
+    metrics = f"# TYPE vllm:cache_config_info gauge\n{cache}\n"
+    with plain_server(
+        PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=40_960)
+    ) as running:
+        server = begun("--for", running.url).server
+    assert (server.rules, server.num_gpu_blocks, server.block_size) == ("vllm-paged", 4096, 16)
+    assert server.declared, "its limit is not shown"
+
+
+def test_of_a_vllm_with_slots_their_number_is_kept() -> None:
+    labels = 'block_size="128",num_gpu_blocks="1538",kv_cache_size_tokens="98432",enable_prefix_caching="True"'
+    metrics = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
+    with plain_server(
+        PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=8192)
+    ) as running:
+        server = begun("--for", running.url).server
+    assert (server.kv_slots, server.is_paged) == (12, False)
 
 
 @pytest.mark.live
@@ -153,6 +249,8 @@ def test_slots_and_sizes_that_are_asked_for_are_the_change() -> None:
         (("--buckets", "1,two"), "no list of sizes"),
         (("--buckets", "1,2,4"), "decode_buckets"),
         (("--backend", "rbln", "--slots", "16"), "has no change of slots or sizes"),
+        (("--slots", "8"), "the baseline has 8 KV slots already"),
+        (("--buckets", "8,4,2,1"), "the baseline has the sizes"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused_and_nothing_is_written(words: tuple[str, ...], what: str) -> None:
@@ -162,14 +260,58 @@ def test_a_change_that_cannot_be_made_is_refused_and_nothing_is_written(words: t
     assert not Path("mine.toml").exists()
 
 
-def test_the_change_fits_the_recording() -> None:
-    """Recorded agents that come back after others took their slots: slots. Three that never come back: the size 3."""
+def write_recordings(path: str, recordings: int, *, prompt_tokens: int = 200, generate_tokens: int = 600) -> None:
+    """A trace of recordings that all begin at once, with one request each and no wait."""
     head = {"format": "harness-trace/1", "name": "few", "source_format": "made", "arrivals": "together"}
     columns = ["base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_tokens", "generate_tokens"]
     lines = [{**head, "block_tokens": 0, "dropped": {}, "broken": {}, "labels": [], "requests": columns}]
-    once = [[-1, [], 0, 0, 200, 0, 600]]
-    lines += [{"recording": f"few-{place}", "start_ns": 0, "requests": once} for place in range(3)]
-    Path("few.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    once = [[-1, [], 0, 0, prompt_tokens, 0, generate_tokens]]
+    lines += [{"recording": f"few-{place}", "start_ns": 0, "requests": once} for place in range(recordings)]
+    Path(path).write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("recordings", "fewer"), [(2, 1), (5, 2), (20, 4)])
+def test_where_nobody_waits_fewer_agents_at_a_time_are_compared(recordings: int, fewer: int) -> None:
+    write_recordings("few.jsonl", recordings)
+    _, shown = shown_as("--max-num-seqs 4")
+    with plain_server(shown) as running:
+        spec = begun("--for", running.url, "--from", "few.jsonl")
+    assert spec.condition[1].name == f"{fewer}-at-a-time"
+    base, other = (runs[0] for runs in resolve(spec).by_condition.values())
+    assert base.plan.sessions != other.plan.sessions
+    assert base.plan.num_requests == other.plan.num_requests == recordings
+
+
+def test_one_session_without_waits_has_nothing_to_be_compared_with_on_one_server() -> None:
+    write_recordings("few.jsonl", 1)
+    _, shown = shown_as("--decode-buckets 8")
+    with plain_server(shown) as running:
+        spec = begun("--for", running.url, "--from", "few.jsonl")
+    assert [condition.name for condition in spec.condition] == ["base"]
+    assert spec.rules == ()
+
+
+@pytest.mark.parametrize("backend", ["emulator", "sim"])
+@pytest.mark.parametrize(("recordings", "tokens"), [(1, 4), (3, 200), (30, 40_000), (2, 31_000)])
+def test_every_recording_gives_a_file_that_its_check_accepts(backend: str, recordings: int, tokens: int) -> None:
+    write_recordings("few.jsonl", recordings, prompt_tokens=tokens, generate_tokens=tokens // 4)
+    spec = begun("--backend", backend, "--from", "few.jsonl")
+    base, other = (spec.server_of(condition).shape for condition in spec.condition)
+    assert base != other
+
+
+def test_of_a_file_that_is_refused_no_trace_is_left(folder: Path) -> None:
+    Path("session.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (user(0), assistant("m1", 2, (900, 0, 0, 20), text())))
+    )
+    error = CliRunner().invoke(app, ["init", "mine", "--from", "session.jsonl", "--buckets", "1,2,4"]).exception
+    assert "decode_buckets" in str(error)
+    assert [path.name for path in folder.iterdir()] == ["session.jsonl"]
+
+
+def test_the_change_fits_the_recording() -> None:
+    """Recorded agents that come back after others took their slots: slots. Three that never come back: the size 3."""
+    write_recordings("few.jsonl", 3)
     many, few = (
         harness("init", name, "--from", source) for name, source in (("many", "coding-agent"), ("few", "few.jsonl"))
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.client.target import Endpoint, endpoint_of
-from harness.engine.config import changed_keys, requested_settings
+from harness.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
 from harness.errors import RecordsError, ServerError
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
@@ -26,6 +26,7 @@ from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.launch.launch_log import LaunchFacts, read_metrics
+from harness.stack.rbln.rules.kv_rules import PAGED
 from harness.stack.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"
@@ -52,7 +53,7 @@ class AttachedBackend(ServerBackend):
     @property
     def first_experiment(self) -> FirstExperiment:
         address = ('url = "http://127.0.0.1:8000"', "the server that you started; harness init --for URL asks it")
-        return FirstExperiment(about=ABOUT, server=(address,))
+        return FirstExperiment(about=ABOUT, server=(address,), needs="harness doctor --url http://127.0.0.1:8000")
 
     def readiness(self) -> Check:
         return Check(
@@ -84,12 +85,18 @@ class AttachedBackend(ServerBackend):
         return probe(endpoint_of(run.server), needs).problems
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
-        endpoint = endpoint_of(server)
-        facts = LaunchFacts()
-        read_metrics(get_at(endpoint, "/metrics").body.decode("utf-8", "replace"), facts)
-        paged = facts.paged if changed_keys(server) & PAGED_KEYS else {}
-        in_force = facts.effective({**paged, **_shown_by_models(get_at(endpoint, MODELS)), **_header_of(server)})
-        return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
+        return _in_force(server, _facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
+
+    def all_shown(self, server: ServerSpec) -> dict[str, Any]:
+        """``in_force``, and of vLLM itself its rules and its KV memory.
+
+        Blocks of vllm-rbln hold whole prefill chunks, so that a server with other blocks is vLLM itself.
+        """
+        facts = _facts_of(server)
+        if facts.emulator or facts.paged.get("block_size", 0) % PREFILL_CHUNK_TOKENS == 0:
+            return _in_force(server, facts, has_paged=False)
+        server = server.model_copy(update={"rules": PAGED})
+        return {"rules": PAGED, **_in_force(server, facts, has_paged=True)}
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         step_log = options.run_folder / layout.STEP_LOG
@@ -117,6 +124,21 @@ class AttachedBackend(ServerBackend):
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
+
+
+def _facts_of(server: ServerSpec) -> LaunchFacts:
+    """What the server's metrics show."""
+    facts = LaunchFacts()
+    read_metrics(get_at(endpoint_of(server), "/metrics").body.decode("utf-8", "replace"), facts)
+    return facts
+
+
+def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dict[str, Any]:
+    """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
+    paged = facts.paged if has_paged else {}
+    models = _shown_by_models(get_at(endpoint_of(server), MODELS))
+    in_force = facts.effective({**paged, **models, **_header_of(server)})
+    return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
 
 def _header_of(server: ServerSpec) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class VllmBackend(ServerBackend):
                 *SLOW_START,
             ),
             has_costs=False,
+            needs="" if self.readiness().ok else "harness doctor",
         )
 
     def readiness(self) -> Check:
