@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from harness.analysis.reuse_by_wait import HOW_REUSED
 from harness.analysis.serving import HOW_SURE, METRICS
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
@@ -32,8 +33,16 @@ from harness.processes import parallel_map
 from harness.records import SealedRun
 from harness.report.answers import DASH, answers, count, fixed, short_ms
 from harness.report.latency_plots import lateness_plot, serving_plot, sweep_plot
-from harness.report.plots import cost_plot, device_plot, reuse_plot, sequence_plot, step_histograms
+from harness.report.plots import (
+    cost_plot,
+    device_plot,
+    reuse_by_wait_plot,
+    reuse_plot,
+    sequence_plot,
+    step_histograms,
+)
 from harness.report.svg import Sheet
+from harness.report.terminal import share_cells
 from harness.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
 from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.spec import factors_text
@@ -51,6 +60,8 @@ def plots_of(view: ReportView) -> dict[str, str]:
         "cost_narrow": lambda sheet: cost_plot(sheet, view, is_narrow=True),
         "steps": lambda sheet: step_histograms(sheet, view),
         "serving": lambda sheet: serving_plot(sheet, view),
+        "reuse_by_wait": lambda sheet: reuse_by_wait_plot(sheet, view),
+        "reuse_by_wait_narrow": lambda sheet: reuse_by_wait_plot(sheet, view, is_narrow=True),
         "reuse": lambda sheet: reuse_plot(sheet, view),
         "lateness": lambda sheet: lateness_plot(sheet, view, limits),
         "sweep": lambda sheet: sweep_plot(sheet, view),
@@ -70,7 +81,12 @@ def _limit(view: ReportView, name: str) -> float | None:
 
 def csv_links(summary: ExperimentSummary) -> list[tuple[str, str]]:
     """(name, data address) of the report's tables as CSV, which lie in the page itself."""
-    tables = {"conditions": summary.to_arrow(), "runs": summary.runs_to_arrow(), "serving": summary.serving_to_arrow()}
+    tables = {
+        "conditions": summary.to_arrow(),
+        "runs": summary.runs_to_arrow(),
+        "serving": summary.serving_to_arrow(),
+        "reuse-by-wait": summary.reuse_by_wait_to_arrow(),
+    }
     texts = {name: to_csv(table_of("", "", table.to_pylist())) for name, table in tables.items() if table.num_rows}
     return [(name, f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}") for name, text in texts.items()]
 
@@ -141,6 +157,9 @@ def render_page(view: ReportView) -> str:
         cell=cell_text,
         metrics=METRICS,
         how_sure=HOW_SURE,
+        reuse_by_wait=view.summary.reuse_by_wait,
+        how_reused=HOW_REUSED,
+        share_cells=share_cells,
         csv_links=csv_links(view.summary),
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,

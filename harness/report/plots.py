@@ -16,6 +16,7 @@ import numpy as np
 from harness.analysis.cost.compare import Comparison
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.cost.speeds import Speeds
+from harness.analysis.reuse_by_wait import EDGES_S, ReuseByWait, Share, WaitBin
 from harness.clock import NS_PER_S
 from harness.judge import ConditionFigures, ExperimentSummary
 from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus, StopVerdict
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # A phone of 390 px, less its margins.
 NARROW_WIDTH_IN = 3.7
 MAX_PANELS_PER_ROW = 4
+REUSE_SPREAD = 0.5  # how far the conditions' points of one bin lie apart, in bins
 MAX_REUSE_BARS = 72  # above this many re-arrivals, bars are thinner than a hatch and points say more
 
 
@@ -224,6 +226,61 @@ def reuse_plot(sheet: Sheet, view: ReportView) -> str:
         _panel_title(axes, condition.name, color, "reuse unknown: not reported" if reused is None else line)
     label = "Reused tokens of each re-arrival, measured and as formula C allows."
     return sheet.render(figure, name="reuse", label=label)
+
+
+def reuse_by_wait_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str:
+    """Share of returns still cached and of tokens kept by the wait, a curve per condition; empty without returns.
+
+    is_narrow: for a phone, one panel above the other.
+    """
+    shown = view.summary.reuse_by_wait
+    if not shown:
+        return ""
+    figure = sheet.figure(NARROW_WIDTH_IN if is_narrow else PAGE_WIDTH_IN, 5.2 if is_narrow else 2.9)
+    panels = figure.subplots(*((2, 1) if is_narrow else (1, 2)), squeeze=False).ravel()
+    for axes, name, title in zip(
+        panels, ("reused", "kept"), ("returns still cached [%]", "tokens kept [%]"), strict=True
+    ):
+        for place, each in enumerate(shown):
+            offset = REUSE_SPREAD * ((place + 0.5) / len(shown) - 0.5)
+            _reuse_curve(axes, each, name, offset, _color(view, each.condition))
+        _wait_axis(axes, [one for each in shown for one in each.bins])
+        axes.set(title=title, ylim=(-3, 103), xlabel=f"wait before the return [{view.seconds_unit}]")
+        axes.grid(visible=True, axis="y")
+    first = [(each.condition, one.reused) for each in shown for one in (each.bins[0], each.bins[-1])]
+    words = "; ".join(f"{name} {_percent_of(share)}" for name, share in first)
+    label = f"Reuse by the wait before the return; of the shortest and the longest waits: {words}."
+    return sheet.render(figure, name="reuse-by-wait-narrow" if is_narrow else "reuse-by-wait", label=label)
+
+
+def _reuse_curve(axes: Axes, each: ReuseByWait, name: str, offset: float, color: str) -> None:
+    """One condition's points: filled and with a bar where there is an interval, else open."""
+    shares: list[tuple[float, Share | None]] = [
+        (EDGES_S.index(one.low_s) + offset, getattr(one, name)) for one in each.bins
+    ]
+    values = [math.nan if share is None else 100 * share.value for _, share in shares]
+    axes.plot([at for at, _ in shares], values, color=color, linewidth=1.2)
+    for at, share in shares:
+        if share is None:
+            continue
+        interval = share.interval
+        if interval is not None:
+            axes.plot([at, at], [100 * interval.low, 100 * interval.high], "_-", color=color, markersize=6)
+        face = SURFACE if interval is None else color
+        axes.plot([at], [100 * share.value], "o", color=color, markerfacecolor=face, markersize=5, zorder=3)
+
+
+def _wait_axis(axes: Axes, bins: Sequence[WaitBin]) -> None:
+    """Bins of equal width from the first to the last that is there, their edges named."""
+    places = [EDGES_S.index(one.low_s) for one in bins]
+    first, last = min(places), max(places)
+    axes.set_xlim(first - 0.5, last + 0.5)
+    edges = range(first, min(last + 2, len(EDGES_S)))
+    axes.set_xticks([edge - 0.5 for edge in edges], [f"{EDGES_S[edge]:g}" for edge in edges])
+
+
+def _percent_of(share: Share | None) -> str:
+    return "not known" if share is None else f"{100 * share.value:.1f} %"
 
 
 def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:

@@ -171,8 +171,8 @@ def reuse_by_wait_table(summary: ExperimentSummary) -> Table:
             each.condition if not place else "",
             one.range_text,
             f"{one.num_returns:,}",
-            *_share(one.reused),
-            *_share(one.kept),
+            *share_cells(one.reused),
+            *share_cells(one.kept),
         )
         for each in summary.reuse_by_wait
         for place, one in enumerate(each.bins)
@@ -184,7 +184,8 @@ def reuse_by_wait_table(summary: ExperimentSummary) -> Table:
     return Table(f"Reuse by wait{_model_time(summary)}", caption, columns, tuple(rows), summary.origin)
 
 
-def _share(share: Share | None) -> tuple[str, str]:
+def share_cells(share: Share | None) -> tuple[str, str]:
+    """A share and its interval in per cent, or why there is none."""
     if share is None:
         return DASH, ""
     interval = share.interval

@@ -27,7 +27,18 @@ from tests.support.report_runs import Shape, seal_demo, seal_run
 
 RIGHT_TO_LEFT = "\u202e"
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
-SECTION_IDS = ("conditions", "steps", "timeline", "reuse", "harness", "what", "reproduce", "findings", "glossary")
+SECTION_IDS = (
+    "conditions",
+    "steps",
+    "timeline",
+    "reuse",
+    "reuse-by-wait",
+    "harness",
+    "what",
+    "reproduce",
+    "findings",
+    "glossary",
+)
 
 
 class Page(HTMLParser):
@@ -97,7 +108,7 @@ def test_every_section_is_there_and_reachable(demo: Page) -> None:
 
 
 def test_the_answer_comes_first_and_little_else_is_open(demo: Page) -> None:
-    assert len(demo.open_words) <= 2_000
+    assert len(demo.open_words) <= 2_200
     opening = " ".join(demo.open_words)
     assert opening.index("bucket6-waits costs") < opening.index("Time is scaled") < opening.index("Serving figures")
 
@@ -156,7 +167,8 @@ def test_plots_follow_the_theme(demo: Page) -> None:
 
 def test_plots_are_described_for_those_who_cannot_see_them(demo: Page) -> None:
     plots = re.findall(r'<svg role="img"[^>]*>', demo.html)
-    assert len(plots) == 6 + 12  # cost (wide and narrow), serving, steps, reuse, lateness, and a timeline per run
+    # Cost and reuse by wait (wide and narrow), serving, steps, reuse, lateness, and a timeline per run.
+    assert len(plots) == 8 + 12
     assert all(re.search(r'aria-label="[^"]{20,}"', plot) for plot in plots)
 
 
@@ -197,7 +209,7 @@ def test_the_answer_compares_each_condition_with_its_own_baseline(demo: Page) ->
 def test_scaled_time_is_said_everywhere(demo: Page) -> None:
     assert "Time is scaled: model time, \u00d74." in demo.text
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", demo.html, flags=re.DOTALL)
-    assert len(captions) == 5
+    assert len(captions) == 6
     assert all("Model time, \u00d74" in caption or "Wall time" in caption for caption in captions)
     assert "time since the start [model s, \u00d74]" in demo.text
 
@@ -359,7 +371,7 @@ def test_users_latencies_stand_beside_cost_and_lie_in_the_file_as_csv(demo: Page
         assert f"{one.tokens_per_s.mean:,.1f}" in demo.text
     addresses = [one for one in demo.references if one.startswith("data:text/csv;base64,")]
     tables = [base64.b64decode(one.partition(",")[2]).decode() for one in addresses]
-    assert len(tables) == 3
+    assert len(tables) == 4
     assert "ttft,ms" in tables[2]
     assert "too few runs" in demo.text
     assert "half of all runs like these" in demo.text
@@ -372,6 +384,18 @@ def test_the_experiments_own_analysis_and_decisions_are_shown(demo_runs: list[Se
     page = Page(write_report(demo_runs, tmp_path / "r.html", results=results).read_text(encoding="utf-8"))
     for words in ("Table I", "0.2500", "a note", "PASS", "1 of 3 blocks", "both channels agree"):
         assert words in page.text
+
+
+def test_reuse_by_wait_has_its_curve_and_table_where_sessions_return(demo: Page, tmp_path: Path) -> None:
+    section = demo.html[demo.html.index('<h2 id="reuse-by-wait"') : demo.html.index('<h2 id="steps"')]
+    assert section.count('<svg role="img"') == 2
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*?<td.*?</tr>", section, re.DOTALL)
+    counted = [int(re.findall(r'<td class="num">([^<]*)</td>', row)[1]) for row in rows]
+    assert sum(counted) == 4 * 3 * 6  # one return of each of six sessions
+    assert "few runs" in section
+    assert 'download="demo-reuse-by-wait.csv"' in demo.html
+    alone = report(seal_demo(tmp_path, num_replicates=1, num_requests=1), tmp_path)
+    assert "reuse-by-wait" not in alone.html
 
 
 def test_a_title_and_the_timelines_can_be_chosen(demo_runs: list[SealedRun], tmp_path: Path) -> None:

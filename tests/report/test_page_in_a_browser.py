@@ -148,12 +148,14 @@ def test_a_link_to_a_folded_section_unfolds_it(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("opened", ["phone"], indirect=True)
-def test_the_answers_plot_is_whole_on_a_phone(opened: Opened) -> None:
-    plot = opened.page.locator(".narrow-only svg.plot")
-    expect(plot).to_be_visible()
-    box = plot.bounding_box()
-    assert box is not None
-    assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+def test_the_plots_of_the_answer_and_of_reuse_by_wait_are_whole_on_a_phone(opened: Opened) -> None:
+    plots = opened.page.locator(".narrow-only svg.plot")
+    expect(plots).to_have_count(2)
+    for plot in plots.all():
+        expect(plot).to_be_visible()
+        box = plot.bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 390
 
 
 def test_a_table_is_copied_as_text_with_tabs(opened: Opened) -> None:
