@@ -44,6 +44,7 @@ ANSWERED = ("ok", ABORTED)
 LASTING = ("setting-differs:", "setting-unshown:", "metrics-missing:")
 _NUMBERS = re.compile(r"\b[\da-f-]*\d[\da-f-]*\b", re.IGNORECASE)
 URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
+AS_SHOWN = "Write what the server shows (`harness doctor --url URL` lists it), or start it as the file says"
 DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
 
 
@@ -99,26 +100,34 @@ def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
 def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
     """SpecError unless every setting that a condition varies is, or will be, shown in each condition."""
     problems: list[str] = []
-    can_declare = False
+    hints: list[str] = []
     of_conditions = {run.condition.name: run for run in runs}
+    addresses = [run.server.url for run in of_conditions.values()]
     for name, run in of_conditions.items():
         backend, server = backend_named(run.spec.backend), run.server
         varied = run.spec.varied_settings - HARNESS_KEYS
         if not varied and backend.kind.is_restarted:
             continue
         in_force = backend.in_force(server)
-        held = varied if backend.kind.is_restarted else varied | changed_keys(server)
-        problems += [f"condition {name}: {text}" for text in differences(server, in_force, held)]
-        if (unshown := varied - backend.shown_keys - keys_shown(in_force)) and not server.declared:
-            can_declare = True
+        changed = differences(server, in_force, varied)
+        kept = [] if backend.kind.is_restarted else differences(server, in_force, changed_keys(server) - varied)
+        problems += [f"condition {name}: {text}" for text in (*changed, *kept)]
+        unshown = () if server.declared else sorted(varied - backend.shown_keys - keys_shown(in_force))
+        if unshown:
             wanted = requested_settings(server)
-            named = ", ".join(f"{key} = {wanted[key]}" for key in sorted(unshown))
+            named = ", ".join(f"{key} = {wanted[key]}" for key in unshown)
             problems.append(f"condition {name}: nothing shows {named}")
+        if backend.kind.is_restarted:
+            hints += ["Leave those keys out, or choose another backend"] * bool(changed or unshown)
+        else:
+            # A server of its own helps a condition that shares one with others.
+            is_shared = addresses.count(server.url) > 1
+            hints += [URL_EACH] * bool(is_shared and (changed or unshown))
+            hints += [AS_SHOWN] * bool(kept or (changed and not is_shared))
+        hints += [DECLARE] * bool(unshown)
     if problems:
-        kind = kind_named(next(iter(of_conditions.values())).spec.backend)
-        other = URL_EACH if not kind.is_restarted else "Leave those keys out, or choose another backend"
-        hint = f"{other}. {DECLARE}" if can_declare else other
-        raise SpecError("; ".join(problems), where=f"backend {kind.name}", hint=hint)
+        where = f"backend {next(iter(of_conditions.values())).spec.backend}"
+        raise SpecError("; ".join(problems), where=where, hint=". ".join(dict.fromkeys(hints)))
 
 
 # Missing runs that are named; the rest is counted.

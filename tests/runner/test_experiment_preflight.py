@@ -5,7 +5,7 @@ Every registered backend is held to it, also those that will be added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from harness.server.life import LaunchPlan
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
 from harness.spec.server import PAGED_KEYS
+from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 
 VALUES: Mapping[str, Any] = {
@@ -97,6 +98,34 @@ def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
         with pytest.raises(SpecError, match=rf"condition c1: nothing shows {key} = .*server\.declared = true"):
             refuse_unshown_settings(resolve(spec))
         refuse_unshown_settings(resolve(experiment(name, {}, {key: VALUES[key]}, declared=True)))
+
+
+A_SERVER_EACH, AS_SHOWN, DECLARE = "Start a server for each condition", "Write what the server shows", "server.declared"
+
+
+@pytest.mark.parametrize(
+    ("server", "conditions", "hints"),
+    [
+        # One server cannot have both lengths; with a server each, one of them was started otherwise.
+        ({}, ({}, {"slot_tokens": 4096}), {A_SERVER_EACH}),
+        ({}, ({"port": 0}, {"slot_tokens": 4096, "url": "other"}), {AS_SHOWN}),
+        # Both conditions ask for what the server is not.
+        ({"slot_tokens": 4096}, ({}, {"port": 0}), {AS_SHOWN}),
+        # What nothing shows stays unshown on another server.
+        ({}, ({}, {"max_num_seqs": 16}), {A_SERVER_EACH, DECLARE}),
+        ({}, ({}, {"max_num_seqs": 16, "url": "other"}), {DECLARE}),
+    ],
+)
+def test_a_server_for_each_condition_is_advised_only_where_that_helps(
+    server: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]], hints: set[str]
+) -> None:
+    with plain_server(PlainServer(max_model_len=8192)) as one, plain_server(PlainServer(max_model_len=8192)) as two:
+        named = [{**changes, **({"url": two.url} if "url" in changes else {})} for changes in conditions]
+        spec = experiment("attached", *named, url=one.url, **server)
+        with pytest.raises(SpecError) as refused:
+            refuse_unshown_settings(resolve(spec))
+    words = str(refused.value.hint)
+    assert {hint for hint in (A_SERVER_EACH, AS_SHOWN, DECLARE) if hint in words} == hints
 
 
 @pytest.mark.parametrize("name", ["emulator", "sim", "twin", "rbln"])
