@@ -6,16 +6,16 @@ Definitions: docs/method.md, "Reuse by wait".
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.cost.devices import independent_samples
 from harness.analysis.figures import RunFigures, cells
-from harness.analysis.reuse import Rearrival
-from harness.analysis.stats import FloatArray, Interval, NoInterval, grouped, median, share_interval
+from harness.analysis.stats import FloatArray, Interval, NoInterval, median, share_interval
 from harness.clock import NS_PER_S
 
 # Lower ends of the bins, model s; the last bin has no upper end.
@@ -73,47 +73,60 @@ class ReuseByWait:
 
 def reuse_by_wait(condition: str, runs: Sequence[RunFigures]) -> ReuseByWait | None:
     """Reuse of one condition over its counted ``runs`` by the wait before each return; None where nothing returned."""
-    by_bin = grouped(
-        ((again, run) for run in runs for again in run.reuse.rearrivals),
-        lambda pair: bisect_right(EDGES_S, pair[0].wait_ns / NS_PER_S) - 1,
-    )
-    bins = tuple(_bin(place, by_bin[place]) for place in sorted(by_bin))
-    return ReuseByWait(condition, bins) if bins else None
+    returns = [(run, _returns(run)) for run in runs if run.reuse.rearrivals]
+    if not returns:
+        return None
+    places = [np.searchsorted(EDGES_S, each.wait_s, side="right") - 1 for _, each in returns]
+    bins: list[WaitBin] = []
+    for place in np.unique(np.concatenate(places)).tolist():
+        chosen = [(run, each.where(at == place)) for (run, each), at in zip(returns, places, strict=True)]
+        bins.append(_bin(place, [(run, each) for run, each in chosen if len(each.wait_s)]))
+    return ReuseByWait(condition, tuple(bins))
 
 
-def _bin(place: int, returns: Sequence[tuple[Rearrival, RunFigures]]) -> WaitBin:
-    by_run = grouped(returns, lambda pair: pair[1].key)
-    runs = [group[0][1] for group in by_run.values()]
-    rearrivals = [[again for again, _ in group] for group in by_run.values()]
-    is_known = all(again.cached_tokens is not None for group in rearrivals for again in group)
+class _Returns(NamedTuple):
+    """Returns of one run, a value each; cached: tokens, nan where unknown."""
+
+    wait_s: FloatArray
+    cached: FloatArray
+    reusable: FloatArray
+
+    def where(self, is_in: NDArray[np.bool_]) -> _Returns:
+        return _Returns(*(column[is_in] for column in self))
+
+
+def _returns(run: RunFigures) -> _Returns:
+    # A None becomes nan.
+    rows = [(again.wait_ns / NS_PER_S, again.cached_tokens, again.reusable_tokens) for again in run.reuse.rearrivals]
+    return _Returns(*np.array(rows, dtype=np.float64).T)
+
+
+def _bin(place: int, returns: Sequence[tuple[RunFigures, _Returns]]) -> WaitBin:
+    runs, by_run = [run for run, _ in returns], [each for _, each in returns]
+    waits_s = np.concatenate([each.wait_s for each in by_run])
+    is_known = not any(np.isnan(each.cached).any() for each in by_run)
+    reused = [(np.asarray(each.cached > 0, dtype=np.float64), np.ones_like(each.cached)) for each in by_run]
+    # What was reused beyond the turn before is no part of it.
+    kept = [(np.minimum(each.cached, each.reusable), each.reusable) for each in by_run]
     return WaitBin(
         low_s=EDGES_S[place],
         high_s=EDGES_S[place + 1] if place + 1 < len(EDGES_S) else None,
-        median_wait_s=median(again.wait_ns / NS_PER_S for again, _ in returns),
+        median_wait_s=median(waits_s),
         num_runs=len(runs),
-        num_returns=len(returns),
-        reused=_share([[(bool(a.is_reused), 1) for a in group] for group in rearrivals], runs) if is_known else None,
-        kept=_share([list(map(_kept, group)) for group in rearrivals], runs) if is_known else None,
+        num_returns=len(waits_s),
+        reused=_share(reused, runs) if is_known else None,
+        kept=_share(kept, runs) if is_known else None,
     )
 
 
-def _kept(again: Rearrival) -> tuple[int, int]:
-    """Reused and reusable tokens; what was reused beyond the turn before is no part of it."""
-    return min(again.cached_tokens or 0, again.reusable_tokens), again.reusable_tokens
-
-
-def _share(by_run: Sequence[Sequence[tuple[int, int]]], runs: Sequence[RunFigures]) -> Share | None:
-    part, whole = (sum(pair[side] for group in by_run for pair in group) for side in (0, 1))
+def _share(sides: Sequence[tuple[FloatArray, FloatArray]], runs: Sequence[RunFigures]) -> Share | None:
+    parts, unit = independent_samples([part for part, _ in sides], runs)
+    wholes, _ = independent_samples([whole for _, whole in sides], runs)
+    part, whole = (int(sum(sample.sum() for sample in samples)) for samples in (parts, wholes))
     if not whole:
         return None
-    sides = [[_values(group, side) for group in by_run] for side in (0, 1)]
-    (parts, unit), (wholes, _) = (independent_samples(samples, runs) for samples in sides)
     found = share_interval(parts, wholes, unit=unit)
     return Share(part, whole, *((found, None) if isinstance(found, Interval) else (None, found)))
-
-
-def _values(pairs: Iterable[tuple[int, int]], side: int) -> FloatArray:
-    return np.array([pair[side] for pair in pairs], dtype=np.float64)
 
 
 _SHARE_CELLS = {"": "value", "_low": "interval.low", "_high": "interval.high", "_no_interval": "why.value"}
