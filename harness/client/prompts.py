@@ -19,7 +19,7 @@ from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
     from harness.client.answer import Answer
-    from harness.plan import Plan
+    from harness.plan import Plan, TextSizes
 
 # About 60 MB of text. Larger plans draw the rest during the run, while nothing is due.
 PREFETCH_TOKENS = 10_000_000
@@ -98,8 +98,8 @@ class TokenIdPrompts:
 class TextPrompts:
     """As ``TokenIdPrompts``, in words or chat messages; ``TokenStreams`` says how a stream is cut and continued."""
 
-    def __init__(self, plan: Plan) -> None:
-        streams = TokenStreams(plan)
+    def __init__(self, plan: Plan, text_sizes: TextSizes) -> None:
+        streams = TokenStreams(plan, text_sizes)
         self._prompt = streams.chat_messages if plan.prompt_form == "chat" else streams.text_prompt
         self._generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
 
@@ -123,9 +123,9 @@ class TextPrompts:
         self._generated[session] = []
 
 
-def prompts_of(plan: Plan) -> TokenIdPrompts | TextPrompts:
-    """The prompts of a plan in the form it asks for."""
-    return TokenIdPrompts(plan) if plan.prompt_form == "token-ids" else TextPrompts(plan)
+def prompts_of(plan: Plan, text_sizes: TextSizes) -> TokenIdPrompts | TextPrompts:
+    """The prompts of a plan in the form it asks for. text_sizes: of the server they are for."""
+    return TokenIdPrompts(plan) if plan.prompt_form == "token-ids" else TextPrompts(plan, text_sizes)
 
 
 def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:

@@ -92,6 +92,7 @@ def replay_here(
     facts = {
         "client": target.options.name,
         "stream": state.stream,
+        **({} if state.needs_token_ids else {"text_sizes": target.text_sizes.to_json()}),
         **facts,
         "num_spilled_chunks": state.chunks.num_spilled,
         "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),

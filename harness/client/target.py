@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from harness.clock import ScaledClock
 from harness.errors import SpecError
+from harness.plan.words import TextSizes
 from harness.records.schema import RowStream
 from harness.redact import redacted_text
 from harness.spec import ClientSpec, RequestSpec, ServerSpec
@@ -99,9 +100,8 @@ class Target:
     """The server of a replay and how to replay. Every client process gets it.
 
     request_timeout_ns: clock ns that one request may take. is_strict: an answer that differs from vLLM's is a problem,
-    also where no figure depends on it. request: what each request carries besides its prompt.
-    records: folder for rows that wait on disk; None: the
-    system's folder for temporary files.
+    also where no figure depends on it. request: what each request carries besides its prompt. text_sizes: of the words
+    of text and chat prompts. records: folder for rows that wait on disk; None: the system's folder for temporary files.
     """
 
     endpoint: Endpoint
@@ -112,3 +112,4 @@ class Target:
     records: Path | None = None
     is_strict: bool = True
     request: RequestSpec = field(default_factory=RequestSpec)
+    text_sizes: TextSizes = field(default_factory=TextSizes)

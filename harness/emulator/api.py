@@ -68,6 +68,7 @@ class Api:
         add = app.router.add_route
         add("POST", "/v1/completions", partial(self._generate, CompletionRequest))
         add("POST", "/v1/chat/completions", partial(self._generate, ChatRequest))
+        add("POST", "/tokenize", self._tokenize)
         add("GET", "/v1/models", self._models)
         add("GET", "/health", self._health)
         add("GET", "/ping", self._health)
@@ -81,9 +82,7 @@ class Api:
 
     async def _generate(self, kind: type[AnyRequest], http: web.Request) -> web.StreamResponse:
         body = parse_request(kind, await http.read(), http.headers.get("Content-Type", ""))
-        if body.model and body.model != self._config.model:
-            message = f"The model `{body.model}` does not exist."
-            raise ApiError(message, "model", kind="NotFoundError", status=HTTPStatus.NOT_FOUND)
+        self._refuse_other_models(body)
         body.model = self._config.model
         if self._faults.random() < self._config.fault.http_500_rate:
             raise server_error("Internal server error")
@@ -98,6 +97,11 @@ class Api:
         finally:
             self._num_open -= 1
             self._driver.forget(answer)
+
+    def _refuse_other_models(self, body: AnyRequest) -> None:
+        if body.model and body.model != self._config.model:
+            message = f"The model `{body.model}` does not exist."
+            raise ApiError(message, "model", kind="NotFoundError", status=HTTPStatus.NOT_FOUND)
 
     def _answer_to(self, http: web.Request, body: AnyRequest, prompts: list[tuple[list[int], int]]) -> Answer:
         """The answer to a body, with the engine requests that make it; nothing is submitted yet."""
@@ -178,6 +182,16 @@ class Api:
         size = {"max_model_len": self._config.server.slot_tokens, "permission": [permission]}
         card = {**answers["model"], **name, "created": created, **size}
         return json_answer({"object": "list", "data": [card]})
+
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        """The ids of a ``prompt`` or of the ``messages`` of a chat, as vLLM's path of that name gives them."""
+        content, kind = await http.read(), http.headers.get("Content-Type", "")
+        is_chat = b'"messages"' in content
+        body: AnyRequest = parse_request(ChatRequest if is_chat else CompletionRequest, content, kind)
+        self._refuse_other_models(body)
+        (tokens, *_) = body.prompts()
+        size = self._config.server.slot_tokens
+        return json_answer({"count": len(tokens), "max_model_len": size, "tokens": tokens, "token_strs": None})
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()

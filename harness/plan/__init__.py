@@ -10,3 +10,4 @@ from harness.plan.files import read_plan, save_plan, write_plan
 from harness.plan.model import Followers, Plan, RequestPlan, SessionPlan
 from harness.plan.tokens import TokenStreams
 from harness.plan.waits import WaitDistribution, load_waits
+from harness.plan.words import TextSizes

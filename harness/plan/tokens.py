@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from harness.errors import PlanError
 from harness.plan.model import Plan
+from harness.plan.words import WORDS, TextSizes
 
 TokenArray = NDArray[np.int32]
 Generated = Sequence[Sequence[int] | TokenArray]  # one session's returned ids, by request
@@ -26,9 +26,6 @@ MARK_PERIOD = 32
 
 GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)
 MASK64 = (1 << 64) - 1
-
-# Frequent short words: one token each, with their leading space, in every large byte-pair vocabulary we know of.
-WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="ascii").split())
 
 
 def mix64(value: int) -> int:
@@ -84,11 +81,12 @@ class TokenStreams:
     """The prompts of one plan, request by request.
 
     Ids lie in ``plan.token_id_range``. The first ``shared_prefix_tokens`` ids of a stream that begins afresh are the
-    same in every session.
+    same in every session. text_sizes: of the server that texts and chats are for.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, text_sizes: TextSizes | None = None) -> None:
         self._plan = plan
+        self._text_sizes = text_sizes or TextSizes()
         self._key = stream_key(plan)
         low, high = plan.token_id_range
         self._low, self._span = low, high - low
@@ -155,12 +153,32 @@ class TokenStreams:
         counters = np.arange(start, stop, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key)
         return (_mix64_array(counters) % np.uint64(span)).astype(np.int64)
 
-    def fresh_text(self, session: int, request: int) -> str:
-        """The request's new words, one per planned token, each with a leading space.
+    def fresh_text(self, session: int, request: int, num_tokens: int | None = None) -> str:
+        """The request's new words, each with a leading space: as many as the server counts as its new tokens.
 
-        For servers that re-tokenise: the token count is about the plan's, and the drift is for the caller to record.
+        num_tokens: the first of them only. What the server adds to the prompt is part of the count. Words that several
+        sessions share are filled on their own, so that their text is the same in each.
         """
-        return "".join(f" {WORDS[number]}" for number in self._fresh(session, request, len(WORDS), self._word_marks))
+        numbers = self._fresh(session, request, len(WORDS), self._word_marks)
+        stop = len(numbers) if num_tokens is None else num_tokens
+        sizes, is_afresh = self._text_sizes, self._plan.request(session, request).keep_tokens == 0
+        left = -float(sizes.first_tokens if is_afresh else sizes.turn_tokens)
+        words: list[int] = []
+        start = 0
+        for end in (*self._shared_ends(session, request, len(numbers)), len(numbers)):
+            end = min(end, stop)
+            some, left = sizes.fill(numbers[start:end], left + end - start)
+            words += some
+            start = end
+        return "".join(f" {WORDS[word]}" for word in words or numbers[:1].tolist())
+
+    def _shared_ends(self, session: int, request: int, num_tokens: int) -> list[int]:
+        """Where the parts of a stream that begins afresh end that other sessions may have too."""
+        if self._plan.request(session, request).keep_tokens:
+            return []
+        size, blocks = self._plan.block_tokens, self._plan.sessions[session].blocks if request == 0 else ()
+        ends = {self._plan.shared_prefix_tokens, *(size * place for place in range(1, len(blocks) + 1))}
+        return sorted(end for end in ends if 0 < end < num_tokens)
 
     def text_prompt(self, session: int, request: int, generated: Mapping[int, Sequence[str]]) -> str:
         """The whole prompt as text, from ``generated[session][request]`` texts of all it builds on.
@@ -193,8 +211,7 @@ class TokenStreams:
                 planned_tokens = self._plan.request(piece.session, piece.request).generate_tokens
                 yield True, text[: len(text) * piece.num_tokens // planned_tokens]
             else:
-                words = self.fresh_text(piece.session, piece.request).split()
-                yield False, "".join(f" {word}" for word in words[: piece.num_tokens])
+                yield False, self.fresh_text(piece.session, piece.request, piece.num_tokens)
         yield False, self.fresh_text(session, request)
 
 

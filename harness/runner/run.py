@@ -51,6 +51,7 @@ from harness.server import provenance
 from harness.server.ask import Scraper
 from harness.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
 from harness.server.process import ExitReport
+from harness.server.text_sizes import text_sizes_of
 from harness.sim import simulate
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
@@ -247,25 +248,22 @@ def _measure(
         if stop.now.is_set():
             process.kill()
             return None
+        target = Target(
+            launch.endpoint,
+            model=launch.model,
+            options=spec.client,
+            clock=clock,
+            request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
+            records=writer.folder,
+            is_strict=launch.is_ours,
+            request=spec.workload_of(run.condition).request,
+        )
+        target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
         with (
             context.in_worker_slot() as neighbours,
             Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=lateness.so_far),
         ):
-            result = replay(
-                plan,
-                Target(
-                    launch.endpoint,
-                    model=launch.model,
-                    options=spec.client,
-                    clock=clock,
-                    request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
-                    records=writer.folder,
-                    is_strict=launch.is_ours,
-                    request=spec.workload_of(run.condition).request,
-                ),
-                on_event=lateness.add,
-                stop=stop.now,
-            )
+            result = replay(plan, target, on_event=lateness.add, stop=stop.now)
         timings["replay_start_ns"] = result.start_ns
         timings["replay_end_ns"] = clock.now_ns()
         if stop.now.is_set():

@@ -1,4 +1,4 @@
-"""GET requests beside a replay (health, models, version, metrics), and the scrapes of /metrics through a run.
+"""Requests beside a replay (health, models, version, metrics, tokenizer), and the scrapes of /metrics through a run.
 
 A whole answer has a deadline and a size limit, nothing is decompressed, and a failure is a field of the reply, never an
 exception. A scrape is kept as it came, nothing is parsed. Each request holds the interpreter for microseconds only,
@@ -24,6 +24,7 @@ from harness.clock import NS_PER_S, Clock, monotonic_ns
 from harness.errors import RecordsError
 
 NO_ANSWER = 0
+NO_HEADERS: Mapping[str, str] = {}
 HTTP_OK = 200
 # A vLLM server's metrics are 50 kB; a list of models is less.
 MAX_BYTES = 8 << 20
@@ -51,10 +52,18 @@ class Reply(NamedTuple):
             return None
 
 
-def ask(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
-    """GET ``path`` from a server. ``deadline_s`` wall seconds cover all of it, from connecting to the last byte.
+def ask(
+    endpoint: Endpoint,
+    path: str,
+    *,
+    deadline_s: float,
+    body: bytes | None = None,
+    headers: Mapping[str, str] = NO_HEADERS,
+) -> Reply:
+    """GET ``path`` from a server, or POST ``body`` (JSON) to it.
 
-    Proxy settings of the environment are ignored.
+    ``deadline_s`` wall seconds cover all of it, from connecting to the last byte. Proxy settings of the environment are
+    ignored.
     """
     deadline_ns = monotonic_ns() + int(deadline_s * NS_PER_S)
     try:
@@ -64,12 +73,15 @@ def ask(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
             if endpoint.is_https:
                 context = ssl.create_default_context()
                 sock = open_sockets.enter_context(context.wrap_socket(sock, server_hostname=endpoint.host))
-            more = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
+            of_body = {} if body is None else {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            sent = {**endpoint.headers, **headers, **of_body}
+            more = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+            method = "GET" if body is None else "POST"
             head = (
-                f"GET {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
+                f"{method} {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
                 f"Accept-Encoding: identity\r\nConnection: close\r\n{more}\r\n"
             )
-            sock.sendall(head.encode())
+            sock.sendall(head.encode() + (body or b""))
             return _read(sock, deadline_ns)
     except (OSError, ValueError) as error:  # a host name of impossible form is a ValueError
         return Reply(NO_ANSWER, b"", f"{type(error).__name__}: {error}")

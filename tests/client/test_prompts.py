@@ -7,7 +7,7 @@ import pytest
 from harness.client.answer import Answer
 from harness.client.prompts import TextPiece, prompts_of, take_tokens, text_piece
 from harness.errors import PlanError
-from harness.plan import RequestPlan, SessionPlan
+from harness.plan import RequestPlan, SessionPlan, TextSizes
 from tests.support.replays import plan_of
 
 
@@ -28,7 +28,7 @@ class TestStreamsOfIds:
 @pytest.mark.parametrize("form", ["text", "chat"])
 def test_an_answer_that_no_prompt_contains_leaves_its_place_to_the_next(form: str) -> None:
     requests = (RequestPlan(0, 20, 10, 0), RequestPlan(20, 3, 5, 0), RequestPlan(28, 2, 1, 0))
-    prompts = prompts_of(plan_of(SessionPlan(0, 0, None, None, requests), prompt_form=form))
+    prompts = prompts_of(plan_of(SessionPlan(0, 0, None, None, requests), prompt_form=form), TextSizes())
     for request in range(2):
         prompts.next_prompt(0, request)
     answer = Answer(stream=True, needs_token_ids=False)

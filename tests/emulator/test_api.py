@@ -235,6 +235,18 @@ def test_a_body_that_is_not_json_is_a_bad_request(emulator: Emulator, content: b
     assert answer.json()["error"]["code"] == 400
 
 
+def test_tokenize_gives_the_tokens_that_usage_counts(emulator: Emulator) -> None:
+    text = " abcd the 한 <|im_end|>"
+    turns = [{"role": "user", "content": text}]
+    for path, body in (("/v1/completions", {"prompt": text}), ("/v1/chat/completions", {"messages": turns})):
+        counted = emulator.client.post(path, json={**body, "max_tokens": 1}).json()["usage"]["prompt_tokens"]
+        answer = emulator.client.post("/tokenize", json={"model": MODEL, **body}).json()
+        assert answer["count"] == len(answer["tokens"]) == counted
+        assert set(answer) == {"count", "max_model_len", "tokens", "token_strs"}
+    assert emulator.client.post("/tokenize", json={"prompt": ""}).status_code == 400
+    assert emulator.client.post("/tokenize", json={"model": "another", "prompt": text}).status_code == 404
+
+
 def test_unknown_paths_and_methods_are_starlettes(emulator: Emulator) -> None:
     missing, wrong = emulator.client.get("/v1/nothing"), emulator.client.get(COMPLETIONS)
     assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})

@@ -103,9 +103,6 @@ def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path, 
     with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
         outcome = run(tmp_path, server, **keys)
     assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
-    (drift,) = [one for one in outcome.runs[0].manifest.findings if one.code == "prompt-drift"]
-    assert drift.severity == "warning"
-    assert "chat template" in drift.hint
     turns = [[message["role"] for message in body["messages"]] for body in server.asked]
     assert ["user", "assistant", "user"] in turns
     (sealed, _) = RunStore(tmp_path).sealed("asked")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import threading
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 METRICS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 0.0\n'
 
@@ -20,6 +22,9 @@ class PlainServer:
     """What it knows, and what it was asked. key: without it every path says 401.
     fails: words of every completion after num_good ones. paths: of the endpoints that it knows. is_other: each event
     has an id of its own and an error that is null, and no [DONE] ends a stream. health: status of /health.
+    tokenizer: whether a token is a word or a byte. tokenizes: whether it knows /tokenize,
+    with the text in text_key, and ids listed as TGI does; tokenized: its answer instead;
+    num_tokenized: such requests.
     model, version, metrics: as it states them. on_answer: called with the server before each completion."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
@@ -31,6 +36,12 @@ class PlainServer:
     num_good: int = 0
     certificate: Path | None = None
     is_other: bool = False
+    tokenizer: Literal["words", "bytes"] = "words"
+    tokenizes: bool = False
+    text_key: str = "prompt"
+    ids_as_objects: bool = False
+    tokenized: str = ""
+    num_tokenized: int = 0
     health: int = 404
     model: str = "plain"
     version: str = ""
@@ -110,6 +121,16 @@ def _page(server: PlainServer, path: str) -> tuple[int, str]:
 
 def _reply(server: PlainServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
     """Status and body of the answer to a request."""
+    if path == "/tokenize" and server.tokenizes:
+        server.num_tokenized += 1
+        if server.tokenized:
+            return 200, server.tokenized
+        if server.text_key != "prompt":
+            body = {"prompt": body.get(server.text_key, "")}
+        ids = _ids_of(server, body)
+        if server.ids_as_objects:
+            return 200, json.dumps([{"id": each, "text": "", "start": 0, "stop": 0} for each in ids])
+        return 200, json.dumps({"count": len(ids), "max_model_len": 8192, "tokens": ids})
     if path not in server.paths:
         return 404, '{"detail": "Not Found"}'
     server.asked.append(body)
@@ -137,16 +158,24 @@ def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
             choice["token_ids"] = [1000 + token]
         events.append({"id": name, "choices": [choice]})
     events[-1]["choices"][0]["finish_reason"] = "length"
-    usage = {"prompt_tokens": _num_prompt_tokens(body), "completion_tokens": count}
+    usage = {"prompt_tokens": len(_ids_of(server, body)), "completion_tokens": count}
     events.append({"id": name, "choices": [], "usage": usage})
     if server.is_other:
         return [json.dumps({**event, "id": f"{name}-{place}", "error": None}) for place, event in enumerate(events)]
     return [*map(json.dumps, events), "[DONE]"]
 
 
-def _num_prompt_tokens(body: dict[str, Any]) -> int:
-    """Words of a prompt, or its ids; of a chat the words, and three tokens of a template for each message."""
+def _ids_of(server: PlainServer, body: dict[str, Any]) -> list[int]:
+    """The ids of a prompt; of a chat those of its contents, and three of a template for each message."""
     if "messages" in body:
-        return sum(len(message["content"].split()) + 3 for message in body["messages"])
+        of_messages = [(1, 2, *_ids_of_text(server, message["content"]), 3) for message in body["messages"]]
+        return [token for ids in of_messages for token in ids]
     prompt = body["prompt"]
-    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+    return _ids_of_text(server, prompt) if isinstance(prompt, str) else prompt
+
+
+def _ids_of_text(server: PlainServer, text: str) -> list[int]:
+    """A byte each; or a word each, and each line's end."""
+    if server.tokenizer == "bytes":
+        return list(text.encode())
+    return [zlib.crc32(piece.encode()) for piece in re.findall(r"\n|\S+", text)]

@@ -7,7 +7,7 @@ of it is guessed. Definitions: docs/method.md, "A run and its invariants" and "A
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +31,17 @@ KEY_BITS = 32
 # Model ns that converting a wall instant to model time and back may lose.
 ROUNDING_NS = 2
 _DRIFT_HINTS = {
-    "text": "Text prompts are re-tokenised by the server; token-id prompts are exact",
+    "text": "The server tokenises the text again, answers in it included; token-id prompts are exact",
     "chat": "The server's chat template adds tokens to each message, and the server tokenises the text again: lengths "
     "are those of usage, and whether an answer's tokens come back unchanged in the next prompt is not known",
 }
+_SIZED_BY = {
+    "tokenize": "Words were sized by the server's tokenizer",
+    "usage": "Words were sized by the usage of longer prompts",
+    "assumed": "Words were taken as one token each, because the server did not tell their sizes",
+}
+# Share of a prompt's planned tokens.
+MOST_DRIFT = 0.01
 # vllm.v1.engine.FINISH_REASON_STRINGS
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
@@ -67,18 +74,36 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
             "The server must honour ignore_eos and max_tokens",
         )
     yield from _check_reasons(answered)
-    prompt = answered.column("prompt_tokens")
+    yield from _check_prompts(answered, plan, manifest.client_audit.get("text_sizes", {}))
+
+
+def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether prompts were counted as planned. sizes: of text, as the manifest has them; empty for token ids."""
+    counted = answered.column("prompt_tokens").fill_null(0).to_numpy()
     sent = answered.column("planned_prompt_tokens").to_numpy()
-    drifted = prompt.fill_null(-1).to_numpy() != sent
-    if drifted.any():
-        form = plan.prompt_form if plan is not None else "token-ids"
-        drift = int((prompt.fill_null(0).to_numpy()[drifted] - sent[drifted]).sum())
-        yield (warning if form in _DRIFT_HINTS else invalid)(
-            "prompt-drift",
-            f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum "
-            f"({sent[drifted].sum()} planned), first {_names(request_keys(answered)[drifted])}",
-            _DRIFT_HINTS.get(form, ""),
+    drifted = counted != sent
+    if not drifted.any():
+        return
+    form = plan.prompt_form if plan is not None else "token-ids"
+    drift, planned = int((counted - sent)[drifted].sum()), int(sent[drifted].sum())
+    which = f"first {_names(request_keys(answered)[drifted])}"
+    evidence = f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum ({planned} planned), {which}"
+    if form not in _DRIFT_HINTS:
+        yield invalid("prompt-drift", evidence)
+        return
+    shares = np.abs(counted - sent) / np.maximum(sent, 1)
+    num_far = int((shares > MOST_DRIFT).sum())
+    evidence += f"; {num_far} of them differ by more than {MOST_DRIFT:.0%}, at most {shares.max():.1%}"
+    if sizes:
+        evidence += (
+            f". {_SIZED_BY.get(sizes.get('source', ''), '')} ({sizes.get('words_per_token', 1):.3g} words a token)"
         )
+    smallest = min(sizes.get("word_tokens", ()), default=1)
+    if num_far and smallest > 1:
+        evidence += f". The shortest word is {smallest:g} tokens: shorter parts of a prompt cannot be exact"
+    if num_far and (added := sizes.get("turn_tokens", 0)):
+        evidence += f". The chat template adds {added} tokens to each turn: a shorter turn cannot be exact"
+    yield (warning if num_far else info)("prompt-drift", evidence, _DRIFT_HINTS[form])
 
 
 def check_tolerated(manifest: Manifest) -> Iterator[Finding]:

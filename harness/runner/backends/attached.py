@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.client.target import Endpoint, endpoint_of
+from harness.client.target import Endpoint, Target, endpoint_of
+from harness.clock import NS_PER_S, ScaledClock
 from harness.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
 from harness.errors import RecordsError, ServerError
 from harness.experiment import PlannedRun
@@ -23,6 +24,7 @@ from harness.server.ask import Reply
 from harness.server.doctor import Check
 from harness.server.life import MODELS, VERSION, LaunchPlan, get_at, stated_version
 from harness.server.probe import Needs, probe
+from harness.server.text_sizes import forget, text_sizes_of
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.launch.launch_log import LaunchFacts, read_metrics
@@ -82,7 +84,10 @@ class AttachedBackend(ServerBackend):
             request=spec.workload_of(run.condition).request,
             longest_tokens=max(request.stream_tokens for each in runs for request in each.plan.requests),
         )
-        return probe(endpoint_of(run.server), needs).problems
+        report = probe(endpoint_of(run.server), needs)
+        if not report.problems:
+            _size_texts(runs, report.model)
+        return report.problems
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         return _in_force(server, _facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
@@ -139,6 +144,16 @@ def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dic
     models = _shown_by_models(get_at(endpoint_of(server), MODELS))
     in_force = facts.effective({**paged, **models, **_header_of(server)})
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
+
+
+def _size_texts(runs: Sequence[PlannedRun], model: str) -> None:
+    """Ask for the sizes of text before the first run, so that nothing is asked between runs."""
+    forget(endpoint_of(runs[0].server))
+    for run in runs:
+        spec, request = run.spec, run.spec.workload_of(run.condition).request
+        timeout_ns = round(spec.limits.request_timeout_s * NS_PER_S)
+        target = Target(endpoint_of(run.server), model, spec.client, ScaledClock(1.0), timeout_ns, request=request)
+        _ = text_sizes_of(target, run.plan, is_ours=False)
 
 
 def _header_of(server: ServerSpec) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def start_body(started_s: float, tokens: int, model: str = "plain") -> str:
 
 def replaced_by(root: Path, change: Callable[[PlainServer], object], **limits: Any) -> list[str]:
     """Reasons of a run whose server is changed at its third answer: the probe's, then two of the run's four."""
-    server = PlainServer(has_metrics=True, health=200, version="0.30.0", metrics=start_body(1.8e9, 4000))
+    body = start_body(1.8e9, 4000)
+    server = PlainServer(has_metrics=True, health=200, version="0.30.0", metrics=body, tokenizes=True)
 
     def at_the_third(asked: PlainServer) -> None:
         if len(asked.asked) == 3:
