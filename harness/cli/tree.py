@@ -27,8 +27,9 @@ def _problem_in_words(error: typer.BadParameter) -> str:
 
     if not isinstance(cause, ValidationError):
         return error.message
-    given = cause.errors()[0]["input"]
-    words = problems_of(cause)[0][1]
+    first = cause.errors()[0]
+    given, most = first["input"], first.get("ctx", {}).get("le", 1)
+    words = problems_of(cause)[0][1] + (". It is a share: 0.02 is 2 %" if most < 1 else "")
     return words if repr(given) in words else f"{given!r} {words}"
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import RecordsError, RuleFailedError, SpecError
+from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
-from harness.judge.decisions.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
+from harness.judge.decisions.verdicts import CASES, EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.judge.planning.stopping import SequentialStatus, declared_status, sequential_status
 from harness.prereg.account import Account, account_of
 from harness.prereg.authorize import check_sealed_runs
@@ -22,6 +22,7 @@ from harness.prereg.ledger import Entry, Ledger, read_chain
 from harness.prereg.predict import predictions_for
 from harness.prereg.proof import Proof, aborts_of, doubts_of, find_proof
 from harness.records import SealedRun, origin_of
+from harness.shipped import shipped_names
 from harness.spec.rules import DecisionRule, load_rule
 
 
@@ -230,6 +231,17 @@ def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[
     ]
 
 
+def _applicable(runs: Sequence[SealedRun]) -> Iterator[str]:
+    """The shipped rules that have something to judge in these runs."""
+    experiment = ExperimentRuns(runs, predictions_for(runs, None))
+    for name in shipped_names("rules"):
+        rule = load_rule(name)
+        # A rule over factors that are ambiguous here does not apply.
+        with suppress(HarnessError):
+            if any(not case.missing for case in CASES[type(rule)](rule, experiment)):
+                yield name
+
+
 def _chosen_rules(
     runs: Sequence[SealedRun], frozen: Preregistration | None, names: Sequence[str]
 ) -> list[DecisionRule]:
@@ -237,7 +249,9 @@ def _chosen_rules(
     if frozen is None:
         chosen = names or runs[0].spec.rules
         if not chosen and declared_status(runs) is None:
-            raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
+            names = ", ".join(_applicable(runs)) or "none of those that ship applies, so write a file"
+            hint = f"Name one with --rule: {names}"
+            raise SpecError("the experiment names no rules", where=runs[0].experiment, hint=hint)
         return [load_rule(name) for name in chosen]
     frozen_rules = {entry.rule.name: entry.rule for entry in frozen.rules}
     named = {name: load_rule(name) for name in names}

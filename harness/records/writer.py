@@ -281,10 +281,13 @@ def _lock_folder(folder: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        holder = os.read(descriptor, 20).decode("ascii", "replace")
         os.close(descriptor)
         raise RecordsError(
-            "another harness process is writing this run",
+            "another harness process" + (f", pid {holder}," if holder.isdecimal() else "") + " is writing this run",
             where=str(folder),
-            hint="Wait for it to end, or use another records folder",
+            hint="Wait for it and then --resume, end it with Ctrl-C, or write elsewhere: --runs FOLDER",
         ) from error
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
     return descriptor

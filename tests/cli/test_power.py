@@ -108,6 +108,12 @@ def test_a_superiority_rule_gets_its_number_of_replicates_in_a_sentence(tmp_path
     assert (refused.returncode, "no superiority rule" in refused.stderr) == (2, True)
 
 
+def test_a_margin_in_percent_is_told_that_it_is_a_share(tmp_path: Path) -> None:
+    refused = harness("power", "demo", "--margin", "2", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "0.02 is 2 %" in " ".join(refused.stderr.split())
+
+
 def test_a_comparison_that_is_not_there_is_named(tmp_path: Path) -> None:
     said = harness("power", "demo", "--comparison", "none", "--blocks", "3", cwd=tmp_path)
     assert said.returncode == 2

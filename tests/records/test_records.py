@@ -172,7 +172,7 @@ def test_what_a_killed_harness_left_is_set_aside_not_lost(tmp_path: Path) -> Non
 
 def test_two_harnesses_cannot_write_the_same_run(tmp_path: Path) -> None:
     with RunWriter(tmp_path, "e", "c", 0, 1) as writer:
-        with pytest.raises(RecordsError, match="another harness process"):
+        with pytest.raises(RecordsError, match=rf"another harness process, pid {os.getpid()}, is .* --resume"):
             RunWriter(tmp_path, "e", "c", 0, 1)
         writer.write("requests", requests_table())
         writer.seal({"plan_hash": "p"})
