@@ -224,7 +224,8 @@ class RunFigures(Figures):
 
     prompt_tokens, cached_tokens: sums over all responses; cached is None where reuse is unknown.
     device: of its fleet, "" outside a fleet. unit: replicates that ran at once by plan share one, else the replicate.
-    neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
+    neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device. plan: hash of
+    the plan as drawn, before its treatment.
     """
 
     experiment: str
@@ -246,6 +247,7 @@ class RunFigures(Figures):
     unit: int = 0
     neighbours: int = 0
     is_emulated: bool = False
+    plan: str = ""
 
     @property
     def key(self) -> RunKey:
@@ -332,6 +334,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         generated_tokens=sum(tokens or 0 for tokens in generated),
         ceilings=None if plan is None or cached_tokens(requests) is None else ceilings(requests, kv_events, plan, rule),
         invalid_reasons=run.invalid_reasons,
+        plan=run.manifest.drawn_hash,
         **place_of(run),
     )
 

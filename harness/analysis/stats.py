@@ -49,7 +49,10 @@ QUANTILE_METHOD = "linear"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its interval. method: how it was made; unit: what was resampled; both say what it can mean."""
+    """An estimate and its interval. method: how it was made; unit: what was resampled; both say what it can mean.
+
+    family: intervals that hold together at ``level``; each of them alone has level 1 - (1 - level) / family.
+    """
 
     estimate: float
     low: float
@@ -60,6 +63,7 @@ class Interval:
     num_units: int
     resamples: int
     seed: int
+    family: int = 1
 
     @property
     def width(self) -> float:
@@ -75,6 +79,7 @@ class Interval:
 
     def __str__(self) -> str:
         drawn = f", {self.resamples} resamples, seed {self.seed}" if self.resamples else ""
+        drawn += f"; {self.family} intervals hold together" if self.family > 1 else ""
         return (
             f"{self.estimate:.4f} [{self.low:.4f}, {self.high:.4f}] ({self.level:.0%} {self.method} over "
             f"{self.num_units} {self.unit}{drawn})"
@@ -172,11 +177,21 @@ class Estimate(NamedTuple):
     def high(self) -> float:
         return self.mean + t_quantile(DEFAULT_LEVEL, self.degrees) * self.error
 
-    def interval(self, of: Callable[[float], float] = math.exp, level: float = DEFAULT_LEVEL) -> Interval:
-        """The t interval of a ratio, by the mean of its logs; of: makes the figure of the mean."""
-        half = t_quantile(level, self.degrees) * self.error
+    def interval(
+        self,
+        of: Callable[[float], float] = math.exp,
+        level: float = DEFAULT_LEVEL,
+        *,
+        family: int = 1,
+        t: float | None = None,
+    ) -> Interval:
+        """The t interval of a ratio, by the mean of its logs; of: makes the figure of the mean.
+
+        family: intervals that are to hold together at ``level`` (Bonferroni). t: instead of the quantile of t.
+        """
+        half = (t_quantile(1 - (1 - level) / family, self.degrees) if t is None else t) * self.error
         low, high = of(self.mean - half), of(self.mean + half)
-        return Interval(of(self.mean), low, high, level, self.method, self.unit, self.num_units, 0, 0)
+        return Interval(of(self.mean), low, high, level, self.method, self.unit, self.num_units, 0, 0, family)
 
 
 def of_blocks(values: Sequence[float]) -> Estimate:

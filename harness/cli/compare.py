@@ -22,10 +22,9 @@ from harness.table import Table, TableForm, table_of, to_text, with_four_digits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.judge.decisions.across import PeerSide, Side
+    from harness.judge.compare.across import PeerSide, Side
     from harness.judge.decisions.gate import GatePolicy, GateResult, GateRun
     from harness.judge.decisions.releases import Placed
-    from harness.records import SealedRun
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 GateForm = Literal["text", "markdown", "json"]
@@ -51,8 +50,8 @@ def compare(
     Below 1 is less.
 
     A ratio is always condition over baseline, by the baselines that the experiment names. Runs of the same drawn plan
-    are paired; where the inputs differ, "paired" says no. p-values are adjusted over the comparisons of one measure
-    (Holm). Invalid runs are left out.
+    are paired; where the inputs differ, "paired" says no. Intervals and p-values are adjusted over the comparisons of
+    one measure (Bonferroni). Invalid runs are left out.
 
     One side may be result files of another benchmark with per-request records, or a folder of them: its figures only,
     never paired (docs/export.md).
@@ -73,7 +72,7 @@ def compare(
 
 def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
     """The places against their baselines; SpecError where both sides are of other benchmarks."""
-    from harness.judge.decisions.across import compare_all, compare_with_peer, pairs_of
+    from harness.judge.compare.across import compare_all, compare_with_peer, pairs_of
 
     peer = _peer_side([Path(place) for place in places])
     base = None if baseline is None else _peer_side([Path(baseline)])
@@ -105,22 +104,25 @@ def _by_pair(table: Table) -> list[Table]:
     """A table per pair, which fits a narrow terminal: a row per measure."""
     from itertools import groupby
 
-    shown = ("measure", "mean", "baseline_mean", "ratio", "low", "high", "p_holm", "verdict")
+    shown = ("measure", "mean", "baseline_mean", "ratio", "low", "high", "p_adjusted", "verdict")
     named = ("condition", "baseline", "paired", "runs", "source")
     pairs: list[Table] = []
-    for (condition, base, paired, runs, source), rows in groupby(
+    for (condition, base, paired, runs, source), of_pair in groupby(
         table.records(), lambda row: tuple(row[name] for name in named)
     ):
         how = "paired by plan" if paired else "not paired: other inputs"
         name = f"{condition} against {base} ({how}, {runs} runs, {source})"
-        pairs.append(table_of(name, "", ({name: row[name] for name in shown} for row in rows)))
+        rows = list(of_pair)
+        notes = {row["note"] for row in rows}
+        about_all = f"{notes.pop()}." if len(notes) == 1 and notes != {""} else ""
+        pairs.append(table_of(name, about_all, ({name: row[name] for name in shown} for row in rows)))
     return pairs
 
 
 def sides_at(address: str, runs: Path) -> list[Side]:
     """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
     from harness.analysis.stats import grouped
-    from harness.judge.decisions.across import Side
+    from harness.judge.compare.across import Side
     from harness.records import RunStore
     from harness.records.archive import runs_folder
     from harness.records.store import sealed_runs
@@ -132,15 +134,17 @@ def sides_at(address: str, runs: Path) -> list[Side]:
         place = runs / address
     choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
     for root, experiment, condition in choices:
-        found: dict[tuple[str, str], list[SealedRun]] = {}
-        sealed = RunStore(root).sealed(experiment or None)
-        for run in sealed:
-            if run.is_valid and condition in ("", run.condition):
-                found.setdefault((run.experiment, run.condition), []).append(run)
+        sealed = grouped(RunStore(root).sealed(experiment or None), lambda run: run.experiment)
+        found = [
+            Side(f"{root}/{named}/{name}", tuple(valid), tuple(every))
+            for named, every in sealed.items()
+            for name, valid in grouped((run for run in every if run.is_valid), lambda run: run.condition).items()
+            if condition in ("", name)
+        ]
         if found:
-            for of_experiment in grouped(sealed, lambda run: run.experiment).values():
+            for of_experiment in sealed.values():
                 note_look(of_experiment, "compare")
-            return [Side(f"{root}/{named}/{name}", tuple(runs)) for (named, name), runs in found.items()]
+            return found
     raise SpecError(
         "no valid sealed runs there",
         where=str(place),

@@ -147,7 +147,7 @@ def _margin(spec: ExperimentSpec) -> float:
 
 def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     """Predicted device time of every condition over its baseline's, all replicates summed; how sure, and given what."""
-    from harness.judge.decisions.answer import source_of_prediction
+    from harness.judge.compare.answer import source_of_prediction
     from harness.judge.decisions.predictions import drawn_ratio, mean_ratio, predicted_ratio
     from harness.sim.predict.deciding import planned_break_even, unmeasured_of_runs
 

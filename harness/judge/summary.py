@@ -17,18 +17,32 @@ from harness.analysis.cost.compare import Comparison, check_channels, compare
 from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
-from harness.analysis.figures import Figures, RunFigures, cells, figures_at, run_figures, same, sums_over, total_of
+from harness.analysis.figures import (
+    Figures,
+    RunFigures,
+    cells,
+    figure_at,
+    figures_at,
+    run_figures,
+    same,
+    sums_over,
+    total_of,
+)
 from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.compare.pairs import common_replicates, counted_runs
-from harness.judge.decisions.answer import Answer, answers, main_answers
+from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, value_over
+from harness.judge.compare.pairs import common_replicates, counted_runs, num_plans, without_a
+from harness.judge.compare.result import Family, one_plan
+from harness.judge.planning.stopping import SequentialStatus, status_until_decided
 from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun, declared_by, kind_of, served_by
 from harness.spec import Factor, Factors
+from harness.spec.sections import Channel
 from harness.table import Cell, Table, table_of, to_html
 
 # Columns of ``to_arrow`` that a notebook shows.
@@ -53,8 +67,9 @@ class BucketChange:
 class ConditionFigures(Figures):
     """One condition: its runs, and sums over ``counted``, the valid ones of replicates that every condition has.
 
-    comparison: None for a baseline, or when no replicate is valid in both. bucket_change: only where the bucket set is
-    all that changed h(n)'s padding, that is, where h(n) equals the baseline's.
+    measures: by column, see ``MEASURES``. comparison: None for a baseline, or when no replicate is valid in both.
+    bucket_change: only where the bucket set is all that changed h(n)'s padding, that is, where h(n) equals the
+    baseline's.
     """
 
     name: str
@@ -63,6 +78,7 @@ class ConditionFigures(Figures):
     buckets: tuple[int, ...]
     runs: tuple[RunFigures, ...]
     counted: tuple[RunFigures, ...]
+    measures: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], repr=False)
     comparison: Comparison | None = None
     bucket_change: BucketChange | None = None
     factors: Factors = field(default_factory=dict[str, Factor])
@@ -106,8 +122,9 @@ class ConditionFigures(Figures):
 class ExperimentSummary:
     """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time.
 
-    speeds: of its devices; None where fewer than two made it. window: in words, which requests the serving figures
-    count.
+    answers: to each comparison, on its main channel and on the other one. status: under the stopping rule that was to
+    end it; None where none was. speeds: of its devices; None where fewer than two made it. window: in words, which
+    requests the serving figures count.
     """
 
     experiment: str
@@ -115,6 +132,8 @@ class ExperimentSummary:
     time_scale: float
     conditions: tuple[ConditionFigures, ...]
     findings: tuple[Finding, ...]
+    answers: tuple[Answer, ...] = ()
+    status: SequentialStatus | None = None
     backend: str = ""
     serving: tuple[ServingFigures, ...] = ()
     speeds: Speeds | None = None
@@ -135,6 +154,14 @@ class ExperimentSummary:
     def replicates(self) -> tuple[int, ...]:
         """The replicates that sums and percentiles count: those in which every condition has a valid run."""
         return common_replicates(self.runs)
+
+    @property
+    def one_plan(self) -> str:
+        """That all counted runs replayed one plan each time; empty where plans differ."""
+        groups = [condition.counted for condition in self.conditions if len(condition.counted) > 1]
+        if not groups or any(num_plans(group) > 1 for group in groups):
+            return ""
+        return one_plan(len(self.replicates))
 
     @property
     def unknowns(self) -> str:
@@ -158,8 +185,7 @@ class ExperimentSummary:
 
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
-        main = main_answers(self.answers)
-        return self._with_origin([_condition_row(each, main.get(each.name)) for each in self.conditions])
+        return self._with_origin([_condition_row(each, self.answers) for each in self.conditions])
 
     def to_pandas(self) -> object:
         """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
@@ -185,10 +211,9 @@ class ExperimentSummary:
         """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
         return device_tables(self.speeds, _comparisons(self.conditions))
 
-    @property
-    def answers(self) -> tuple[Answer, ...]:
-        """The answer to each comparison, on its main channel first."""
-        return answers(_comparisons(self.conditions), self.backend)
+    def answer_on(self, condition: str, channel: Channel) -> Answer | None:
+        """The answer to a comparison on one channel; None where there is none."""
+        return answer_on(self.answers, condition, channel)
 
     def serving_of(self, condition: str) -> ServingFigures | None:
         """Serving figures of a condition; None where none of its valid runs answered anything."""
@@ -240,6 +265,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             buckets=buckets[name],
             runs=tuple(group),
             counted=(summed := tuple(run for run in counted if run.condition == name)),
+            measures=_measures([run for run in ordered if run.key in {one.key for one in summed}]),
             factors=factors[name],
             **sums_over(summed),
         )
@@ -248,9 +274,12 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     backend = kind_of(ordered).name
     # Other prices than those that the runs were simulated with are a channel A of their own.
     is_predicted = kind_of_run(backend).is_virtual and cost_model is None
+    family = Family.of(ordered)
     conditions = tuple(
-        _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
+        _compared(condition, plain.get(condition.baseline), family, is_predicted=is_predicted)
+        for condition in plain.values()
     )
+    status = status_until_decided(runs)
     by_device = speeds(figures)
     return ExperimentSummary(
         experiment=names.pop(),
@@ -262,6 +291,8 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             *check_channels(figures),
             *device_findings(runs, figures, by_device, _comparisons(conditions)),
         ),
+        answers=answers(_pairs(conditions), backend, family, status),
+        status=status,
         backend=backend,
         served=served_by(ordered),
         declared=declared_by(ordered),
@@ -275,6 +306,27 @@ def _comparisons(conditions: Sequence[ConditionFigures]) -> dict[str, Comparison
     return {condition.name: condition.comparison for condition in conditions}
 
 
+def _pairs(conditions: Sequence[ConditionFigures]) -> dict[str, Compared]:
+    """Every comparison with what its blocks are of."""
+    by_name = {condition.name: condition for condition in conditions}
+    pairs: dict[str, Compared] = {}
+    for condition in conditions:
+        if (comparison := condition.comparison) is not None:
+            sides = [
+                [run for run in each.valid_runs if run.replicate in comparison.replicates]
+                for each in (condition, by_name[condition.baseline])
+            ]
+            missing = without_a([run for side in sides for run in side]) if comparison.a is None else ""
+            pairs[condition.name] = Compared(comparison, num_plans(sides[0]), missing)
+    return pairs
+
+
+def _measures(runs: Sequence[SealedRun]) -> dict[str, float | None]:
+    """Every measure over these runs, but the costs, which have columns of their own."""
+    own = (*OF_SERVERS, *OF_SIMULATIONS)
+    return {measure.column: value_over(measure, runs) for name, measure in MEASURES.items() if name not in own}
+
+
 def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
     by_condition = grouped(runs, lambda run: run.condition)
     figures = (serving_figures(name, group) for name, group in by_condition.items())
@@ -282,11 +334,12 @@ def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
 
 
 def _compared(
-    condition: ConditionFigures, baseline: ConditionFigures | None, *, is_predicted: bool
+    condition: ConditionFigures, baseline: ConditionFigures | None, family: Family, *, is_predicted: bool
 ) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
-    comparison = compare(baseline.name, condition.valid_runs, baseline.valid_runs, is_predicted=is_predicted)
+    runs = (condition.valid_runs, baseline.valid_runs)
+    comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family.size)
     if comparison is None:
         return condition
     change = _bucket_change(condition, baseline, comparison.replicates)
@@ -315,8 +368,6 @@ WORK = {
 LATENESS = same("rearrival_p50_ms", "rearrival_p99_ms", "start_spread_ms")
 GAP_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 COMPARED = {
-    **same("ratio_a", "ratio_b"),
-    **{f"ratio_{channel}_{end}": f"{channel}.interval.{end}" for channel in "ab" for end in ("low", "high")},
     **same("ratio_of", "tau"),
     "is_given_costs": "a.interval.is_given_costs",
     **{f"ratio_a_over_b{of}": f"channels.gap_interval.{end}" for of, end in GAP_ENDS.items()},
@@ -325,13 +376,21 @@ COMPARED = {
 }
 ANSWERED = {
     "source": "source.value",
-    "p_holm": "p_adjusted",
-    "family": "family_size",
-    "verdict": "verdict.value",
+    "p_adjusted": "result.p_adjusted",
+    "family": "result.family",
+    "verdict": "said",
+    "note": "result.note",
 }
+CHANNELS: tuple[Channel, ...] = ("a", "b")
 
 
-def _condition_row(condition: ConditionFigures, answer: Answer | None) -> dict[str, Any]:
+def _condition_row(condition: ConditionFigures, every: Sequence[Answer]) -> dict[str, Any]:
+    on: dict[Channel, Answer | None] = {channel: answer_on(every, condition.name, channel) for channel in CHANNELS}
+    ends = {
+        f"ratio_{channel}_{end}": figure_at(answer, f"interval.{end}")
+        for channel, answer in on.items()
+        for end in ("low", "high")
+    }
     return {
         "condition": condition.name,
         "factors": json.dumps(dict(condition.factors)),
@@ -342,11 +401,21 @@ def _condition_row(condition: ConditionFigures, answer: Answer | None) -> dict[s
         "num_valid_runs": len(condition.valid_runs),
         "num_counted_runs": len(condition.counted),
         **cells(condition, COSTS),
+        **{f"ratio_{channel}": _ratio(condition.comparison, channel, answer) for channel, answer in on.items()},
+        **ends,
         **cells(condition.comparison, COMPARED),
         **cells(condition if condition.counted else None, WORK),
         **cells(condition, LATENESS),
-        **cells(answer, ANSWERED),
+        **cells(main_answers(every).get(condition.name), ANSWERED),
+        **condition.measures,
     }
+
+
+def _ratio(comparison: Comparison | None, channel: Channel, answer: Answer | None) -> float | None:
+    """The ratio of a channel, also of B where a simulation has one cost."""
+    if answer is not None:
+        return answer.ratio
+    return figure_at(comparison, f"ratio_{channel}")
 
 
 def _run_row(run: RunFigures) -> dict[str, Any]:
@@ -368,7 +437,7 @@ def _in_words(answer: Answer) -> str:
     """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
     interval = "" if answer.interval is None else f" ({answer.interval.low:.4f} to {answer.interval.high:.4f})"
     channels = answer.comparison.agreement
-    shown = f"withheld (channels: {channels.value})" if channels.is_missing else answer.verdict.value
+    shown = f"withheld (channels: {channels.value})" if channels.is_missing else answer.said
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
 
 

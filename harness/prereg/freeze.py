@@ -182,7 +182,7 @@ def freeze(
     stopping rule, the rule and its whole budget are frozen. on_progress: receives the share of runs that are predicted.
     """
     if spec.stop is not None:
-        check_can_decide(spec.stop, str(experiment_file))
+        check_can_decide(spec, spec.stop, str(experiment_file))
         spec = spec.until_decided()
     options = options or FreezeOptions()
     repository = Repository(experiment_file)

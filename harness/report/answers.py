@@ -15,7 +15,7 @@ from harness.analysis.figures import figure_at
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.judge import ConditionFigures, ExperimentSummary
-from harness.judge.decisions.answer import AnswerVerdict, change, interval_in_words, main_answers, source_of
+from harness.judge.compare.answer import change, interval_in_words, main_answers, source_of
 from harness.kinds import kind_of_run
 
 DASH = "\u2013"
@@ -48,11 +48,11 @@ class Channel:
         """The comparison on this channel; None where nothing is compared on it."""
         return None if comparison is None else comparison.a if self.is_a else comparison.b
 
-    def ratio(self, comparison: Comparison) -> float | None:
-        return figure_at(self.figures(comparison), "ratio")
+    def ratio(self, summary: ExperimentSummary, condition: str) -> float | None:
+        return figure_at(summary.answer_on(condition, "a" if self.is_a else "b"), "ratio")
 
-    def interval(self, comparison: Comparison) -> Interval | None:
-        return figure_at(self.figures(comparison), "interval")
+    def interval(self, summary: ExperimentSummary, condition: str) -> Interval | None:
+        return figure_at(summary.answer_on(condition, "a" if self.is_a else "b"), "interval")
 
     def ratio_of(self, condition: ConditionFigures, replicate: int) -> float | None:
         """The ratio of one replicate; None where the baseline has no valid run of it."""
@@ -106,7 +106,7 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     if answer is None:
         return f"{this} cannot be compared with {other}: no replicate has a valid run of both."
     comparison = answer.comparison
-    basis = "; ".join(filter(None, (answer.basis, answer.family)))
+    basis = answer.basis
     work = "" if comparison.is_same_work else f" {_other_work(comparison)}"
     if comparison.agreement.is_missing:
         return f"{_not_said(comparison, this, f'{other}{work}')} {basis}."
@@ -117,13 +117,9 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
         Agreement.AGREE: "; both channels agree",
         Agreement.NO_CONFLICT: f"; time in flight (B) does not contradict it ({_seen(comparison.b)})",
     }.get(comparison.agreement, "")
-    # An interval stands for one comparison, the verdict for the whole family.
-    is_adjusted_away = (
-        answer.verdict is AnswerVerdict.NO_DIFFERENCE and answer.interval and not answer.interval.contains(1)
-    )
-    adjusted = " once adjusted" if is_adjusted_away else ""
+    shown = answer.result.note or answer.said
     return (
-        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}{adjusted}. "
+        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}. "
         f"{others + '. ' if others else ''}{basis}{agreed}."
     )
 
@@ -205,21 +201,32 @@ def missing_runs(summary: ExperimentSummary) -> list[str]:
 def counted_words(summary: ExperimentSummary) -> str:
     """Which runs the sums of a table count, and what is missing; one or two sentences."""
     common, missing = summary.replicates, missing_runs(summary)
+    plan = f" {summary.one_plan.capitalize()}." if summary.one_plan else ""
     if not missing:
-        return f"Costs and counts are sums over {count(len(common), 'replicate')}."
+        return f"Costs and counts are sums over {count(len(common), 'replicate')}.{plan}"
     named = ", ".join(missing[:MAX_MISSING]) + (
         f" and {len(missing) - MAX_MISSING} more" if missing[MAX_MISSING:] else ""
     )
     if not common:
         return f"No replicate has a valid run of every condition, so sums are not shown. Missing or INVALID: {named}."
     which = f"{'replicates' if len(common) > 1 else 'replicate'} {', '.join(map(str, common))}"
-    return f"Costs and counts are sums over {which}, which every condition has. Missing or INVALID: {named}."
+    return f"Costs and counts are sums over {which}, which every condition has. Missing or INVALID: {named}.{plan}"
+
+
+def interval_legend(summary: ExperimentSummary) -> str:
+    """What the interval below a ratio is: its 95 % interval over 2 comparisons."""
+    results = [answer.result for answer in summary.answers]
+    family = max((result.family for result in results), default=1)
+    words = "its 95 % interval" + (f" over {family} comparisons" if family > 1 else "")
+    if summary.status is not None:
+        words += ", valid at every look of the stopping rule"
+    return words + (", over the machine's noise alone" if summary.one_plan else "")
 
 
 def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
     """What a condition costs that is compared with none, and what its users felt."""
     name, unit = mark(condition.name), "model s" if summary.time_scale != 1 else "s"
-    runs = f"{count(len(condition.counted), 'valid run')}, {source_of(summary.backend).value}"
+    runs = f"{count(len(condition.counted), 'valid run')}, {summary.one_plan or source_of(summary.backend).value}"
     if not condition.valid_runs:
         return f"{name} has no valid run, so its cost is not known."
     if condition.b_ns is None:
@@ -233,9 +240,17 @@ def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callab
         else f" and {fixed(condition.b_ns, 3, NS_PER_S)} {unit} in flight (B)"
     )
     modelled = "of device time" if not both else "of modelled device time (A)"
-    return (
-        f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {modelled}{both}; it has no baseline. {runs}.{felt}"
-    )
+    apart = f" {_apart(condition.a_ns, condition.b_ns)}" if both else ""
+    cost = f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {modelled}{both}"
+    return f"{cost}; it has no baseline. {runs}.{apart}{felt}"
+
+
+def _apart(a_ns: int, b_ns: int) -> str:
+    """That the channels of one condition do not agree; empty where they lie as near as they have to."""
+    share = (b_ns - a_ns) / b_ns if b_ns else 0.0
+    if abs(share) <= MAX_TAU:
+        return ""
+    return f"The channels do not agree: A lies {abs(share):.2f} of B {'below' if share > 0 else 'above'} it."
 
 
 def _felt(summary: ExperimentSummary, condition: ConditionFigures) -> str:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.judge.planning.stopping import ran_until_decided
 from harness.records import Manifest, SealedRun
 from harness.spec.workload import strange_keys
 
@@ -152,13 +153,6 @@ def changes(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "")
         for key in keys
         if this.get(key) != other.get(key)
     )
-
-
-def ran_until_decided(run: SealedRun) -> bool:
-    """Whether the stopping rule was to end the experiment: then it has as many replicates as the rule's budget."""
-    experiment = run.manifest.requested_experiment
-    rule = experiment.get("stop") or {}
-    return bool(rule) and rule.get("budget") == experiment.get("replicates")
 
 
 def num_planned(run: SealedRun) -> int:

@@ -31,7 +31,7 @@ from harness.kinds import kind_of_run
 from harness.outputs import check_output, escape_bidi, write_atomic
 from harness.processes import parallel_map
 from harness.records import SealedRun
-from harness.report.answers import DASH, answers, count, fixed, short_ms
+from harness.report.answers import DASH, answers, count, fixed, interval_legend, short_ms
 from harness.report.latency_plots import lateness_plot, serving_plot, sweep_plot
 from harness.report.plots import (
     cost_plot,
@@ -149,6 +149,7 @@ def render_page(view: ReportView) -> str:
         script=script,
         policy=content_security_policy(script),
         headline=headline(view),
+        interval_legend=interval_legend(view.summary),
         answers=answers(view.summary, lambda name: f"<b>{escape(name)}</b>"),
         symbol=symbol,
         linked=linker(view),

@@ -19,7 +19,8 @@ from harness.analysis.cost.speeds import Speeds
 from harness.analysis.reuse_by_wait import EDGES_S, ReuseByWait, Share, WaitBin
 from harness.clock import NS_PER_S
 from harness.judge import ConditionFigures, ExperimentSummary
-from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus, StopVerdict
+from harness.judge.compare.verdict import Verdict
+from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus
 from harness.report.answers import Channel
 from harness.report.svg import (
     GRID,
@@ -85,11 +86,11 @@ def _ratio_rows(
     """Rows of ratios: their names, and what they show in one sentence."""
     axes.axvline(1.0, color=INK, linewidth=0.9, zorder=1)
     ratios: list[str] = []
-    for row, (condition, comparison) in enumerate(compared):
+    for row, (condition, _) in enumerate(compared):
         for place, channel in enumerate(view.channels):
             offset = 0.14 * (2 * place - 1) if len(view.channels) > 1 else 0.0
-            _ratio_marks(axes, row + offset, channel, condition, _color(view, condition.name))
-        shown = [(channel.heading, channel.ratio(comparison)) for channel in view.channels]
+            _ratio_marks(axes, row + offset, channel, condition, view)
+        shown = [(channel.heading, channel.ratio(view.summary, condition.name)) for channel in view.channels]
         ratios.append("\n".join(f"{name if len(shown) > 1 else ''} {ratio:.4f}" for name, ratio in shown if ratio))
     if not is_narrow:
         values = axes.secondary_yaxis("right")
@@ -107,17 +108,17 @@ def _ratio_rows(
     return names, f"Cost ratios to the baseline. {'; '.join(summary)}."
 
 
-def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionFigures, color: str) -> None:
+def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionFigures, view: ReportView) -> None:
     """One channel of a comparison: its replicates, its interval, its ratio."""
-    comparison = condition.comparison
+    comparison, color = condition.comparison, _color(view, condition.name)
     assert comparison is not None, "only comparisons are drawn"
     each = [channel.ratio_of(condition, replicate) for replicate in comparison.replicates]
     known = [ratio for ratio in each if ratio is not None]
     axes.plot(known, [row] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
-    if (interval := channel.interval(comparison)) is not None:
+    if (interval := channel.interval(view.summary, condition.name)) is not None:
         axes.plot([interval.low, interval.high], [row] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
     marker, face, size = ("o", color, 8.0) if channel.is_a else ("D", SURFACE, 7.0)
-    if (ratio := channel.ratio(comparison)) is None:
+    if (ratio := channel.ratio(view.summary, condition.name)) is None:
         return
     axes.plot([ratio], [row], marker, color=color, markerfacecolor=face, markersize=size, zorder=3)
 
@@ -360,7 +361,7 @@ def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, co
     axes.plot(seen, means, color=color, linewidth=1.4)
     if comparison.verdict.is_final and finite:
         last = finite[-1]
-        face = color if comparison.verdict is not StopVerdict.INCONCLUSIVE else SURFACE
+        face = color if comparison.verdict is not Verdict.INCONCLUSIVE else SURFACE
         axes.plot([last.num_blocks], [_percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     title, xlabel = f"{comparison.condition}: {comparison.verdict.value}", f"blocks (budget {stop.budget})"

@@ -15,7 +15,9 @@ from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, Servin
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.clock import NS_PER_S
 from harness.judge import ExperimentSummary
-from harness.judge.planning.stopping import SequentialStatus, StopVerdict
+from harness.judge.compare.answer import main_answers
+from harness.judge.compare.verdict import Verdict
+from harness.judge.planning.stopping import SequentialStatus
 from harness.judge.summary import ConditionFigures
 from harness.outputs import escape_bidi
 from harness.report.answers import (
@@ -26,6 +28,7 @@ from harness.report.answers import (
     count,
     counted_words,
     fixed,
+    interval_legend,
     short_ms,
 )
 from harness.spec import factors_text
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
-STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
+STOP_COLORS = {Verdict.GO_ON: "cyan", Verdict.INCONCLUSIVE: "yellow", Verdict.HIGHER: "red"}
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
@@ -69,7 +72,7 @@ def conditions_table(summary: ExperimentSummary) -> Table:
         *(["channels"] if len(channels) > 1 else []),
         *("steps", "padding", "reused"),
     )
-    rows = tuple(_cells(condition, channels) for condition in summary.conditions)
+    rows = tuple(_cells(summary, condition, channels) for condition in summary.conditions)
     return Table(f"{summary.title} ({counted})", " ".join(notes), columns, rows, summary.origin)
 
 
@@ -87,12 +90,13 @@ def _legend(summary: ExperimentSummary) -> str:
     elif len(baselines) > 2:
         against = "each its own baseline (--format csv names it)"
     compared = [each.comparison for each in summary.conditions if each.comparison is not None]
-    first = channels_of(summary)[0].heading
-    intervals = [each.main.interval for each in compared if each.main.interval is not None]
+    main, first = main_answers(summary.answers).values(), channels_of(summary)[0].heading
+    intervals = [one.interval for one in main if one.interval is not None]
     given = GIVEN_COSTS if any(interval.is_given_costs for interval in intervals) else ""
     marks = {
-        f" Below {first}/base: its 95 % interval{given}.": bool(intervals),
-        " No interval below three replicates.": any(each.main.interval is None for each in compared),
+        f" Below {first}/base: {interval_legend(summary)}{given}.": bool(intervals),
+        " No interval below three replicates.": any(one.verdict is Verdict.TOO_FEW for one in main),
+        " No interval where nothing varied.": any(one.verdict is Verdict.NOTHING_VARIED for one in main),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
         " Withheld: the ratios of A and B contradict each other.": any(
             each.agreement is Agreement.DIFFER for each in compared
@@ -250,7 +254,7 @@ def _rate(rate: Rate | None) -> str:
     return DASH if rate is None else f"{rate.mean:.2f}"
 
 
-def _cells(condition: ConditionFigures, channels: Sequence[Channel]) -> tuple[str, ...]:
+def _cells(summary: ExperimentSummary, condition: ConditionFigures, channels: Sequence[Channel]) -> tuple[str, ...]:
     """A row."""
     compared, reuse = condition.comparison, condition.reuse
     is_known = reuse.num_rearrivals and reuse.num_reused is not None
@@ -258,7 +262,7 @@ def _cells(condition: ConditionFigures, channels: Sequence[Channel]) -> tuple[st
     if compared is not None:
         mark = "" if compared.is_same_work else "\u2020"
         ratios = [
-            _ratio(channel.ratio(compared), mark, None if place else channel.interval(compared))
+            _ratio(channel.ratio(summary, condition.name), mark, _shown(summary, condition, channel, place))
             for place, channel in enumerate(channels)
         ]
         verdict = compared.agreement.shown
@@ -271,6 +275,11 @@ def _cells(condition: ConditionFigures, channels: Sequence[Channel]) -> tuple[st
         DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
         reuse.share_text if is_known else DASH,
     )
+
+
+def _shown(summary: ExperimentSummary, condition: ConditionFigures, channel: Channel, place: int) -> Interval | None:
+    """The interval below a ratio: on the first channel only."""
+    return None if place else channel.interval(summary, condition.name)
 
 
 def _ratio(ratio: float | None, mark: str, interval: Interval | None) -> str:

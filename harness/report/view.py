@@ -22,7 +22,7 @@ from harness.errors import SpecError
 from harness.judge import ConditionFigures, ExperimentSummary, summarise
 from harness.judge.catalogue import AnalysisResult
 from harness.judge.decisions.decide import Decision
-from harness.judge.planning.stopping import SequentialStatus, declared_status
+from harness.judge.planning.stopping import SequentialStatus
 from harness.records import Finding, RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, counted_words
 from harness.report.facts import (
@@ -30,7 +30,6 @@ from harness.report.facts import (
     changes_from_experiment,
     gather_facts,
     num_planned,
-    ran_until_decided,
     reproduce_command,
     spec_text,
     written_workload,
@@ -239,7 +238,7 @@ def gather(  # noqa: PLR0913  # an option each
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
         results=Results() if results is None else results,
         num_planned=num_planned(first),
-        status=declared_status(runs) if ran_until_decided(first) else None,
+        status=summary.status,
         drift=drift(runs),
         folders={} if page is None else {run.key: quote(os.path.relpath(run.path, page.parent)) for run in runs},
     )

@@ -158,7 +158,7 @@ def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str
                 where=str(run.path),
                 hint="Give the experiment with the new rule a new name, or write to another --runs folder",
             )
-    return check_can_decide(stop, source or spec.name)
+    return check_can_decide(spec, stop, source or spec.name)
 
 
 class StoppingMonitor:

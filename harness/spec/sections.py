@@ -139,7 +139,7 @@ class StopSpec(Spec):
 
     margin: float = Field(gt=0, lt=1, description="cost ratios from 1 / (1 + margin) to 1 + margin count as equal")
     alpha: float = Field(
-        default=0.05, gt=0, le=0.5, description="chance, for each comparison, that any of its looks is wrong"
+        default=0.05, gt=0, le=0.5, description="chance that any look of any comparison is wrong; comparisons share it"
     )
     budget: int = Field(ge=2, le=1000, description="blocks at most; a block is every condition once on one plan draw")
     looks: Literal["every"] | tuple[int, ...] = Field(

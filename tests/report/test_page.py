@@ -196,8 +196,8 @@ def test_figures_of_the_analysis_appear(demo: Page, demo_runs: list[SealedRun]) 
 
 
 def test_the_answer_compares_each_condition_with_its_own_baseline(demo: Page) -> None:
-    interval = r"\(95 % interval, given these costs: [\d.]+(?: % less)? to [\d.]+ % (?:less|more)\)"
-    verdict = "(?:cheaper|no difference shown once adjusted)"
+    interval = r"\(95 % interval over 3 comparisons, given these costs: [\d.]+(?: % less)? to [\d.]+ % (?:less|more)\)"
+    verdict = "(?:cheaper|no difference shown)"
     for name in ("waits", "nowaits"):
         answer = rf"bucket6-{name} costs [\d.]+ % less than base-{name} {interval}: {verdict}\."
         assert re.search(answer, demo.text)
@@ -471,8 +471,8 @@ def test_conditions_that_did_other_work_are_compared_per_token_and_per_request(t
 
 
 def test_intervals_stand_beside_ratios_from_three_replicates_on(demo: Page, tmp_path: Path) -> None:
-    assert "95 % interval, given these costs: " in demo.text
-    assert "its 95 % interval (A: given these costs)" in demo.text
+    assert "95 % interval over 3 comparisons, given these costs: " in demo.text
+    assert "its 95 % interval over 3 comparisons (A: given these costs)" in demo.text
     few = report(seal_demo(tmp_path, num_replicates=2), tmp_path)
     assert "too few runs for an interval" in few.text
     assert "95 % interval, given" not in few.text

@@ -10,8 +10,9 @@ import pytest
 
 from harness.errors import SpecError
 from harness.experiment import resolve
+from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import decide_stopped
-from harness.judge.planning.stopping import StopVerdict, declared_status
+from harness.judge.planning.stopping import declared_status
 from harness.records import RunKey
 from harness.report import write_report
 from harness.report.terminal import status_lines
@@ -153,7 +154,7 @@ def test_a_budget_that_runs_out_ends_inconclusive(tmp_path: Path) -> None:
     found = declared_status(outcome.runs)
     assert found is not None
     assert outcome.is_complete
-    assert [one.verdict for one in found.comparisons] == [StopVerdict.INCONCLUSIVE]
+    assert [one.verdict for one in found.comparisons] == [Verdict.INCONCLUSIVE]
 
 
 @pytest.mark.same_everywhere
@@ -202,7 +203,7 @@ def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is
     status = declared_status(outcome.runs)
     assert status is not None
     (looks,) = status.comparisons
-    assert (looks.channel, looks.verdict) == ("b", StopVerdict.BETTER)
+    assert (looks.channel, looks.verdict) == ("b", Verdict.LOWER)
     assert 2 <= looks.num_blocks == status.num_blocks
     note = "Channel B (time in flight) decides: channel A (modelled device time) is not there"
     assert all(note in status_lines(event.status)[-1] for event in events if isinstance(event, BlockLooked))

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from harness.analysis.cost.reconstruct import DEFAULT_TAU, ROUNDING, ChannelA
-from harness.analysis.stats import DEFAULT_LEVEL, Estimate, Interval
+from harness.analysis.stats import Estimate, Interval
 from harness.engine import CostModel
 from harness.engine.cost import fs_to_ns
 
@@ -72,7 +72,7 @@ class Channels:
     residuals: tuple[Estimate, Estimate] | None
     residual_share: float
     tau: float
-    level: float = DEFAULT_LEVEL
+    family: int = 1
 
     @property
     def difference(self) -> float:
@@ -86,7 +86,7 @@ class Channels:
     @property
     def gap_interval(self) -> Interval | None:
         """Of ratio of A / ratio of B; 1: they say the same. None below three blocks."""
-        return None if self.gap is None else self.gap.interval(level=self.level)
+        return None if self.gap is None else self.gap.interval(family=self.family)
 
     @property
     def are_opposed(self) -> bool:
@@ -107,14 +107,14 @@ class Channels:
         """Whether the baseline's B is shown to hold more than MAX_TAU that A does not explain."""
         if self.residuals is None:
             return self.residual_share > MAX_TAU
-        return self.residuals[0].interval(float, self.level).low > -math.log1p(-MAX_TAU)
+        return self.residuals[0].interval(float, family=self.family).low > -math.log1p(-MAX_TAU)
 
     @property
     def is_overpriced(self) -> bool:
         """Whether A exceeds B, on either side, by more than B's noise and more than MAX_EXCESS."""
         if self.residuals is None:
             return self.residual_share < -MAX_TAU
-        sides = ((each.mean, each.interval(float, self.level).high) for each in self.residuals)
+        sides = ((each.mean, each.interval(float, family=self.family).high) for each in self.residuals)
         return any(high < 0 and mean < -math.log1p(MAX_EXCESS) for mean, high in sides)
 
     @property

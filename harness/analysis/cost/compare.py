@@ -16,7 +16,7 @@ from harness.analysis.cost.cost_errors import Side, cost_error, with_cost_error
 from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.cost.reconstruct import agreement_tolerance, residual_ns
 from harness.analysis.figures import RunFigures
-from harness.analysis.stats import DEFAULT_LEVEL, Estimate, Interval, log_mean_values, paired
+from harness.analysis.stats import Estimate, Interval, log_mean_values, paired
 from harness.engine.cost import CostError
 from harness.records import Finding
 from harness.records.manifest import info, warning
@@ -39,7 +39,7 @@ class ChannelRatio:
 
     ratio: of sums, per generated token where the work differs; over several devices the mean of their ratios.
     request_ratio: per request. values: one a block; their mean is ln(ratio) and their spread gives its error.
-    by_block: the ratio of each block alone. interval, p: None below three blocks. devices: None with one device.
+    by_block: the ratio of each block alone. estimate, interval: None below three blocks. devices: None with one.
     """
 
     ratio: float
@@ -47,7 +47,7 @@ class ChannelRatio:
     values: tuple[float, ...]
     by_block: tuple[float | None, ...]
     interval: Interval | None = None
-    p: float | None = None
+    estimate: Estimate | None = None
     devices: DeviceEffect | None = None
 
 
@@ -137,18 +137,19 @@ def compare(
     base: Sequence[RunFigures],
     *,
     is_predicted: bool = False,
-    level: float = DEFAULT_LEVEL,
+    family: int = 1,
 ) -> Comparison | None:
     """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
 
-    level: of every interval. None without a common replicate, or where one of them cost or did nothing.
+    family: comparisons whose intervals are to hold together. None without a common replicate, or where one of them
+    cost or did nothing.
     """
     pairs = sorted(paired(own, base, block_of), key=lambda pair: pair[0].replicate)
     sides = ([run for run, _ in pairs], [run for _, run in pairs])
     work, baseline_work = map(work_of, sides)
     if not pairs or not all(work) or not all(baseline_work):
         return None
-    a, b = (_channel_ratio(sides, channel, level) for channel in ("a_ns", "b_ns"))
+    a, b = (_channel_ratio(sides, channel, family) for channel in ("a_ns", "b_ns"))
     if b is None:
         return None
     priced = [[run.a for run in side if run.a is not None] for side in sides]
@@ -159,14 +160,14 @@ def compare(
         b=b,
         work=work,
         baseline_work=baseline_work,
-        channels=None if a is None else _channels(sides, a, b, level),
+        channels=None if a is None else _channels(sides, a, b, family),
         cause=None if a is None else cause_of(*priced),
         num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
     )
 
 
-def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, level: float) -> Channels:
+def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, family: int) -> Channels:
     """What both channels of the same blocks say of each other."""
     of_base, of_own = (_residual(runs) for runs in (sides[1], sides[0]))
     gap = estimate_of([of_a - of_b for of_a, of_b in zip(a.values, b.values, strict=True)], sides[0])
@@ -179,7 +180,7 @@ def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, level: float) -> C
         residuals=None if of_base is None or of_own is None else (of_base, of_own),
         residual_share=residual_ns(b_ns, a_ns) / b_ns,
         tau=agreement_tolerance(a_ns, b_ns),
-        level=level,
+        family=family,
     )
 
 
@@ -191,7 +192,7 @@ def _residual(runs: Sequence[RunFigures]) -> Estimate | None:
     return None if estimate is None else with_cost_error(estimate, cost_error(Side(priced, -1.0)))
 
 
-def _channel_ratio(sides: Sides, channel: str, level: float) -> ChannelRatio | None:
+def _channel_ratio(sides: Sides, channel: str, family: int) -> ChannelRatio | None:
     """None where the cost of a run is unknown, or all cost nothing."""
     costs_ns: list[list[int | None]] = [[getattr(run, channel) for run in runs] for runs in sides]
     own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
@@ -216,8 +217,8 @@ def _channel_ratio(sides: Sides, channel: str, level: float) -> ChannelRatio | N
             cost * base_unit / (base_cost * unit) if base_cost * unit else None
             for cost, unit, base_cost, base_unit in by_block
         ),
-        interval=None if estimate is None else estimate.interval(level=level),
-        p=None if estimate is None else estimate.p,
+        interval=None if estimate is None else estimate.interval(family=family),
+        estimate=estimate,
         devices=effect,
     )
 

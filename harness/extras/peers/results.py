@@ -14,8 +14,8 @@ from harness.analysis.stats import quantile
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, in_one_line
 from harness.inputs import open_regular
+from harness.judge.compare.across import PeerSide
 from harness.judge.compare.measures import Value
-from harness.judge.decisions.across import PeerSide
 from harness.records.layout import MANIFEST
 
 MS_PER_S = 1000.0

@@ -20,7 +20,7 @@ from harness.analysis.figures import RunFigures, cells, figure_at, same, totals
 from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.clock import NS_PER_S
 from harness.judge.catalogue import Rows, table
-from harness.judge.decisions.answer import source_of, source_of_prediction
+from harness.judge.compare.answer import source_of, source_of_prediction
 from harness.judge.decisions.predictions import drawn_ratio, predicted_ratio
 from harness.judge.decisions.verdicts import Contrast, ExperimentRuns, adjacent_ratios, costs_of
 from harness.table import Cell
@@ -120,7 +120,7 @@ def decomposition_table(experiment: ExperimentRuns) -> Rows:
 @table(
     "predictions",
     "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
-    "(ratio of sums; t interval of replicates, from three on; on channel A, or B where A is missing); error > 0: "
+    "(ratio of sums, and the interval of `harness table`; on channel A, or B where A is missing); error > 0: "
     "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured",
 )
 def prediction_table(experiment: ExperimentRuns) -> Rows:
@@ -129,7 +129,8 @@ def prediction_table(experiment: ExperimentRuns) -> Rows:
         pairs = experiment.seen_pairs(condition, baseline)
         compared = experiment.compare(condition, baseline)
         predicted = experiment.predicted(pairs)
-        if compared is None or predicted is None:
+        result = experiment.result(condition, baseline)
+        if compared is None or predicted is None or result is None:
             continue
         ratio_predicted = predicted_ratio(*predicted)
         yield {
@@ -140,7 +141,7 @@ def prediction_table(experiment: ExperimentRuns) -> Rows:
             **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
             "observed_ratio_A": compared.ratio_a,
             "observed_ratio_B": compared.ratio_b,
-            **cells(compared.main.interval, {"observed_low": "low", "observed_high": "high"}),
+            **cells(result.interval, {"observed_low": "low", "observed_high": "high"}),
             "error": compared.main.ratio - ratio_predicted,
             "predicted_reuse": sum(run.num_reused for run in predicted[0]),
             "observed_reuse": totals(pairs)[0].reuse.num_reused,
@@ -159,15 +160,15 @@ def sensitivity_table(experiment: ExperimentRuns) -> Rows:
 
 
 def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
-    """t interval of every cost ratio, on channel A where it is there; none below three replicates."""
+    """The interval of every cost ratio, as the summary has it; none where it has none."""
     intervals: dict[str, Interval] = {}
     for condition, baseline in experiment.compared():
-        comparison = experiment.compare(condition, baseline)
-        if comparison is None or comparison.main.interval is None:
+        comparison, result = experiment.compare(condition, baseline), experiment.result(condition, baseline)
+        if comparison is None or result is None or result.interval is None:
             continue
         unit = "" if comparison.is_same_work else ", per generated token"
         channel = "A" if comparison.a else "B"
-        intervals[f"{condition} / {baseline}, channel {channel}{unit}"] = comparison.main.interval
+        intervals[f"{condition} / {baseline}, channel {channel}{unit}"] = result.interval
     return intervals
 
 

@@ -91,14 +91,15 @@ def _percentile(of: str, q: float) -> Callable[[SealedRun], Value | None]:
 
 
 def _a(run: SealedRun) -> Value | None:
-    return _per_token(run, run_figures(run).a_ns)
+    return per_token(run, run_figures(run).a_ns)
 
 
 def _b(run: SealedRun) -> Value | None:
-    return _per_token(run, run_figures(run).b_ns)
+    return per_token(run, run_figures(run).b_ns)
 
 
-def _per_token(run: SealedRun, cost_ns: int | None) -> Value | None:
+def per_token(run: SealedRun, cost_ns: int | None) -> Value | None:
+    """A cost of a run, s, and its generated tokens; None where either is not known."""
     tokens = run_figures(run).generated_tokens
     return None if cost_ns is None or not tokens else Value(cost_ns / NS_PER_S, tokens)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import grouped
+from harness.spec import ExperimentSpec
 
 
 def common_replicates(runs: Iterable[RunFigures]) -> tuple[int, ...]:
@@ -19,7 +20,29 @@ def common_replicates(runs: Iterable[RunFigures]) -> tuple[int, ...]:
     return tuple(sorted(set[int].intersection(*replicates))) if replicates else ()
 
 
+def num_comparisons(spec: ExperimentSpec) -> int:
+    """Conditions that have another one as baseline: they are judged together; 1 where none has."""
+    return max(1, sum(spec.baseline_of(condition) != condition.name for condition in spec.condition))
+
+
+def num_plans(runs: Iterable[RunFigures]) -> int:
+    """Different inputs among runs. A plan that is not known counts as another one."""
+    plans = [run.plan for run in runs]
+    return len(set(plans) - {""}) + plans.count("")
+
+
 def counted_runs(runs: Sequence[RunFigures]) -> list[RunFigures]:
     """The valid runs of the replicates that all conditions among ``runs`` have in common."""
     common = common_replicates(runs)
     return [run for run in runs if run.is_valid and run.replicate in common]
+
+
+def without_a(runs: Iterable[RunFigures]) -> str:
+    """Why channel A of these runs is not known; empty where it is."""
+    missing = [run for run in runs if run.a is None]
+    reasons = {
+        "no step log": any(not run.has_steps for run in missing),
+        "unknown reuse": any(run.computed_prefill_tokens is None for run in missing),
+    }
+    named = [reason for reason, is_so in reasons.items() if is_so]
+    return " and ".join(named) or ("no costs of this server" if missing else "")

@@ -23,7 +23,8 @@ from harness.analysis.cost.reconstruct import (
     ToleranceRule,
     agreement_tolerance,
 )
-from harness.judge.decisions.answer import cost_sentence
+from harness.judge.compare.answer import cost_sentence
+from harness.judge.compare.result import why_no_interval
 from harness.judge.planning.stopping import LogRatios, SequentialStatus
 from harness.spec.rules import (
     CostRule,
@@ -378,7 +379,7 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: Sequent
         return tested
     interval, estimate = tested
     p = None if estimate is None else cheaper_p(estimate, rule.limit)
-    is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha
+    is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha / ratios.family
     by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
     shown = "" if is_cheaper else "not "
     method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
@@ -399,6 +400,7 @@ def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, dec
         "ratio": interval.estimate,
         "margin": rule.margin,
         "alpha": rule.alpha,
+        "comparisons": ratios.family,
         "num_blocks": len(ratios.values),
         "channel": ratios.channel,
     }
@@ -416,26 +418,29 @@ def _tested(
 ) -> tuple[stats.Interval, stats.Estimate | None] | Decision:
     """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
 
-    The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha.
+    The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha. The comparisons that the
+    rule decides share alpha.
     """
     subject = f"{ratios.condition} vs {ratios.baseline}"
+    num_blocks = len(ratios.values)
+    if why_not := why_no_interval(ratios.values, ratios.num_plans):
+        return withheld(rule.name, subject, why_not)
     if status is None:
         estimate = stats.of_blocks(ratios.values) if ratios.devices is None else ratios.devices.estimate
         if estimate is None:
-            few = f"{len(ratios.values)} blocks are too few for an interval over their devices"
+            few = f"{num_blocks} blocks are too few for an interval over their devices"
             return withheld(rule.name, subject, few)
-        return estimate.interval(level=1 - 2 * rule.alpha), estimate
+        return estimate.interval(level=1 - 2 * rule.alpha, family=ratios.family), estimate
     looks = status.of(ratios.condition)
     # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
     alpha = 2 * rule.alpha if isinstance(rule, SuperiorityRule) else rule.alpha
     if status.stop.channel != rule.channel or status.stop.alpha > alpha:
-        return withheld(rule.name, subject, f"its runs were checked while they ran by another rule ({status.stop})")
-    last = looks.last
-    if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
-        return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looks.description})")
-    mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
-    method = "interval of the declared sequence"
-    return stats.Interval(mean, low, high, 1 - status.stop.alpha, method, "blocks", last.num_blocks, 0, 0), None
+        why_not = f"its runs were checked while they ran by another rule ({status.stop})"
+    elif looks.interval is None:
+        why_not = f"no look of its stopping rule has an interval yet ({looks.description})"
+    else:
+        return looks.interval, None
+    return withheld(rule.name, subject, why_not)
 
 
 def _basis(ratios: LogRatios, rule: MarginRule) -> str:
@@ -447,9 +452,7 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
     if ratios.channel == rule.channel:
         return f"{blocks}, {names[ratios.channel]}"
-    return (
-        f"{blocks}, {names['b']}, as {names['a']} is not there (no step log, unknown reuse, or no costs of this server)"
-    )
+    return f"{blocks}, {names['b']}, as {names['a']} is not there ({ratios.without_a})"
 
 
 def decide_stopped(status: SequentialStatus) -> list[Decision]:
@@ -461,7 +464,7 @@ def decide_stopped(status: SequentialStatus) -> list[Decision]:
             f"{looks.condition} vs {looks.baseline}",
             Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
             f"{looks.description}; declared: {status.stop}{note}",
-            label=looks.verdict.value.upper(),
+            label=looks.verdict.said().upper(),
             numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
             num_blocks=looks.num_blocks,
         )

@@ -19,13 +19,21 @@ from harness.analysis.figures import RunFigures, run_figures, totals
 from harness.analysis.stats import paired, pooled_pair_differences
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.compare.pairs import common_replicates
+from harness.judge.compare.answer import Compared, answers
+from harness.judge.compare.pairs import common_replicates, num_comparisons, num_plans
+from harness.judge.compare.result import Family, Result
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, withheld
 from harness.judge.decisions.predictions import Prediction, Predictions, drawn_ratio
 from harness.judge.interference import decide_interference, injections
-from harness.judge.planning.stopping import LogRatios, SequentialStatus, declared_status, log_ratios
-from harness.records import SealedRun, by_condition
+from harness.judge.planning.stopping import (
+    LogRatios,
+    SequentialStatus,
+    declared_status,
+    log_ratios,
+    status_until_decided,
+)
+from harness.records import SealedRun, by_condition, kind_of
 from harness.spec import Factor, level_text
 from harness.spec.rules import (
     Conditions,
@@ -58,11 +66,13 @@ class ExperimentRuns:
         self.baselines: dict[str, str] = {}
         self.treatments: dict[str, str] = {}
         self.factors: Conditions = {}
+        self.num_comparisons = 1
         if self.valid_runs:
             spec = self.valid_runs[0].spec
             self.baselines = {condition.name: spec.baseline_of(condition) for condition in spec.condition}
             self.treatments = {condition.name: condition.treatment for condition in spec.condition}
             self.factors = spec.factors
+            self.num_comparisons = num_comparisons(spec)
 
     def figures(self, condition: str) -> list[RunFigures]:
         """Figures of a condition's valid runs, by replicate."""
@@ -98,7 +108,17 @@ class ExperimentRuns:
 
     def compare(self, condition: str, baseline: str) -> Comparison | None:
         """The cost ratios of a condition to its baseline; None without a pair of valid runs."""
-        return compare(baseline, self.figures(condition), self.figures(baseline))
+        return compare(baseline, self.figures(condition), self.figures(baseline), family=self.num_comparisons)
+
+    def result(self, condition: str, baseline: str) -> Result | None:
+        """What the runs show of a condition's cost, as every view has it; None without a pair of valid runs."""
+        comparison = self.compare(condition, baseline)
+        if comparison is None:
+            return None
+        plans = num_plans(run for run in self.figures(condition) if run.replicate in comparison.replicates)
+        pair = {condition: Compared(comparison, plans)}
+        family = Family.of(self.valid_runs)
+        return answers(pair, kind_of(self.valid_runs).name, family, status_until_decided(self.all_runs))[0].result
 
     def predicted(self, pairs: Pairs) -> tuple[list[Prediction], list[Prediction]] | None:
         """What was predicted for the runs of each side; None where something of it is missing."""
@@ -349,10 +369,18 @@ def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterato
 
 def _margins(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Case]:
     status = declared_status(experiment.all_runs)
-    for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
+    every = log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel)
+    decided = [one for one in every if _is_decided(rule, experiment, one.condition)]
+    for ratios in (replace(one, family=max(1, len(decided))) for one in every):
         subject = f"{ratios.condition} vs {ratios.baseline}"
         decision = partial(_on_margin, rule, experiment, ratios, status)
         yield Case(subject, len(ratios.values), decision, ratios.condition)
+
+
+def _is_decided(rule: DecisionRule, experiment: ExperimentRuns, condition: str) -> bool:
+    """Whether the rule decides a condition, so that it shares the rule's alpha."""
+    factors = experiment.factors.get(condition, {})
+    return rule.applies_to(condition, factors) and not rule.is_exploratory(condition, factors)
 
 
 def _on_margin(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -20,8 +19,10 @@ import numpy as np
 from harness.analysis.cost.compare import Comparison, compare
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.figures import run_figures
-from harness.analysis.stats import grouped, percent, t_quantile
+from harness.analysis.stats import NO_SCATTER, Interval, grouped, percent, t_quantile
 from harness.errors import SpecError
+from harness.judge.compare.pairs import num_comparisons, num_plans, without_a
+from harness.judge.compare.verdict import Verdict
 from harness.records import SealedRun
 from harness.spec import ExperimentSpec
 from harness.spec.sections import EVERY, Channel, StopSpec
@@ -99,24 +100,6 @@ def boundaries_at(looks: tuple[int, ...], spent: tuple[float, ...], *, is_one_si
 C2 = 1.0
 
 
-class StopVerdict(str, Enum):
-    """The result of a look. An interval inside the margin is equivalent, even if it leaves 0 out."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    EQUIVALENT = "equivalent"
-    GO_ON = "go on"
-    INCONCLUSIVE = "inconclusive"
-
-    @property
-    def is_final(self) -> bool:
-        return self is not StopVerdict.GO_ON
-
-    @property
-    def is_answer(self) -> bool:
-        return self not in (StopVerdict.GO_ON, StopVerdict.INCONCLUSIVE)
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """The mean log ratio of the first ``num_blocks`` blocks. half_width: inf while the sample is too small."""
@@ -125,7 +108,7 @@ class Look:
     mean: float
     sd: float
     half_width: float
-    verdict: StopVerdict
+    verdict: Verdict
 
     @property
     def low(self) -> float:
@@ -195,21 +178,22 @@ def looks_at(differences: Sequence[float], stop: StopSpec, *, is_over: bool = Fa
 def _look(differences: Sequence[float], t: float, stop: StopSpec, *, is_last: bool) -> Look:
     values = np.asarray(differences, dtype=np.float64)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
-    half = math.inf if math.isinf(t) else t * sd / math.sqrt(len(values))
+    # Where nothing varies there is nothing that an interval could be of.
+    half = math.inf if math.isinf(t) or sd < NO_SCATTER else t * sd / math.sqrt(len(values))
     result = verdict(mean, half, stop.log_margin)
     if is_last and not result.is_answer:
-        result = StopVerdict.INCONCLUSIVE
+        result = Verdict.INCONCLUSIVE
     return Look(len(values), mean, sd, half, result)
 
 
-def verdict(mean: float, half_width: float, log_margin: float) -> StopVerdict:
+def verdict(mean: float, half_width: float, log_margin: float) -> Verdict:
     """The verdict of an interval: it lies wholly within the margin, below 0 or above 0, or nothing is shown yet."""
     low, high = mean - half_width, mean + half_width
     if -log_margin < low and high < log_margin:
-        return StopVerdict.EQUIVALENT
+        return Verdict.EQUIVALENT
     if high < 0:
-        return StopVerdict.BETTER
-    return StopVerdict.WORSE if low > 0 else StopVerdict.GO_ON
+        return Verdict.LOWER
+    return Verdict.HIGHER if low > 0 else Verdict.GO_ON
 
 
 def blocks_left(look: Look, stop: StopSpec) -> int | None:
@@ -217,20 +201,32 @@ def blocks_left(look: Look, stop: StopSpec) -> int | None:
     boundary = boundary_of(stop)
     for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
         t = boundary(num_blocks)
-        half = math.inf if t is None or math.isinf(t) else t * look.sd / math.sqrt(num_blocks)
+        half = math.inf if t is None or math.isinf(t) or look.sd < NO_SCATTER else t * look.sd / math.sqrt(num_blocks)
         if verdict(look.mean, half, stop.log_margin).is_answer:
             return num_blocks - look.num_blocks
     return None
 
 
-def check_can_decide(stop: StopSpec, source: str) -> StopSpec:
-    """The same rule, unless no look within its budget has a finite interval: then SpecError that names its source."""
-    boundary = boundary_of(stop)
-    if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
-        first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, stop.alpha)))
+def of_each(stop: StopSpec, num_comparisons: int) -> StopSpec:
+    """The rule for each of several comparisons, which share its alpha: any of them is wrong with that chance."""
+    return stop.model_copy(update={"alpha": stop.alpha / num_comparisons})
+
+
+def check_can_decide(spec: ExperimentSpec, stop: StopSpec, source: str) -> StopSpec:
+    """The same rule, unless no look within its budget can have an interval: then SpecError that names its source."""
+    if spec.same_input:
         raise SpecError(
-            f"{stop.budget} blocks never decide: the confidence sequence at alpha {stop.alpha:g} is infinite before "
-            f"block {first}",
+            "one plan, repeated, decides nothing of other plans",
+            where=f"{source}: same_input",
+            hint="Leave same_input out, so that each block draws a plan, or leave the stopping rule out",
+        )
+    each = of_each(stop, num_comparisons(spec))
+    boundary = boundary_of(each)
+    if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
+        first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, each.alpha)))
+        raise SpecError(
+            f"{stop.budget} blocks never decide: the confidence sequence at alpha {each.alpha:.3g} of each comparison "
+            f"is infinite before block {first}",
             where=f"{source}: stop.budget",
             hint="Raise it (`harness power` says to what), or preset a few looks: looks = [3]",
         )
@@ -243,7 +239,8 @@ class LogRatios:
 
     logs: ln(cost / baseline cost) of each block, in order; each is known once its block is sealed, so that a sequence
     may look at them. values: one a block, whose mean is ln of the ratio of sums. devices: the same device by device,
-    where several made them.
+    where several made them. num_plans: different inputs among the blocks. family: comparisons that are judged together.
+    without_a: why A is missing.
     """
 
     condition: str
@@ -252,6 +249,9 @@ class LogRatios:
     logs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     devices: DeviceEffect | None = None
+    num_plans: int = 0
+    family: int = 1
+    without_a: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +259,7 @@ class ComparisonLooks:
     """One comparison under the rule.
 
     values: log ratio of each block that counts, on ``channel``. blocks_left: None where the budget is too small.
+    alpha: that ``family`` comparisons share.
     """
 
     condition: str
@@ -267,6 +268,28 @@ class ComparisonLooks:
     looks: tuple[Look, ...]
     blocks_left: int | None
     channel: Channel = "a"
+    alpha: float = 0.05
+    family: int = 1
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of the ratio at the last look; None where that has none."""
+        last = self.last
+        if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
+            return None
+        mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
+        method = "interval of the declared sequence"
+        return Interval(mean, low, high, 1 - self.alpha, method, "blocks", last.num_blocks, 0, 0, self.family)
+
+    @property
+    def why_no_interval(self) -> str:
+        """Why the last look has none, in words."""
+        counted = f"{self.num_blocks} block{'' if self.num_blocks == 1 else 's'}"
+        if self.last is None:
+            return f"{counted}, no look yet"
+        if math.isnan(self.last.mean):
+            return f"{counted}, too few for a look"
+        return f"no interval from {counted}" + (", as nothing varied" if self.last.sd < NO_SCATTER else "")
 
     @property
     def num_blocks(self) -> int:
@@ -277,22 +300,19 @@ class ComparisonLooks:
         return self.looks[-1] if self.looks else None
 
     @property
-    def verdict(self) -> StopVerdict:
-        return StopVerdict.GO_ON if self.last is None else self.last.verdict
+    def verdict(self) -> Verdict:
+        return Verdict.GO_ON if self.last is None else self.last.verdict
 
     @property
     def description(self) -> str:
         """The estimate behind the verdict, "-2.10 % [-3.00 %, -1.20 %] at block 8", and the blocks still needed."""
-        counted = f"{self.num_blocks} block{'' if self.num_blocks == 1 else 's'}"
-        if self.last is None:
-            return f"{counted}, no look yet"
-        if math.isnan(self.last.mean):
-            return f"{counted}, too few for a look"
+        if self.last is None or math.isnan(self.last.mean):
+            return self.why_no_interval
         left = "" if self.verdict.is_final else ", more blocks needed than the budget has"
         if self.blocks_left is not None:
             left = f", about {self.blocks_left} more"
         if math.isinf(self.last.half_width):
-            return f"{percent(self.last.mean)}, no interval from {counted}{left}"
+            return f"{percent(self.last.mean)}, {self.why_no_interval}{left}"
         ends = f"[{percent(self.last.low)}, {percent(self.last.high)}]"
         return f"{percent(self.last.mean)} {ends} at block {self.last.num_blocks}{left}"
 
@@ -331,14 +351,16 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     """The status of an experiment under ``stop``. runs: those that are sealed, INVALID ones included."""
     whole = whole_blocks(spec, runs)
     is_over = len(whole) >= stop.budget
+    family = num_comparisons(spec)
+    each = of_each(stop, family)
     comparisons: list[ComparisonLooks] = []
     for ratios in log_ratios(spec, [run for run in runs if run.replicate in whole[: stop.budget]], stop.channel):
-        looks = tuple(looks_at(ratios.logs, stop, is_over=is_over))
-        left = blocks_left(looks[-1], stop) if looks and not looks[-1].verdict.is_final else None
+        looks = tuple(looks_at(ratios.logs, each, is_over=is_over)) if ratios.num_plans != 1 else ()
+        left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
-            looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, StopVerdict.INCONCLUSIVE),)
+            looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, Verdict.INCONCLUSIVE),)
         names = (ratios.condition, ratios.baseline)
-        comparisons.append(ComparisonLooks(*names, ratios.logs, looks, left, ratios.channel))
+        comparisons.append(ComparisonLooks(*names, ratios.logs, looks, left, ratios.channel, stop.alpha, family))
     return SequentialStatus(stop, len(whole), tuple(comparisons))
 
 
@@ -349,6 +371,19 @@ def declared_status(runs: Sequence[SealedRun]) -> SequentialStatus | None:
         return None
     assert first.spec.stop is not None, "the spec holds the requested rule"
     return sequential_status(first.spec, runs, first.spec.stop)
+
+
+def status_until_decided(runs: Sequence[SealedRun]) -> SequentialStatus | None:
+    """The status of an experiment that its stopping rule was to end; None of one with a fixed number of replicates."""
+    status = declared_status(runs)
+    return status if status is not None and any(map(ran_until_decided, runs)) else None
+
+
+def ran_until_decided(run: SealedRun) -> bool:
+    """Whether the stopping rule was to end the experiment: then it has as many replicates as the rule's budget."""
+    experiment = run.manifest.requested_experiment
+    rule = experiment.get("stop") or {}
+    return bool(rule) and rule.get("budget") == experiment.get("replicates")
 
 
 def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
@@ -365,8 +400,16 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
     for condition in spec.condition:
         name, baseline = condition.name, spec.baseline_of(condition)
         if name != baseline:
-            compared = compare(baseline, by_condition.get(name, []), by_condition.get(baseline, []))
-            ratios.append(LogRatios(name, baseline, channel) if compared is None else _on(channel, name, compared))
+            own = by_condition.get(name, [])
+            compared = compare(baseline, own, by_condition.get(baseline, []))
+            if compared is None:
+                ratios.append(LogRatios(name, baseline, channel))
+                continue
+            sides = [
+                [run for run in by_condition[each] if run.replicate in compared.replicates] for each in (name, baseline)
+            ]
+            missing = without_a([run for side in sides for run in side]) if compared.a is None else ""
+            ratios.append(replace(_on(channel, name, compared), num_plans=num_plans(sides[0]), without_a=missing))
     return ratios
 
 

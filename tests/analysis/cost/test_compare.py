@@ -13,7 +13,9 @@ from harness.analysis.cost.compare import Comparison, compare
 from harness.analysis.cost.padding import Padding
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
-from harness.judge.decisions.answer import AnswerVerdict, answers
+from harness.judge.compare.answer import Compared, answers
+from harness.judge.compare.result import Family
+from harness.judge.compare.verdict import Verdict
 
 LATE = Lateness(np.zeros(0), np.zeros(0), 0)
 
@@ -190,21 +192,24 @@ def test_without_a_step_log_channel_b_answers_alone() -> None:
     assert found is not None
     assert (found.ratio_a, found.tau, found.agreement) == (None, None, Agreement.B_ALONE)
     assert found.main.interval is not None
-    (answer,) = answers({"c": found}, "attached")
-    assert (answer.channel, answer.verdict) == ("b", AnswerVerdict.CHEAPER)
-    assert (
-        answer.basis
-        == "8 valid runs, measured, channel B alone (no step log, unknown reuse, or no costs of this server)"
-    )
+    (answer,) = answers({"c": Compared(found, 4, "no step log")}, "attached", Family())
+    assert (answer.channel, answer.verdict, answer.said) == ("b", Verdict.LOWER, "cheaper")
+    assert answer.basis == "8 valid runs, measured, channel B alone (no step log)"
 
 
 def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_beside_a() -> None:
     own, base = ([run(cost + 9 * k, cost + 9 * k, replicate=k) for k in range(3)] for cost in (900, 1000))
     predicted = compare("base", own, base, is_predicted=True)
-    assert [(one.channel, one.family_size) for one in answers({"c": predicted}, "sim")] == [("a", 1)]
     measured = compare("base", own, base)
-    found = answers({"c": measured, "d": measured}, "emulator")
-    assert [(one.channel, one.family_size, one.is_main) for one in found] == [("a", 2, True), ("b", 2, False)] * 2
+    assert predicted is not None
+    assert measured is not None
+    (one,) = answers({"c": Compared(predicted, 3)}, "sim", Family())
+    assert (one.channel, one.result.family) == ("a", 1)
+    found = answers({"c": Compared(measured, 3), "d": Compared(measured, 3)}, "emulator", Family(2))
+    assert [(each.channel, each.result.family, each.is_main) for each in found] == [
+        ("a", 2, True),
+        ("b", 2, False),
+    ] * 2
 
 
 def test_runs_without_a_partner_are_counted() -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness.analysis.cost.devices import BlockRatio, device_effect
 from harness.analysis.stats import f_tail, of_blocks, t_quantile, t_tail
 from harness.judge import summarise
-from harness.judge.decisions.across import Side, compare_all
+from harness.judge.compare.across import Side, compare_all
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

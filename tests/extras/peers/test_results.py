@@ -11,7 +11,7 @@ import pytest
 from harness.errors import SpecError
 from harness.export import FORMATS, write_runs
 from harness.extras.peers.results import peer_side
-from harness.judge.decisions.across import PeerSide, Side, compare_with_peer
+from harness.judge.compare.across import PeerSide, Side, compare_with_peer
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.command_line import harness

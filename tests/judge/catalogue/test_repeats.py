@@ -73,12 +73,15 @@ def test_adjacent_slot_counts_are_the_values_of_a_factor(experiment: ExperimentR
     assert set(costs.adjacent_intervals(experiment)) == {"median slots10 -> slots12", "median slots10 -> slots12, by N"}
 
 
-def test_ratios_have_intervals_from_three_replicates_on(experiment: ExperimentRuns, tmp_path: Path) -> None:
-    assert len(costs.ratio_intervals(experiment)) == 4
-    for interval in costs.ratio_intervals(experiment).values():
-        assert interval.low <= interval.estimate <= interval.high
-        assert "t interval" in interval.method
-    assert costs.ratio_intervals(ExperimentRuns(sealed(tmp_path, 2))) == {}
+def test_ratios_have_intervals_from_three_replicates_on_and_only_where_something_varied(
+    experiment: ExperimentRuns, tmp_path: Path
+) -> None:
+    assert costs.ratio_intervals(experiment) == {}
+    wide = {**slots(2, 10), "server": {"kv_slots": 10, "decode_buckets": [8]}}
+    (interval,) = costs.ratio_intervals(ExperimentRuns(sealed(tmp_path / "3", 3, [slots(2, 8), wide]))).values()
+    assert interval.low < interval.estimate < interval.high
+    assert "t interval" in interval.method
+    assert costs.ratio_intervals(ExperimentRuns(sealed(tmp_path / "2", 2, [slots(2, 8), wide]))) == {}
 
 
 def test_an_interval_over_other_work_says_that_it_is_per_generated_token(tmp_path: Path) -> None:

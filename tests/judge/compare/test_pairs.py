@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from harness.judge import ExperimentSummary, summarise
 from harness.judge.catalogue.costs import cost_table
 from harness.judge.catalogue.reuse import prefill_kinds_table
+from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.records import SealedRun
 from harness.report.page import render_page
-from harness.report.terminal import summary_tables
+from harness.report.terminal import answer_lines, summary_tables
 from harness.report.view import gather
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
@@ -84,6 +85,10 @@ def sums(summary: ExperimentSummary) -> dict[str, dict[str, Any]]:
     }
 
 
+def sentences(summary: ExperimentSummary, condition: str) -> list[str]:
+    return [line for line in answer_lines(summary) if f"[bold]{condition}[/] costs" in line]
+
+
 @settings(max_examples=12, deadline=None)
 @given(missing=missing_cells, is_kept_invalid=st.booleans())
 def test_sums_and_percentiles_are_those_of_a_folder_that_never_had_the_unpaired_runs(
@@ -106,6 +111,30 @@ def test_sums_and_percentiles_are_those_of_a_folder_that_never_had_the_unpaired_
     for table in (cost_table, prefill_kinds_table):
         rows = [{row["condition"]: row for row in table(each).records()} for each in experiments]
         assert {name: row for name, row in rows[0].items() if name in rows[1]} == rows[1]
+
+
+@settings(max_examples=12, deadline=None)
+@given(missing=missing_cells, is_kept_invalid=st.booleans())
+def test_a_ratio_and_its_sentence_are_those_of_the_replicates_that_both_conditions_have(
+    runs: Runs, missing: Cells, is_kept_invalid: bool
+) -> None:
+    there = without(runs, missing, is_kept_invalid=is_kept_invalid)
+    for name in CONDITIONS[1:]:
+        pair = never_had(runs, missing, ("base", name))
+        if len({run.condition for run in pair}) < 2:
+            continue
+        shown, expected = summarise(there), summarise(pair)
+        assert shown.condition(name).comparison.main == expected.condition(name).comparison.main  # type: ignore[union-attr]
+        assert sentences(shown, name) == sentences(expected, name) != []
+        sides = [
+            [
+                Side(f"x/small/{condition}", tuple(run for run in each if run.condition == condition and run.is_valid))
+                for condition in ("base", name)
+            ]
+            for each in (there, pair)
+        ]
+        rows = [compare_all(pairs_of(each)).records() for each in sides]
+        assert rows[0] == rows[1]
 
 
 def test_a_missing_run_is_named_and_its_partners_are_not_summed(runs: Runs) -> None:

@@ -60,7 +60,7 @@ def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
     values = tuple(-0.05 + one for one in BLOCKS)
     looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), None)
     (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)))
-    assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "BETTER", "more vs base")
+    assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "CHEAPER", "more vs base")
     assert "declared: margin 0.02" in found.reason
     (open_,) = decide_stopped(SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)))
     assert (open_.outcome, open_.label) == (Outcome.WITHHELD, "GO ON")

@@ -9,15 +9,18 @@ import pytest
 
 from harness.analysis.stats import t_quantile
 from harness.errors import SpecError
+from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import (
-    StopVerdict,
     blocks_left,
+    boundary_of,
     check_can_decide,
     looks_at,
+    of_each,
     t_mixture_boundary,
     verdict,
 )
 from harness.spec import StopSpec
+from tests.support.experiments import small_experiment
 
 RULE = StopSpec(margin=0.02, budget=40)
 PATHS, LOOKS = 4_000, 60
@@ -68,23 +71,23 @@ def test_half_widths_in_units_of_the_spread_are_those_of_the_formula(num_blocks:
 @pytest.mark.parametrize(
     ("mean", "half", "found"),
     [
-        (-0.05, 0.01, StopVerdict.BETTER),
-        (0.05, 0.01, StopVerdict.WORSE),
-        (0.0, 0.01, StopVerdict.EQUIVALENT),
-        (-0.008, 0.005, StopVerdict.EQUIVALENT),  # below nothing, and no difference that matters
-        (-0.015, 0.01, StopVerdict.BETTER),
-        (-0.015, 0.03, StopVerdict.GO_ON),
+        (-0.05, 0.01, Verdict.LOWER),
+        (0.05, 0.01, Verdict.HIGHER),
+        (0.0, 0.01, Verdict.EQUIVALENT),
+        (-0.008, 0.005, Verdict.EQUIVALENT),  # below nothing, and no difference that matters
+        (-0.015, 0.01, Verdict.LOWER),
+        (-0.015, 0.03, Verdict.GO_ON),
     ],
 )
-def test_a_verdict_is_where_the_whole_interval_lies(mean: float, half: float, found: StopVerdict) -> None:
+def test_a_verdict_is_where_the_whole_interval_lies(mean: float, half: float, found: Verdict) -> None:
     assert verdict(mean, half, RULE.log_margin) is found
 
 
 def test_looks_end_at_the_first_that_decides_and_say_how_many_blocks_that_would_take() -> None:
     scatter = [0.004, -0.004, 0.003, -0.003] * 10
     looks = list(looks_at([-0.03 + one for one in scatter], RULE))
-    assert [look.verdict for look in looks[:-1]] == [StopVerdict.GO_ON] * (len(looks) - 1)
-    assert looks[-1].verdict is StopVerdict.BETTER
+    assert [look.verdict for look in looks[:-1]] == [Verdict.GO_ON] * (len(looks) - 1)
+    assert looks[-1].verdict is Verdict.LOWER
     assert looks[-1].high < 0 <= looks[-2].high
     left = blocks_left(looks[0], RULE)
     assert left is not None
@@ -94,7 +97,7 @@ def test_looks_end_at_the_first_that_decides_and_say_how_many_blocks_that_would_
 def test_a_budget_that_runs_out_is_inconclusive_and_not_a_looser_verdict() -> None:
     looks = list(looks_at([0.2, -0.2] * 20, RULE))
     assert len(looks) == 39
-    assert [look.verdict for look in looks[-2:]] == [StopVerdict.GO_ON, StopVerdict.INCONCLUSIVE]
+    assert [look.verdict for look in looks[-2:]] == [Verdict.GO_ON, Verdict.INCONCLUSIVE]
     assert blocks_left(looks[-2], RULE) is None
 
 
@@ -109,10 +112,27 @@ def test_blocks_lost_to_invalid_runs_leave_a_last_look_at_what_is_there() -> Non
     rule = StopSpec(margin=0.02, budget=24, looks=(6, 12))
     looks = list(looks_at([0.05, -0.05] * 10, rule, is_over=True))
     assert [look.num_blocks for look in looks] == [6, 12, 20]
-    assert looks[-1].verdict is StopVerdict.INCONCLUSIVE
+    assert looks[-1].verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_budget_in_which_no_look_can_decide_is_refused_with_the_first_that_could() -> None:
     with pytest.raises(SpecError, match=r"mine\.toml: stop\.budget: 4 blocks never decide.*infinite before block 5"):
-        check_can_decide(StopSpec(margin=0.02, budget=4), "mine.toml")
-    assert check_can_decide(StopSpec(margin=0.02, budget=4, looks=(4,)), "mine.toml").budget == 4
+        check_can_decide(small_experiment(), StopSpec(margin=0.02, budget=4), "mine.toml")
+    assert check_can_decide(small_experiment(), StopSpec(margin=0.02, budget=4, looks=(4,)), "mine.toml").budget == 4
+
+
+def test_one_plan_repeated_never_decides() -> None:
+    with pytest.raises(SpecError, match="one plan, repeated, decides nothing of other plans"):
+        check_can_decide(small_experiment(same_input=True), StopSpec(margin=0.02, budget=9), "mine.toml")
+
+
+def test_comparisons_share_the_alpha_of_their_rule() -> None:
+    stop = StopSpec(margin=0.02, budget=40)
+    assert of_each(stop, 6).alpha == pytest.approx(stop.alpha / 6)
+    assert boundary_of(of_each(stop, 6))(20) > boundary_of(stop)(20)  # type: ignore[operator]
+
+
+def test_blocks_that_do_not_vary_have_no_interval_and_no_verdict() -> None:
+    looks = list(looks_at([-0.1] * 8, StopSpec(margin=0.02, budget=8)))
+    assert all(math.isinf(look.half_width) for look in looks)
+    assert looks[-1].verdict is Verdict.INCONCLUSIVE

@@ -1,0 +1,169 @@
+"""What an experiment answers: for each condition and its baseline the cost ratio, its interval, its basis and verdict.
+
+Every form (terminal, report, CSV, ``harness compare``) takes these figures. A ratio is the condition over its
+baseline: below 1 is cheaper. Definitions: docs/method.md, "Answers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from harness.analysis.cost.compare import Comparison
+from harness.analysis.stats import GIVEN_COSTS, Interval
+from harness.judge.compare.result import Family, Result, result_of, result_of_looks
+from harness.judge.compare.verdict import Verdict
+from harness.judge.decisions.predictions import Prediction
+from harness.judge.planning.stopping import SequentialStatus
+from harness.kinds import kind_of_run
+from harness.spec.sections import Channel
+
+
+class Source(str, Enum):
+    """Where a cost comes from. Two of them may differ: each figure carries its name."""
+
+    NOMINAL = "nominal simulation"
+    MEAN_OF_DRAWS = "mean of draws"
+    SIMULATED = "simulated, one draw of each plan"
+    EMULATED = "emulated, one draw of each plan"
+    MEASURED = "measured"
+
+
+def source_of(backend: str) -> Source:
+    """The source of what runs of this backend cost."""
+    kind = kind_of_run(backend)
+    if kind.is_virtual:
+        return Source.SIMULATED
+    return Source.EMULATED if kind.has_device is False else Source.MEASURED
+
+
+def source_of_prediction(predicted: Sequence[Prediction]) -> Source:
+    """The source of predicted costs: the mean of draws, or one simulation where nothing was drawn."""
+    return Source.MEAN_OF_DRAWS if all(run.draws is not None for run in predicted) else Source.NOMINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One condition against its baseline on one channel: below 1 it is cheaper.
+
+    is_main: on the channel that answers: A, B where A is missing, or what the stopping rule names. without_a: why A is
+    missing.
+    """
+
+    condition: str
+    comparison: Comparison
+    channel: Channel
+    source: Source
+    result: Result
+    is_main: bool = True
+    without_a: str = ""
+
+    @property
+    def baseline(self) -> str:
+        return self.comparison.baseline
+
+    @property
+    def ratio(self) -> float:
+        """Condition over baseline, of sums over the pairs of runs; per generated token where the work differs."""
+        return self.result.ratio
+
+    @property
+    def interval(self) -> Interval | None:
+        """With ``ratio`` inside; it holds together with those of the other comparisons."""
+        return self.result.interval
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.result.verdict
+
+    @property
+    def said(self) -> str:
+        """The verdict in a word: "cheaper"."""
+        return self.verdict.said()
+
+    @property
+    def basis(self) -> str:
+        """The runs behind it and what is missing: "8 valid runs, measured, channel B alone (no step log)"."""
+        basis = f"{2 * len(self.comparison.replicates)} valid runs, {self.source.value}"
+        return f"{basis}, channel B alone ({self.without_a})" if self.without_a else basis
+
+
+class Compared(NamedTuple):
+    """A comparison, the number of different plans among its blocks, and why channel A is missing ("": it is not)."""
+
+    comparison: Comparison
+    num_plans: int
+    without_a: str = ""
+
+
+def answers(
+    compared: Mapping[str, Compared], backend: str, family: Family, status: SequentialStatus | None = None
+) -> tuple[Answer, ...]:
+    """Every answer of an experiment; compared: by condition. status: under the stopping rule, where one was declared.
+
+    Each pair has its main answer, then the other channel beside it. Simulated runs have the main one alone, as both
+    channels are the same cost.
+    """
+    return tuple(
+        answer for name, pair in compared.items() for answer in _of_pair(name, pair, source_of(backend), family, status)
+    )
+
+
+def _of_pair(
+    name: str, pair: Compared, source: Source, family: Family, status: SequentialStatus | None
+) -> Iterator[Answer]:
+    comparison = pair.comparison
+    main: Channel = "b" if comparison.a is None else "a"
+    looks = None if status is None else status.of(name)
+    if looks is not None and comparison.a is not None:
+        main = looks.channel
+    channels: list[Channel] = [main]
+    if comparison.a is not None and not comparison.is_predicted:
+        channels.append("a" if main == "b" else "b")
+    for channel in channels:
+        is_main, figures = channel == main, comparison.a if channel == "a" else comparison.b
+        assert figures is not None, "a channel that is not there has no answer"
+        if is_main and looks is not None and pair.num_plans != 1:
+            result = result_of_looks(figures.ratio, looks)
+        else:
+            result = result_of(figures.ratio, figures.estimate, figures.values, pair.num_plans, family)
+        yield Answer(name, comparison, channel, source, result, is_main, pair.without_a)
+
+
+def main_answers(every: Sequence[Answer]) -> dict[str, Answer]:
+    """The main answer of each condition."""
+    return {answer.condition: answer for answer in every if answer.is_main}
+
+
+def answer_on(every: Sequence[Answer], condition: str, channel: Channel) -> Answer | None:
+    """The answer of a condition on a channel; None where there is none."""
+    return next((one for one in every if (one.condition, one.channel) == (condition, channel)), None)
+
+
+def cost_sentence(condition: str, baseline: str, interval: Interval) -> str:
+    """A cost ratio in words: twelve-slots costs 4.0 % less than base (95 % interval: 1.1 to 6.8 % less)."""
+    return f"{condition} costs {change(interval.estimate)} {baseline} ({interval_in_words(interval)})"
+
+
+def change(ratio: float) -> str:
+    """A cost ratio in words: 2.5 % less than."""
+    size = abs(100 * (ratio - 1))
+    return "the same as" if size < 0.05 else f"{size:.1f} % {'more' if ratio > 1 else 'less'} than"
+
+
+def interval_in_words(interval: Interval) -> str:
+    """A ratio's interval as changes, the smaller change first: 95 % interval: 3.8 to 4.5 % less.
+
+    Where nothing is known of the errors of the costs behind it: "95 % interval, given these costs: ...".
+    """
+    low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
+    level = f"{100 * interval.level:g} % interval"
+    if interval.family > 1:
+        level += f" over {interval.family} comparisons"
+    level += GIVEN_COSTS if interval.is_given_costs else ""
+    if low < 0 < high:
+        return f"{level}: {-low:.1f} % less to {high:.1f} % more"
+    near, far = sorted((abs(low), abs(high)))
+    return f"{level}: {near:.1f} to {far:.1f} % {'less' if high <= 0 else 'more'}"

@@ -1,0 +1,121 @@
+"""What runs show of one ratio: interval, p and verdict, all of the same level, so that they cannot contradict.
+
+The comparisons of a family share alpha (Bonferroni): each interval has level 1 - alpha / size, and a difference is
+shown where it leaves 1 out. Where a stopping rule looked at the runs while they came in, intervals stay valid at every
+look.
+Definitions: docs/method.md, "Answers".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.stats import DEFAULT_LEVEL, NO_SCATTER, Estimate, Interval
+from harness.errors import RecordsError
+from harness.judge.compare.pairs import num_comparisons
+from harness.judge.compare.verdict import Verdict
+from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, t_mixture_boundary
+from harness.records import SealedRun
+
+ALPHA = 1 - DEFAULT_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Comparisons that are judged together. is_checked: a stopping rule looked at the runs while they came in."""
+
+    size: int = 1
+    is_checked: bool = False
+
+    @classmethod
+    def of(cls, runs: Sequence[SealedRun]) -> Family:
+        """The comparisons that the experiment of these runs declares; of records without it, those of the runs."""
+        try:
+            size = num_comparisons(runs[0].spec)
+        except RecordsError:
+            size = len({run.condition for run in runs if run.manifest.baseline not in ("", run.condition)})
+        return cls(max(1, size), is_checked=any(map(ran_until_decided, runs)))
+
+    def interval(self, estimate: Estimate) -> Interval | None:
+        """Of a ratio, by the mean of its logs; None where so few blocks have none."""
+        if not self.is_checked:
+            return estimate.interval(family=self.size)
+        t = t_mixture_boundary(int(estimate.degrees) + 1, ALPHA / self.size)
+        return None if math.isinf(t) else estimate.interval(family=self.size, t=t)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One ratio. interval: of all comparisons of the family together. p: of this one alone; p_adjusted: min(1, size p).
+
+    note: what a reader must know of the interval, or why there is none; empty for replicates of different plans.
+    """
+
+    ratio: float
+    interval: Interval | None
+    p: float | None
+    p_adjusted: float | None
+    verdict: Verdict
+    family: int
+    note: str = ""
+
+
+def result_of(
+    ratio: float, estimate: Estimate | None, values: Sequence[float], num_plans: int, family: Family
+) -> Result:
+    """What one estimate shows. values: the log ratio of each block. num_plans: different inputs among the blocks."""
+    is_varied = bool(len(values)) and float(np.ptp(values)) >= NO_SCATTER
+    if num_plans == 1 and len(values) > 1:
+        note = one_plan(len(values))
+        interval = None if estimate is None or not is_varied else estimate.interval(family=family.size)
+        what = "nothing varied between the runs" if interval is None else "the interval is over the machine's noise"
+        what = "" if len(values) < 3 else f"; {what}"
+        return Result(ratio, interval, None, None, Verdict.ONE_PLAN, family.size, note + what)
+    if estimate is None:
+        return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
+    if not is_varied:
+        return Result(ratio, None, None, None, Verdict.NOTHING_VARIED, family.size, unvaried(len(values)))
+    interval = family.interval(estimate)
+    if interval is None:
+        return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
+    p = None if family.is_checked else estimate.p
+    return Result(ratio, interval, p, p and min(1.0, family.size * p), shown(interval), family.size)
+
+
+def result_of_looks(ratio: float, looks: ComparisonLooks) -> Result:
+    """What a stopping rule shows: estimate and interval of its last look, as ``harness decide`` has them.
+
+    ratio: where no look has an interval.
+    """
+    interval = looks.interval
+    if interval is None:
+        return Result(ratio, None, None, None, looks.verdict, looks.family, looks.why_no_interval)
+    return Result(interval.estimate, interval, None, None, looks.verdict, looks.family)
+
+
+def shown(interval: Interval) -> Verdict:
+    """What an interval of a ratio shows."""
+    if interval.contains(1):
+        return Verdict.NO_DIFFERENCE
+    return Verdict.LOWER if interval.high < 1 else Verdict.HIGHER
+
+
+def why_no_interval(values: Sequence[float], num_plans: int) -> str:
+    """Why blocks with these log ratios say nothing of other blocks; empty where they do."""
+    if num_plans == 1 and len(values) > 1:
+        return one_plan(len(values))
+    return unvaried(len(values)) if len(values) > 1 and float(np.ptp(values)) < NO_SCATTER else ""
+
+
+def one_plan(num_runs: int) -> str:
+    """What must stand beside figures of one plan."""
+    return f"one plan, repeated {num_runs} times: says nothing of other plans"
+
+
+def unvaried(num_blocks: int) -> str:
+    """Why there is no interval although there are blocks."""
+    return f"the same ratio in each of {num_blocks} replicates: nothing varied, so there is no interval"
