@@ -72,7 +72,8 @@ class ExperimentSpec(Spec):
         default=DEFAULT_SEED, ge=0, description="of everything that is drawn; a freeze wants it written, and new"
     )
     same_input: bool = Field(
-        default=False, description="every replicate repeats the input of replicate 0: restarts only"
+        default=False,
+        description="every replicate repeats the input of replicate 0: restarts only, which say nothing of other plans",
     )
     order: OrderName = Field(
         default="rotation",
