@@ -144,7 +144,11 @@ def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") 
 
     runs: their folder. source: the file of the experiment; default: its name.
     """
-    first = sealed[0].spec
+    try:
+        first = sealed[0].spec
+    except HarnessError:
+        # Sealed by another version: its figures can be shown, not simulated.
+        return None
     baseline = first.baseline_name
     valid = [run for run in sealed if run.condition == baseline and run.is_valid]
     if not valid:
