@@ -104,6 +104,29 @@ def test_an_analysis_is_its_module(house: CopiedCheckout) -> None:
     assert "Runs of each condition" in (house.root / "runs" / "tried.html").read_text()
 
 
+MEASURE = """
+        Measure(
+            "requests",
+            "requests_per_run",
+            "requests of a run",
+            lambda run: Value(run_figures(run).num_requests),
+            limit=1.5,
+        ),
+"""
+
+
+def test_a_measure_is_its_row(house: CopiedCheckout) -> None:
+    house.edit("harness/judge/compare/measures.py", "    for measure in (\n", f"    for measure in ({MEASURE}")
+    house.write("tried.toml", EXPERIMENT.replace("replicates = 1", "replicates = 3"))
+    house.harness("run", "tried.toml", "--backend", "sim")
+    assert "requests_per_run" in house.harness("table", "tried", "--format", "csv")
+    assert "requests_per_run" in house.harness("compare", "tried", "--baseline", "tried/base", "--format", "csv")
+    house.harness("gate", "tried/base", "--save-baseline", "kept")
+    assert ",requests,4" in (house.root / "kept" / "figures.csv").read_text()
+    assert "requests" in house.harness("gate", "tried/base", "--against", "kept", "--figure", "requests")
+    assert "requests" in house.harness("history", "tried/base", "kept", "--figure", "requests", "--format", "csv")
+
+
 def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
     house.write("plans/experiments/tried.toml", EXPERIMENT)
     assert "Tried by its recipe" in house.harness("paper", "catalogue", "--only", "tried")
@@ -153,7 +176,7 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
     assert "as in 0.12.2" in house.harness("stack", "check", wheel, exit_code=3)
 
 
-LIMITS = {"A backend": 3, "A rule set": 5, "A release": 5, "An analysis": 2, "An experiment": 2}
+LIMITS = {"A backend": 3, "A rule set": 5, "A release": 5, "An analysis": 2, "A measure": 1, "An experiment": 2}
 
 
 @pytest.mark.parametrize("recipe", LIMITS)
