@@ -16,6 +16,7 @@ from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import ServerError, SpecError
 from harness.experiment import resolve
+from harness.extras.other_stacks.commands import doctor_lines
 from harness.prereg.predict import predict_run
 from harness.records import RunStore, SealedRun, layout
 from harness.runner import run_experiment
@@ -310,5 +311,6 @@ def test_the_doctor_says_what_the_stack_on_path_shows_of_its_steps(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     found = backend_named("vllm").readiness().found
     assert "vllm 0.30.0, tpu-inference 0.32.0; step log of every engine step" in found
-    assert "AGGREGATED_STATS_DIR" in found
+    (line,) = doctor_lines()
+    assert "beside the vLLM here: tpu-inference: AGGREGATED_STATS_DIR" in line
     assert "VLLM_PROFILER_ENABLED" not in found
