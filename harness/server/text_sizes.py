@@ -25,7 +25,7 @@ DEADLINE_S = 10.0
 TEXT_KEYS = ("prompt", "content", "inputs")
 SEPARATOR = "\n"
 TURN = " ".join(("", *WORDS[:16]))
-SHORT_WORDS, LONG_WORDS, ANSWER_TOKENS = 32, 512, 4
+SHORT_WORDS, LONG_WORDS, ANSWER_TOKENS = 32, 4096, 4
 # No tokenizer makes more of ten letters; what says so does not count tokens.
 MOST_WORD_TOKENS = 32
 OTHER_REPLICATE = 1 << 32
@@ -120,7 +120,7 @@ def _from_usage(target: Target, plan: Plan, known: TextSizes | None) -> TextSize
     known: sizes of words where these are known, so that only the template is measured.
     """
     longest = max(request.stream_tokens for request in plan.requests)
-    # A token may be a byte: a word is then about six tokens, and must still fit the server.
+    # Many words, as their sizes vary. A token may be a byte: a word is then about six tokens, and must fit the server.
     num_long = max(2 * SHORT_WORDS, min(LONG_WORDS, longest // 8))
     asked = _plan_of((SHORT_WORDS, num_long), plan)
     # Scale 1: the time limit is one of wall time. No records: nothing of this is part of a run.

@@ -48,6 +48,22 @@ def test_long_prompts_of_a_byte_tokenizer_are_counted_as_planned(
     assert {finding.severity for finding in manifest.findings if finding.code == "prompt-drift"} <= {"info"}
 
 
+def test_words_of_one_and_two_tokens_are_exact_where_the_tokenizer_is_asked(tmp_path: Path) -> None:
+    server = PlainServer(has_metrics=True, tokenizer="pieces", tokenizes=True)
+    manifest, shares = measured(tmp_path, server, of_length(200))
+    assert set(manifest.client_audit["text_sizes"]["word_tokens"]) == {1.0, 2.0}
+    assert max(shares) == 0.0
+
+
+def test_a_mean_that_words_of_one_and_two_tokens_miss_is_called_one(tmp_path: Path) -> None:
+    manifest, shares = measured(tmp_path, PlainServer(has_metrics=True, tokenizer="pieces"), of_length(2000))
+    # With a token for each word it would be 36 %.
+    assert 0.01 < max(shares) < 0.1
+    (drift,) = [finding for finding in manifest.findings if finding.code == "prompt-drift"]
+    assert drift.severity == "warning"
+    assert "That is a mean: which words are longer is not known" in drift.evidence
+
+
 def test_short_prompts_of_a_byte_tokenizer_are_exact(tmp_path: Path) -> None:
     server = PlainServer(has_metrics=True, tokenizer="bytes", tokenizes=True)
     _, shares = measured(tmp_path, server, of_length(200, shared_prefix_tokens=64))

@@ -22,7 +22,7 @@ class PlainServer:
     """What it knows, and what it was asked. key: without it every path says 401.
     fails: words of every completion after num_good ones. paths: of the endpoints that it knows. is_other: each event
     has an id of its own and an error that is null, and no [DONE] ends a stream. health: status of /health.
-    tokenizer: whether a token is a word or a byte. tokenizes: whether it knows /tokenize,
+    tokenizer: whether a token is a word, up to five letters of it, or a byte. tokenizes: whether it knows /tokenize,
     with the text in text_key, and ids listed as TGI does; tokenized: its answer instead;
     num_tokenized: such requests.
     model, version, metrics: as it states them. on_answer: called with the server before each completion."""
@@ -36,7 +36,7 @@ class PlainServer:
     num_good: int = 0
     certificate: Path | None = None
     is_other: bool = False
-    tokenizer: Literal["words", "bytes"] = "words"
+    tokenizer: Literal["words", "pieces", "bytes"] = "words"
     tokenizes: bool = False
     text_key: str = "prompt"
     ids_as_objects: bool = False
@@ -175,7 +175,10 @@ def _ids_of(server: PlainServer, body: dict[str, Any]) -> list[int]:
 
 
 def _ids_of_text(server: PlainServer, text: str) -> list[int]:
-    """A byte each; or a word each, and each line's end."""
+    """A byte each; or a word or piece each, and each line's end."""
     if server.tokenizer == "bytes":
         return list(text.encode())
-    return [zlib.crc32(piece.encode()) for piece in re.findall(r"\n|\S+", text)]
+    return [
+        zlib.crc32(piece.encode())
+        for piece in re.findall(r"\n|\S+" if server.tokenizer == "words" else r"\n|\S{1,5}", text)
+    ]

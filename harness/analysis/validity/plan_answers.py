@@ -99,7 +99,9 @@ def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, An
             f". {_SIZED_BY.get(sizes.get('source', ''), '')} ({sizes.get('words_per_token', 1):.3g} words a token)"
         )
     smallest = min(sizes.get("word_tokens", ()), default=1)
-    if num_far and smallest > 1:
+    if num_far and sizes.get("source") == "usage":
+        evidence += ". That is a mean: which words are longer is not known"
+    elif num_far and smallest > 1:
         evidence += f". The shortest word is {smallest:g} tokens: shorter parts of a prompt cannot be exact"
     if num_far and (added := sizes.get("turn_tokens", 0)):
         evidence += f". The chat template adds {added} tokens to each turn: a shorter turn cannot be exact"
