@@ -120,8 +120,17 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     shown = answer.result.note or answer.said
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}. "
-        f"{others + '. ' if others else ''}{basis}{agreed}."
+        f"{others + '. ' if others else ''}{_never_measured(comparison.cause)}{basis}{agreed}."
     )
+
+
+def _never_measured(cause: Cause | None) -> str:
+    """The sizes that tell the sides apart and whose f no measurement gave: "f(6) was never measured. "."""
+    sizes = [size for size in cause.sizes if size in cause.unmeasured] if cause is not None else []
+    if not sizes:
+        return ""
+    named = ", ".join(f"f({size})" for size in sizes)
+    return f"{named} {'was' if len(sizes) == 1 else 'were'} never measured. "
 
 
 def _not_said(comparison: Comparison, this: str, other: str) -> str:

@@ -82,6 +82,11 @@ def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
     assert f"{compared.main.interval.low:.3f}\u2013{compared.main.interval.high:.3f}" in emulated
 
 
+def test_the_sentence_names_a_size_whose_cost_was_never_measured(tmp_path: Path) -> None:
+    said = [answer.text for answer in answers(summarise(seal_demo(tmp_path, num_replicates=3)), str)]
+    assert any("f(6) was never measured" in text for text in said), said
+
+
 def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:
     text = printed(seal_demo(tmp_path, num_replicates=1), 60)
     letters = "".join(text.split())
