@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.cli.notebook import compare, open_runs, power, sweep
+    from harness.api import compare, open_runs, power, sweep
     from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "harness.cli.notebook": ("compare", "open_runs", "power", "sweep"),
+    "harness.api": ("compare", "open_runs", "power", "sweep"),
     "harness.cli.progress": ("TerminalProgress",),
     "harness.engine": ("CostModel", "load_cost_model"),
     "harness.errors": ("HarnessError", "RuleFailedError", "RunInvalidError", "SpecError"),

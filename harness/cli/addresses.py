@@ -5,16 +5,16 @@ Values of ``--set`` that are not TOML are taken as strings, so that ``--set back
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.api import note_look
 from harness.errors import SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
@@ -22,7 +22,6 @@ from harness.table import TableForm
 
 if TYPE_CHECKING:
     from harness.records import RunStore, SealedRun
-    from harness.spec import ExperimentSpec
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -75,17 +74,6 @@ def changes_of(
     return made + ([f"fleet.devices=[{devices}]"] if devices is not None else [])
 
 
-def experiment_with(
-    address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
-) -> tuple[ExperimentSpec, Path, Path]:
-    """(the experiment at an address with these changes, its source, the folder of its runs)."""
-    from harness.records.store import experiment_at
-    from harness.spec import parse_experiment
-
-    source, table, runs = experiment_at(address, runs)
-    return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
-
-
 def asked_again(
     changes: Sequence[str] | None, backend: str | None, replicates: int | None, devices: str | None = None
 ) -> str:
@@ -95,56 +83,11 @@ def asked_again(
     return repeated + "".join(f" --{name} {value}" for name, value in options.items() if value)
 
 
-def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """A deep copy of ``table`` with each "dotted.key=value" applied; raises SpecError on a malformed change."""
-    from harness.spec.recorded import setting_value
-
-    result = copy.deepcopy(dict(table))
-    for change in changes:
-        key, separator, text = change.partition("=")
-        parts = key.strip().split(".")
-        if not separator or not all(parts):
-            raise SpecError(f"{change!r} is not KEY=VALUE", where="--set", hint="Write e.g. --set server.kv_slots=16")
-        target = _table_of(result, parts[:-1], key)
-        target[parts[-1]] = setting_value(text.strip())
-    return result
-
-
-def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str, Any]:
-    """The table below ``parts``, made where it is absent; an element of a list goes by its name."""
-    target: Any = table
-    for part in parts:
-        if isinstance(target, list):
-            named = [item for item in cast("list[Any]", target) if isinstance(item, dict) and item.get("name") == part]
-            if not named:
-                raise SpecError(f"{key!r}: nothing is named {part!r}", where="--set", hint="Check the dotted key")
-            target = named[0]
-        else:
-            target = target.setdefault(part, {})
-        if not isinstance(target, dict | list):
-            raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
-    if isinstance(target, list):
-        raise SpecError(f"{key!r} names no element of {parts[-1]}", where="--set", hint=f"Say {parts[-1]}.NAME.KEY")
-    return target
-
-
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     """``harness.records.store.sealed_runs``, imported when it is called: --help needs no records."""
     from harness.records import store
 
     return store.sealed_runs(runs, address)
-
-
-def note_look(sealed: Sequence[SealedRun], by: str) -> None:
-    """Add a look at frozen runs to their ledger; says on standard error where that cannot be done.
-
-    by: the command.
-    """
-    if any(run.manifest.preregistration is not None for run in sealed):
-        from harness.prereg.judge import record_look
-
-        if problem := record_look(sealed, by):
-            print(problem, file=sys.stderr)
 
 
 def store_at(runs: Path) -> RunStore:

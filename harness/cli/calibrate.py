@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.cli.addresses import ResumeOption, RunsOption, override_table, sealed_runs
+from harness.api import override_table
+from harness.cli.addresses import ResumeOption, RunsOption, sealed_runs
 from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError

@@ -6,14 +6,14 @@ Reads sealed runs, saved baselines and result files of other benchmarks; writes 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, TableFormOption, complete_sealed, note_look, valid_runs
+from harness.api import compared, sides_at
+from harness.cli.addresses import RunsOption, TableFormOption, complete_sealed, valid_runs
 from harness.cli.terminal import print_tables, terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
@@ -22,7 +22,6 @@ from harness.table import Table, TableForm, table_of, to_text, with_four_digits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.judge.compare.across import PeerSide, Side
     from harness.judge.decisions.gate import GatePolicy, GateResult, GateRun
     from harness.judge.decisions.releases import Placed
 
@@ -70,36 +69,6 @@ def compare(
         print_tables([rounded], form)
 
 
-def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
-    """The places against their baselines; SpecError where both sides are of other benchmarks."""
-    from harness.judge.compare.across import compare_all, compare_with_peer, pairs_of
-
-    peer = _peer_side([Path(place) for place in places])
-    base = None if baseline is None else _peer_side([Path(baseline)])
-    if peer is None and base is None:
-        sides = [side for place in places for side in sides_at(place, runs)]
-        return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
-    if peer is not None and (baseline is None or base is not None):
-        raise SpecError(
-            "only other benchmarks' results to compare",
-            where="harness compare",
-            hint="Name sealed runs as the other side: --baseline FOLDER/EXPERIMENT/CONDITION",
-        )
-    ours = [baseline] if peer is not None and baseline is not None else places
-    sides = [side for place in ours for side in sides_at(place, runs)]
-    theirs = peer or base
-    assert theirs is not None
-    return compare_with_peer(sides, theirs, is_baseline=peer is None)
-
-
-def _peer_side(places: Sequence[Path]) -> PeerSide | None:
-    """The places as results of another benchmark, by the first plug-in that reads them; None where none does."""
-    from harness.plugins import part_at, plugged
-
-    sides = (part_at(place)(places) for place in plugged("result_files").values())
-    return next((side for side in sides if side is not None), None)
-
-
 def _by_pair(table: Table) -> list[Table]:
     """A table per pair, which fits a narrow terminal: a row per measure."""
     from itertools import groupby
@@ -117,39 +86,6 @@ def _by_pair(table: Table) -> list[Table]:
         about_all = f"{notes.pop()}." if len(notes) == 1 and notes != {""} else ""
         pairs.append(table_of(name, about_all, ({name: row[name] for name in shown} for row in rows)))
     return pairs
-
-
-def sides_at(address: str, runs: Path) -> list[Side]:
-    """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
-    from harness.analysis.stats import grouped
-    from harness.judge.compare.across import Side
-    from harness.records import RunStore
-    from harness.records.archive import runs_folder
-    from harness.records.store import sealed_runs
-
-    place, runs = runs_folder(Path(address)), runs_folder(runs)
-    if address.endswith(".toml"):
-        place = sealed_runs(runs, address)[0].path.parents[1]
-    elif not place.exists():
-        place = runs / address
-    choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
-    for root, experiment, condition in choices:
-        sealed = grouped(RunStore(root).sealed(experiment or None), lambda run: run.experiment)
-        found = [
-            Side(f"{root}/{named}/{name}", tuple(valid), tuple(every))
-            for named, every in sealed.items()
-            for name, valid in grouped((run for run in every if run.is_valid), lambda run: run.condition).items()
-            if condition in ("", name)
-        ]
-        if found:
-            for of_experiment in sealed.values():
-                note_look(of_experiment, "compare")
-            return found
-    raise SpecError(
-        "no valid sealed runs there",
-        where=str(place),
-        hint="Name FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION",
-    )
 
 
 def gate(

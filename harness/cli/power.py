@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption, experiment_with
+from harness.api import experiment_with
+from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption
 from harness.cli.terminal import format_duration
 from harness.errors import SpecError
 

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import (
-    MaybeExperimentArgument,
-    RunsOption,
-    experiment_with,
-    override_table,
-)
+from harness.api import experiment_with, override_table
+from harness.cli.addresses import MaybeExperimentArgument, RunsOption
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, SpecError

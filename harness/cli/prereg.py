@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument, SetOption, override_table, sealed_runs
+from harness.api import override_table
+from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
 from harness.cli.terminal import time_left
 from harness.errors import SpecError
 from harness.table import cell_text

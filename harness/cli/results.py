@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import (
-    RunsOption,
-    SealedArgument,
-    TableFormOption,
-    note_look,
-    sealed_runs,
-)
+from harness.api import note_look
+from harness.cli.addresses import RunsOption, SealedArgument, TableFormOption, sealed_runs
 from harness.cli.terminal import say, terminal
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from harness.api import experiment_with, override_table, swept_table
 from harness.cli.addresses import (
     BackendOption,
     ExperimentArgument,
@@ -23,8 +24,6 @@ from harness.cli.addresses import (
     SetOption,
     asked_again,
     changes_of,
-    experiment_with,
-    override_table,
 )
 from harness.cli.terminal import escape_markup, format_duration, say, show, terminal
 from harness.errors import ExitCode, SpecError
@@ -291,42 +290,3 @@ def sweep(
     spec = parse_experiment(table, where=f"{path} --over {over}")
     again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked_again(changes, backend, replicates)}"
     perform(spec, path, runs, again, resume=resume)
-
-
-def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
-    """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
-
-    Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
-    """
-    from harness.spec import ServerSpec, WorkloadSpec
-
-    tables = {"server": ServerSpec, "workload": WorkloadSpec}
-    key, _, text = over.partition("=")
-    where, _, name = key.strip().partition(".")
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    values = [override_table({}, [f"value={part}"])["value"] for part in parts]
-    if not name and (homes := [home for home, spec in tables.items() if where in spec.model_fields]):
-        raise SpecError(f"{where!r} is a key of [{homes[0]}]", where="--over", hint=f"Write --over {homes[0]}.{over}")
-    if where not in tables or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
-        hint = "Write e.g. --over workload.num_sessions=2,4,8"
-        raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
-    conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
-    base = next((each for each in conditions if each.get("name") == table.get("baseline")), conditions[0])
-    short = name.replace("_", "-")
-    made = [
-        override_table(
-            {**base, "name": f"{short}-{value}".lower(), "baseline": "", "factors": {name: value}},
-            [f"{where}.{name}={part}"],
-        )
-        for value, part in zip(values, parts, strict=True)
-    ]
-    return {
-        **table,
-        "name": f"{table.get('name', 'experiment')}-sweep-{short}"[:64],
-        "baseline": made[0]["name"],
-        "condition": made,
-        "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
-        "question": f"How do cost and latency change with {key.strip()}?",
-        "analysis": "",
-        "rules": [],
-    }

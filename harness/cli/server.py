@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import BackendOption, changes_of, experiment_with
+from harness.api import experiment_with
+from harness.cli.addresses import BackendOption, changes_of
 from harness.cli.terminal import say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.cli.addresses import asked_again, override_table
+from harness.api import override_table
+from harness.cli.addresses import asked_again
 from harness.errors import SpecError
 from harness.records.store import experiment_at
 from harness.table import Table

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.run import swept_table
+from harness.api import swept_table
 from harness.errors import SpecError
 from harness.records import RunStore
 from tests.support.command_line import harness

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from harness.analysis.logs.glance import glance
 from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
 from harness.analysis.logs.parse import metrics_table, parse_log
-from harness.cli.addresses import override_table
+from harness.api import override_table
 from harness.client.answer import describe_error_body
 from harness.emulator.config import load_config, parse_config
 from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import (
-    PrintedOutput,
-    ReplicatesOption,
-    RunsOption,
-    SealedArgument,
-    override_table,
-    sealed_runs,
-)
+from harness.api import override_table
+from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
 from harness.cli.terminal import print_or_write, printable_lines, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RunInvalidError, SpecError

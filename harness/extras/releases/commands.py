@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.addresses import (
-    ExperimentArgument,
-    SetOption,
-    TableFormsOption,
-    changes_of,
-    experiment_with,
-)
+from harness.api import experiment_with
+from harness.cli.addresses import ExperimentArgument, SetOption, TableFormsOption, changes_of
 from harness.cli.terminal import print_tables, time_left
 from harness.errors import ExitCode, SpecError
 from harness.kinds import KINDS, kind_named

@@ -1,0 +1,247 @@
+"""What ``import harness`` offers beside the classes: what the commands do, as functions for Python and notebooks.
+
+Each returns a value that shows itself. Nothing is printed, but for a look that no ledger can take.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.errors import SpecError
+from harness.table import Table, table_of
+
+if TYPE_CHECKING:
+    from harness.judge.compare.across import PeerSide, Side
+    from harness.records import SealedRun
+    from harness.spec import ExperimentSpec
+
+
+def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[SealedRun]:
+    """The sealed runs of an experiment, invalid ones included.
+
+    address: its name below ``runs_root``, its file, a folder of runs, or a published archive ("a.zip"). Raises
+    SpecError where there are none.
+    """
+    from harness.records.store import sealed_runs
+
+    return sealed_runs(Path(runs_root), address)
+
+
+def compare(*addresses: str | Path, baseline: str | Path | None = None, runs_root: str | Path = "runs") -> Table:
+    """Conditions against their baselines, a row for each measure, as ``harness compare``; below 1 is less.
+
+    addresses: folders of runs, or names and files of experiments. baseline: compare with the conditions there instead.
+    """
+    return compared(list(map(str, addresses)), None if baseline is None else str(baseline), Path(runs_root))
+
+
+def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
+    """The experiment with a condition for each value of one key, for ``run_experiment``.
+
+    over: "workload.num_sessions=2,4,8"; the first value is the baseline. changes: keys of the experiment itself, such
+    as replicates=3 or backend="sim".
+    """
+    from harness.records.store import experiment_at
+    from harness.spec import parse_experiment
+
+    source, table, _ = experiment_at(experiment)
+    return parse_experiment(swept_table({**table, **changes}, over), where=f"{source}, {over}")
+
+
+def power(
+    experiment: str | Path,
+    *,
+    margin: float = 0.02,
+    precision: float = 0.01,
+    runs: Sequence[SealedRun] = (),
+    num_blocks: int = 60,
+) -> Table:
+    """Replicates that each comparison needs at power 0.9, alpha 0.05 over all, as ``harness power``; None: above 1,000.
+
+    margin: what counts as equal. precision: half width of an interval. runs: sealed runs to take the spread from;
+    without any, ``num_blocks`` plan draws are simulated.
+    """
+    from harness.advise.power import Goal, measured_components, needed_together, simulated_components
+    from harness.records import origin_of
+
+    spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
+    components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
+    needs = needed_together(components, Goal(margin=margin, precision=precision))
+    rows = [
+        {
+            "condition": need.components.condition,
+            "baseline": need.components.baseline,
+            "log_ratio": need.components.mean,
+            "sd_of_log_ratio": need.components.sd,
+            "for_precision": need.precision,
+            "for_equivalence": need.equivalence,
+            "for_difference": need.difference,
+            "as_found": need.as_predicted,
+        }
+        for need in needs
+    ]
+    together = f", adjusted over {len(needs)} comparisons" if len(needs) > 1 else ""
+    caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}{together}."
+    return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")
+
+
+def experiment_with(
+    address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
+) -> tuple[ExperimentSpec, Path, Path]:
+    """(the experiment at an address with these changes, its source, the folder of its runs)."""
+    from harness.records.store import experiment_at
+    from harness.spec import parse_experiment
+
+    source, table, runs = experiment_at(address, runs)
+    return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
+
+
+def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
+    """The places against their baselines; SpecError where both sides are of other benchmarks."""
+    from harness.judge.compare.across import compare_all, compare_with_peer, pairs_of
+
+    peer = _peer_side([Path(place) for place in places])
+    base = None if baseline is None else _peer_side([Path(baseline)])
+    if peer is None and base is None:
+        sides = [side for place in places for side in sides_at(place, runs)]
+        return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
+    if peer is not None and (baseline is None or base is not None):
+        raise SpecError(
+            "only other benchmarks' results to compare",
+            where="harness compare",
+            hint="Name sealed runs as the other side: --baseline FOLDER/EXPERIMENT/CONDITION",
+        )
+    ours = [baseline] if peer is not None and baseline is not None else places
+    sides = [side for place in ours for side in sides_at(place, runs)]
+    theirs = peer or base
+    assert theirs is not None
+    return compare_with_peer(sides, theirs, is_baseline=peer is None)
+
+
+def _peer_side(places: Sequence[Path]) -> PeerSide | None:
+    """The places as results of another benchmark, by the first plug-in that reads them; None where none does."""
+    from harness.plugins import part_at, plugged
+
+    sides = (part_at(place)(places) for place in plugged("result_files").values())
+    return next((side for side in sides if side is not None), None)
+
+
+def sides_at(address: str, runs: Path) -> list[Side]:
+    """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
+    from harness.analysis.stats import grouped
+    from harness.judge.compare.across import Side
+    from harness.records import RunStore
+    from harness.records.archive import runs_folder
+    from harness.records.store import sealed_runs
+
+    place, runs = runs_folder(Path(address)), runs_folder(runs)
+    if address.endswith(".toml"):
+        place = sealed_runs(runs, address)[0].path.parents[1]
+    elif not place.exists():
+        place = runs / address
+    choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
+    for root, experiment, condition in choices:
+        sealed = grouped(RunStore(root).sealed(experiment or None), lambda run: run.experiment)
+        found = [
+            Side(f"{root}/{named}/{name}", tuple(valid), tuple(every))
+            for named, every in sealed.items()
+            for name, valid in grouped((run for run in every if run.is_valid), lambda run: run.condition).items()
+            if condition in ("", name)
+        ]
+        if found:
+            for of_experiment in sealed.values():
+                note_look(of_experiment, "compare")
+            return found
+    raise SpecError(
+        "no valid sealed runs there",
+        where=str(place),
+        hint="Name FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION",
+    )
+
+
+def note_look(sealed: Sequence[SealedRun], by: str) -> None:
+    """Add a look at frozen runs to their ledger; says on standard error where that cannot be done.
+
+    by: the command.
+    """
+    if any(run.manifest.preregistration is not None for run in sealed):
+        from harness.prereg.judge import record_look
+
+        if problem := record_look(sealed, by):
+            print(problem, file=sys.stderr)
+
+
+def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """A deep copy of ``table`` with each "dotted.key=value" applied; raises SpecError on a malformed change."""
+    from harness.spec.recorded import setting_value
+
+    result = copy.deepcopy(dict(table))
+    for change in changes:
+        key, separator, text = change.partition("=")
+        parts = key.strip().split(".")
+        if not separator or not all(parts):
+            raise SpecError(f"{change!r} is not KEY=VALUE", where="--set", hint="Write e.g. --set server.kv_slots=16")
+        target = _table_of(result, parts[:-1], key)
+        target[parts[-1]] = setting_value(text.strip())
+    return result
+
+
+def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str, Any]:
+    """The table below ``parts``, made where it is absent; an element of a list goes by its name."""
+    target: Any = table
+    for part in parts:
+        if isinstance(target, list):
+            named = [item for item in cast("list[Any]", target) if isinstance(item, dict) and item.get("name") == part]
+            if not named:
+                raise SpecError(f"{key!r}: nothing is named {part!r}", where="--set", hint="Check the dotted key")
+            target = named[0]
+        else:
+            target = target.setdefault(part, {})
+        if not isinstance(target, dict | list):
+            raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
+    if isinstance(target, list):
+        raise SpecError(f"{key!r} names no element of {parts[-1]}", where="--set", hint=f"Say {parts[-1]}.NAME.KEY")
+    return target
+
+
+def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
+    """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
+
+    Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
+    """
+    from harness.spec import ServerSpec, WorkloadSpec
+
+    tables = {"server": ServerSpec, "workload": WorkloadSpec}
+    key, _, text = over.partition("=")
+    where, _, name = key.strip().partition(".")
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    values = [override_table({}, [f"value={part}"])["value"] for part in parts]
+    if not name and (homes := [home for home, spec in tables.items() if where in spec.model_fields]):
+        raise SpecError(f"{where!r} is a key of [{homes[0]}]", where="--over", hint=f"Write --over {homes[0]}.{over}")
+    if where not in tables or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
+        hint = "Write e.g. --over workload.num_sessions=2,4,8"
+        raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
+    conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
+    base = next((each for each in conditions if each.get("name") == table.get("baseline")), conditions[0])
+    short = name.replace("_", "-")
+    made = [
+        override_table(
+            {**base, "name": f"{short}-{value}".lower(), "baseline": "", "factors": {name: value}},
+            [f"{where}.{name}={part}"],
+        )
+        for value, part in zip(values, parts, strict=True)
+    ]
+    return {
+        **table,
+        "name": f"{table.get('name', 'experiment')}-sweep-{short}"[:64],
+        "baseline": made[0]["name"],
+        "condition": made,
+        "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
+        "question": f"How do cost and latency change with {key.strip()}?",
+        "analysis": "",
+        "rules": [],
+    }
