@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.judge.decisions.answer import interval_in_words
 
 from benchmarks.channels import TEMPLATE
 from benchmarks.costs import coverage_of_drawn_truth, drawn_intervals, fitted, true_model
@@ -22,6 +21,7 @@ from harness.analysis.stats import of_blocks
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import FS_PER_MS, FitErrors, size_name, to_fs
 from harness.errors import SpecError
+from harness.judge.compare.answer import interval_in_words
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
 

@@ -75,7 +75,7 @@ def never_had(runs: Sequence[SealedRun], missing: Cells, conditions: Sequence[st
 
 def sums(summary: ExperimentSummary) -> dict[str, dict[str, Any]]:
     """The rows for programs by condition, without what is of a pair of conditions."""
-    of_a_pair = re.compile(r"ratio_|tau|channels|is_agreed|source|p_|family|verdict")
+    of_a_pair = re.compile(r"ratio_|tau|channels|is_agreed|is_given|source|p_|family|verdict")
     return {
         row["condition"]: {
             name: value for name, value in row.items() if name not in COUNTS and not of_a_pair.match(name)
