@@ -46,7 +46,7 @@ def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal
     with Sheet() as sheet:
         picture = power_plot(sheet, needs, goal)
     num_together = max(len(need.case.found) for need in needs)
-    judged = f"adjusted over {num_together} comparisons (Holm)" if num_together > 1 else "for Gaussian log ratios"
+    judged = f"each with alpha / {num_together}" if num_together > 1 else "for Gaussian log ratios"
     caption = f"Probability of the verdict by the number of blocks, {judged}; dotted: what is wanted."
     main = f"<figure>{picture}<figcaption>{caption}</figcaption></figure><pre>{escape(text)}</pre>"
     write_text(path, plain_page(title, main))
