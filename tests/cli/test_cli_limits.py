@@ -51,9 +51,9 @@ def test_a_limit_of_the_shell_is_one_line(tmp_path: Path, limit: int, value: int
 
 # Starts a command in an interpreter that may take no more than so much memory beyond what it has.
 TIGHT = """
-import re, resource, sys
+import resource, sys
 import harness.cli
-in_use = int(re.search("VmSize:\\s+([0-9]+)", open("/proc/self/status").read())[1]) << 10
+in_use = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize:")) << 10
 resource.setrlimit(resource.RLIMIT_AS, (in_use + int(sys.argv[1]),) * 2)
 sys.argv = ["harness", "run", "small.toml"]
 harness.cli.main()
