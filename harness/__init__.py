@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from harness.judge import ExperimentSummary, summarise
     from harness.judge.catalogue import analyse
     from harness.plan import Plan, WaitDistribution, load_waits
-    from harness.prereg import Judgement
-    from harness.prereg import judge as decide
+    from harness.prereg import Judgement, decide
     from harness.records import RunStore, SealedRun
     from harness.report import write_report
     from harness.runner import ExperimentOutcome, run_experiment
@@ -51,8 +50,6 @@ _NAMES = {
     "harness.sim": ("SimResult", "simulate"),
     "harness.spec": ("ExperimentSpec", "ServerSpec", "WorkloadSpec", "load_experiment"),
 }
-# Where a name is another one at home: `harness.judge` is a package.
-_AT_HOME = {"decide": "judge"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
@@ -92,7 +89,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), _AT_HOME.get(name, name))
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'harness' has no attribute {name!r}")
 
 

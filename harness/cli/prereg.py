@@ -116,9 +116,9 @@ def decide(
 
     Example: `harness decide demo --rule superiority --runs runs/today`
     """
-    from harness.prereg import judge
+    from harness.prereg import decide
 
-    judgement = judge(sealed_runs(runs, experiment), rules or (), repository=repository, by="decide")
+    judgement = decide(sealed_runs(runs, experiment), rules or (), repository=repository, by="decide")
     if output == "json":
         print(json.dumps([_decision_record(judgement, decision) for decision in judgement.decisions], indent=2))
     else:

@@ -207,7 +207,7 @@ def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Result
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
     from harness.judge.decisions.verdicts import ExperimentRuns
-    from harness.prereg import check_sealed_runs, judge, predictions_for
+    from harness.prereg import check_sealed_runs, decide, predictions_for
     from harness.report.view import Results
 
     experiment = sealed[0].manifest.requested_experiment
@@ -227,7 +227,7 @@ def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Result
             notes.append(f"The analysis {name} gave nothing: {error.what}.")
     if experiment.get("rules") and valid:
         try:
-            decisions = tuple(judge(sealed, by=by).decisions)
+            decisions = tuple(decide(sealed, by=by).decisions)
         except HarnessError as error:
             notes.append(f"The rules decided nothing: {error.what}.")
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from harness.prereg.authorize import authorize, check_sealed_runs
 from harness.prereg.freeze import FreezeOptions, SeedUse, freeze, used_seeds
 from harness.prereg.frozen import FrozenRule, Preregistration, RunAuthorization, load_preregistration
-from harness.prereg.judge import Judgement, judge
+from harness.prereg.judge import Judgement, decide
 from harness.prereg.predict import predict_experiment, predict_runs, predictions_for
 from harness.prereg.publish import Checked, publish
 from harness.prereg.publish import check as check_published

@@ -81,7 +81,7 @@ class Judgement:
         return self
 
 
-def judge(
+def decide(
     runs: Sequence[SealedRun],
     rules: Sequence[str] = (),
     *,

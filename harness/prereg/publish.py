@@ -25,7 +25,7 @@ from harness.outputs import check_output
 from harness.prereg.authorize import check_sealed_runs
 from harness.prereg.freeze import HARNESS_FOLDER
 from harness.prereg.frozen import Preregistration
-from harness.prereg.judge import Judgement, judge, record_look
+from harness.prereg.judge import Judgement, decide, record_look
 from harness.prereg.ledger import Ledger
 from harness.prereg.page import archive_page
 from harness.prereg.proof import Proof, find_proof, gather, read_proof
@@ -80,7 +80,7 @@ def publish(
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
     proof = _with_this_look(runs, find_proof(runs, record, repository), record)
-    judgement = judge(runs, proof=proof)
+    judgement = decide(runs, proof=proof)
     with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
         folder = Path(temporary)
         for run in _with_earlier_tries(runs):
@@ -131,7 +131,7 @@ def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
     frozen = check_sealed_runs(runs)
     if frozen is None or (folder / FROZEN).read_bytes() != runs[0].file(layout.FROZEN).read_bytes():
         raise wrong(archive, "its frozen file is not the one its runs were made under")
-    judgement = judge(runs, proof=proof)
+    judgement = decide(runs, proof=proof)
     unlike = _unlike(archive, folder, frozen, judgement, proof)
     proven = _proven(frozen, judgement, proof)
     unproven = [*unlike, *_signatures(folder, signers, proven), *_times(folder, proof)]
@@ -156,7 +156,7 @@ def _with_this_look(
 ) -> Proof:
     """The proof, with a look by publish in its ledger where a frozen run may still be made or repeated."""
     proof, ledger = found
-    account = judge(runs, proof=proof).account
+    account = decide(runs, proof=proof).account
     if ledger is None or account is None or not account.is_open:
         return proof
     record_look(runs, "publish")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.prereg import judge, publish
+from harness.prereg import decide, publish
 from tests.support.workplace import Workplace, new_workplace
 
 
@@ -40,7 +40,7 @@ def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory)
         place.allow_retries(1)
         frozen = place.freeze().path
         place.run_confirmatory(frozen, busy=["base/1", "more/2"])
-        judge(place.sealed, by="decide")
+        decide(place.sealed, by="decide")
         place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
         publish(place.sealed, root / "small.zip")
     return root / "small.zip"

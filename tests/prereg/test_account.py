@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.judge.decisions.decide import Decision, Outcome
-from harness.prereg import judge
+from harness.prereg import decide
 from harness.prereg.judge import Judgement
 from harness.prereg.ledger import Entry
 from harness.runner import StopFlag
@@ -34,7 +34,7 @@ def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(place: Wo
     place.allow_retries(1)
     frozen = place.freeze().path
     place.run_confirmatory(frozen, busy=["base/1"])
-    judgement = judge(place.sealed)
+    judgement = decide(place.sealed)
     decision = only(judgement)
     assert decision.outcome is Outcome.WITHHELD
     assert decision.reason.startswith(f"base/1 is INVALID ({STALLED}) and may still be repeated, 0 of 1 repetitions")
@@ -42,7 +42,7 @@ def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(place: Wo
     assert judgement.blocks_of(decision) == " (2 of 3 blocks)"
     # Repeated, and valid this time: every frozen run has its end.
     place.run_confirmatory(frozen, resume=True, retry_invalid=True)
-    judgement = judge(place.sealed)
+    judgement = decide(place.sealed)
     assert only(judgement).outcome is Outcome.PASS
     assert judgement.blocks_of(only(judgement)) == " (3 of 3 blocks)"
     assert any(line.startswith("repeated base/1, valid now; was INVALID: ") for line in judgement.account_lines)
@@ -69,7 +69,7 @@ def test_the_decision_stands_on_fewer_blocks_once_the_repetitions_are_used_up(pl
 def test_runs_without_any_repetition_are_decided_at_once_and_say_on_how_many_blocks(place: Workplace) -> None:
     place.allow_retries(0)
     place.run_confirmatory(place.freeze().path, busy=["base/1"])
-    judgement = judge(place.sealed)
+    judgement = decide(place.sealed)
     assert only(judgement).outcome is Outcome.PASS
     assert judgement.blocks_of(only(judgement)) == " (2 of 3 blocks)"
     assert "no repetition of an INVALID run allowed" in judgement.account_lines[0]
@@ -129,10 +129,10 @@ def test_runs_with_repetitions_left_are_repeated_beside_those_without(place: Wor
 
     # base/1 is INVALID again, and the person ends the experiment before more/2.
     place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True, stop=stop, on_progress=interrupt)
-    assert "more/2 is INVALID" in only(judge(place.sealed)).reason
+    assert "more/2 is INVALID" in only(decide(place.sealed)).reason
     place.run_confirmatory(frozen, resume=True, retry_invalid=True)
     assert [run.label for run in place.sealed if not run.is_valid] == ["base/1"]
-    assert only(judge(place.sealed)).outcome is Outcome.PASS
+    assert only(decide(place.sealed)).outcome is Outcome.PASS
     with pytest.raises(SpecError, match="the 1 repetitions that this freeze allows are used up"):
         place.run_confirmatory(frozen, resume=True, retry_invalid=True)
 
@@ -144,8 +144,8 @@ def test_a_decided_sequence_waits_for_its_invalid_run_too(place: Workplace) -> N
     frozen = place.freeze().path
     runs = place.run_confirmatory(frozen, busy=["base/0"], until_decided=True)
     assert len(runs) < 8
-    assert judge(place.sealed).decisions[-1].outcome is Outcome.WITHHELD
+    assert decide(place.sealed).decisions[-1].outcome is Outcome.WITHHELD
     again = place.run_confirmatory(frozen, resume=True, retry_invalid=True, until_decided=True)
     assert all(run.is_valid for run in again)
     assert len(again) == len(runs), "no block more than the rule asks for"
-    assert judge(place.sealed).decisions[-1].outcome is Outcome.PASS
+    assert decide(place.sealed).decisions[-1].outcome is Outcome.PASS

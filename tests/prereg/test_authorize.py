@@ -14,7 +14,7 @@ from harness.analysis.figures import run_figures
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.judge.decisions.decide import Outcome
-from harness.prereg import Preregistration, authorize, check_sealed_runs, judge
+from harness.prereg import Preregistration, authorize, check_sealed_runs, decide
 from harness.prereg.frozen import parse_preregistration
 from harness.records import Manifest, RunStore, layout
 from harness.runner import StopFlag, run_experiment
@@ -271,7 +271,7 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorizati
     )
     assert stopped.was_interrupted
     assert len(stopped.runs) == 1
-    [early] = judge(stopped.runs).decisions
+    [early] = decide(stopped.runs).decisions
     assert early.outcome is Outcome.WITHHELD
     preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
     done = run_experiment(experiment, runs_root=place.runs, authorization=authorization, resume=True)
@@ -359,26 +359,26 @@ def test_a_failed_rule_has_its_own_exit_code(place: Workplace) -> None:
 
 def test_a_notebook_judges_as_the_command_line_does(measured: Workplace) -> None:
     runs = measured.sealed
-    judgement = judge(runs).require_passed()
+    judgement = decide(runs).require_passed()
     assert judgement.is_confirmatory
     assert [decision.outcome.value for decision in judgement.decisions] == ["PASS"]
     failed = replace(judgement.decisions[0], outcome=Outcome.FAIL)
     with pytest.raises(RuleFailedError, match="1 of 1 decisions are FAIL, first mine on more"):
         replace(judgement, decisions=(failed,)).require_passed()
     with pytest.raises(SpecError, match="criterion 'direction' was not frozen"):
-        judge(runs, ["direction"])
+        decide(runs, ["direction"])
     with pytest.raises(SpecError, match="no sealed runs"):
-        judge([])
+        decide([])
 
 
 def test_nothing_is_decided_before_every_frozen_run_is_sealed(place: Workplace) -> None:
     place.rule_file.write_text(RULE.format(max_error=0.03).replace("min_replicates = 3", "min_replicates = 2"))
     place.commit_all()
     runs = place.run_confirmatory(place.freeze().path)
-    assert [one.outcome for one in judge(runs).decisions] == [Outcome.PASS]
+    assert [one.outcome for one in decide(runs).decisions] == [Outcome.PASS]
     # Two whole replicates satisfy the rule, but three were frozen.
     two = [run for run in runs if run.replicate < 2]
-    [decision] = judge(two).decisions
+    [decision] = decide(two).decisions
     assert decision.outcome is Outcome.WITHHELD
     assert decision.reason.startswith("4 of 6 frozen runs are sealed; so far PASS: ")
 
@@ -419,9 +419,9 @@ def test_a_frozen_stopping_rule_ends_the_runs_and_the_decision_stands_without_th
     )
     assert outcome.is_decided
     assert len(outcome.runs) < 8
-    stopped = judge(outcome.runs).decisions[-1]
+    stopped = decide(outcome.runs).decisions[-1]
     assert (stopped.rule, stopped.outcome) == ("stop", Outcome.PASS)
-    undecided = judge(outcome.runs[:2] + outcome.runs[-1:]).decisions[-1]
+    undecided = decide(outcome.runs[:2] + outcome.runs[-1:]).decisions[-1]
     assert undecided.outcome is Outcome.WITHHELD
     assert "3 of 8 frozen runs are sealed" in undecided.reason
 

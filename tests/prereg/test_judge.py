@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.prereg import judge
+from harness.prereg import decide
 from harness.runner import run_experiment
 from harness.spec.rules import load_rule
 from tests.support.experiments import small_experiment
@@ -25,10 +25,10 @@ def test_without_rules_those_that_apply_to_the_runs_are_named(tmp_path: Path) ->
     offered: list[list[str]] = []
     for runs in (of_waits, of_sizes):
         with pytest.raises(SpecError, match="the experiment names no rules") as refused:
-            judge(runs)
+            decide(runs)
         offered.append(str(refused.value.hint).removeprefix("Name one with --rule: ").split(", "))
         for name in offered[-1]:
-            assert judge(runs, [name]).decisions, load_rule(name)
+            assert decide(runs, [name]).decisions, load_rule(name)
     assert "direction" in offered[0]
     assert "direction" not in offered[1], "it is about waits"
     assert "superiority" in offered[1]

@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.judge.decisions.decide import Outcome
-from harness.prereg import Preregistration, authorize, judge
+from harness.prereg import Preregistration, authorize, decide
 from harness.records import Manifest, RunStore, SealedRun, layout
 from harness.records.disk import file_entry
 from harness.runner import StopFlag, run_experiment
@@ -23,7 +23,7 @@ from tests.support.workplace import Workplace
 def verdict(place: Workplace, runs_root: Path | None = None) -> str:
     """What the decision says: PASS, WITHHELD with its reason, or the one line that refuses the records."""
     try:
-        (decision,) = judge(RunStore(runs_root or place.runs).sealed("small")).decisions
+        (decision,) = decide(RunStore(runs_root or place.runs).sealed("small")).decisions
     except HarnessError as error:
         return str(error)
     return (
@@ -244,7 +244,7 @@ def _interrupted_and_resumed(place: Workplace, frozen: Path) -> tuple[SealedRun,
 def test_an_honest_experiment_passes_interrupted_resumed_and_moved(place: Workplace, tmp_path: Path) -> None:
     runs = _interrupted_and_resumed(place, place.freeze().path)
     assert len(runs) == 6
-    judgement = judge(runs).require_passed()
+    judgement = decide(runs).require_passed()
     assert verdict(place) == "PASS"
     assert [told.split(" at ")[0] for told in judgement.aborts] == ["base/0"]
     assert "ended without an entry" in judgement.aborts[0]
@@ -253,7 +253,7 @@ def test_an_honest_experiment_passes_interrupted_resumed_and_moved(place: Workpl
     Workplace(tmp_path / "clone").git("fetch", "-q", "origin", "refs/harness/*:refs/harness/*")
     moved = tmp_path / "moved"
     place.runs.rename(moved)
-    judgement = judge(RunStore(moved).sealed("small"), repository=tmp_path / "clone")
+    judgement = decide(RunStore(moved).sealed("small"), repository=tmp_path / "clone")
     assert [one.outcome for one in judgement.decisions] == [Outcome.PASS]
 
 

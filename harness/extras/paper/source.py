@@ -21,7 +21,7 @@ from harness.engine import EngineConfig
 from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
 from harness.judge.decisions.verdicts import ExperimentRuns
-from harness.prereg import check_sealed_runs, judge, predict_runs, predictions_for
+from harness.prereg import check_sealed_runs, decide, predict_runs, predictions_for
 from harness.records import RunStore, SealedRun
 from harness.sim.kernel.arrays import with_column
 from harness.sim.plans import plan_arrays
@@ -97,7 +97,7 @@ class Source:
         """What `harness decide` says by one rule: the frozen one where the runs are confirmatory."""
         if (experiment, rule) not in self._decisions:
             names = () if self.is_confirmatory(experiment) else (rule,)
-            judged = judge(self._sealed[experiment], names, by="paper").decisions
+            judged = decide(self._sealed[experiment], names, by="paper").decisions
             self._decisions[experiment, rule] = [decision for decision in judged if decision.rule == rule]
         return self._decisions[experiment, rule]
 

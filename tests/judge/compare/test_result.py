@@ -16,7 +16,7 @@ from harness.judge.compare.answer import interval_in_words, main_answers
 from harness.judge.compare.result import Family, result_of
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import Outcome
-from harness.prereg import judge
+from harness.prereg import decide
 from harness.report.answers import answers
 from harness.report.terminal import conditions_table
 from harness.runner import run_experiment
@@ -70,7 +70,7 @@ def test_one_plan_repeated_says_nothing_of_other_plans_in_any_view(tmp_path: Pat
     rows = compare_all(pairs_of(sides)).records()
     assert {row["verdict"] for row in rows if not str(row["verdict"]).startswith("too few")} == {"one plan, repeated"}
     assert all(row["low"] is None and row["p"] is None for row in rows)
-    (decision,) = judge(runs).decisions
+    (decision,) = decide(runs).decisions
     assert (decision.outcome, decision.reason) == (Outcome.WITHHELD, words)
 
 
@@ -90,6 +90,6 @@ def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_pat
     compared = compare_all(pairs_of(sides)).records()[0]
     ends = (answer.interval.low, answer.interval.high)
     assert (row["ratio_a_low"], row["ratio_a_high"]) == ends == (compared["low"], compared["high"])
-    decided = next(one for one in judge(runs).decisions if one.rule != "stop")
+    decided = next(one for one in decide(runs).decisions if one.rule != "stop")
     assert (decided.intervals["ratio"].low, decided.intervals["ratio"].high) == ends
     assert interval_in_words(answer.interval) in answers(summary, str)[0].text
