@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
     from harness.experiment import build_plan
-    from harness.judge import ExperimentSummary, summarise
     from harness.judge.catalogue import analyse
+    from harness.judge.summary import ExperimentSummary, summarise
     from harness.plan import Plan, WaitDistribution, load_waits
     from harness.prereg import Judgement, decide
     from harness.records import RunStore, SealedRun
@@ -40,7 +40,7 @@ _NAMES = {
     "harness.engine": ("CostModel", "load_cost_model"),
     "harness.errors": ("HarnessError", "RuleFailedError", "RunInvalidError", "SpecError"),
     "harness.experiment": ("build_plan",),
-    "harness.judge": ("ExperimentSummary", "summarise"),
+    "harness.judge.summary": ("ExperimentSummary", "summarise"),
     "harness.judge.catalogue": ("analyse",),
     "harness.plan": ("Plan", "WaitDistribution", "load_waits"),
     "harness.prereg": ("Judgement", "decide"),

@@ -15,14 +15,12 @@ from harness.clock import NS_PER_S
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
-from harness.kinds import kind_named
 from harness.plan import Plan, check_fits
 from harness.plan.build import derive_seed, draw_plan, requested_keys
-from harness.records import RunKey, SealedRun
+from harness.run_key import RunKey
 from harness.spec import (
     ConditionSpec,
     ExperimentSpec,
-    FleetSpec,
     OrderName,
     Place,
     RequestSpec,
@@ -300,32 +298,3 @@ class _Plans:
                 else self.plan(workload, block, "as-drawn").with_treatment(treatment)
             )
         return self._made[key]
-
-
-def _of_fleet(fleet: FleetSpec, condition: ConditionSpec) -> tuple[object, ...]:
-    """The parts of a fleet's specification that affect its runs."""
-    return fleet.places, fleet.emulated, fleet.lockstep, condition.neighbours
-
-
-def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """Names of the inputs that a sealed run has otherwise than ``spec`` asks for now, without its plan."""
-    expected: dict[str, object] = {
-        "server": spec.server_of(condition).model_dump(mode="json"),
-        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
-        "backend": spec.backend,
-        "client": spec.client.model_dump(mode="json"),
-        "request": spec.workload_of(condition).request.model_dump(mode="json"),
-        "order": spec.order,
-        "fleet": None if spec.fleet is None else _of_fleet(spec.fleet, condition),
-    }
-    sealed: dict[str, object] = {
-        # As requested, also with rules = "auto"; keys added since then have their defaults.
-        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
-        "time_scale": run.manifest.time_scale,
-        "backend": run.manifest.backend,
-        "client": run.client.model_dump(mode="json"),
-        "request": run.workload.request.model_dump(mode="json"),
-        "order": run.spec.order,
-        "fleet": None if run.fleet_spec is None else _of_fleet(run.fleet_spec, run.condition_spec),
-    }
-    return sorted(name for name in expected if expected[name] != sealed[name])

@@ -14,7 +14,7 @@ from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.serving import latencies
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.spec import ServerSpec

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.advise.next_step import NextStep
-    from harness.judge import ExperimentSummary
+    from harness.judge.summary import ExperimentSummary
     from harness.records import SealedRun
     from harness.report.view import Results
 
@@ -74,7 +74,7 @@ def table(
 
     Example: `harness table demo --runs runs/today --serving`
     """
-    from harness.judge import summarise
+    from harness.judge.summary import summarise
     from harness.report import on_terminal
 
     if serving + reuse_by_wait + predicted > 1:
@@ -108,7 +108,7 @@ class Figures(Enum):
 
 def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Figures = Figures.conditions) -> str:
     """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
-    from harness.judge import summarise
+    from harness.judge.summary import summarise
     from harness.report.terminal import for_documents
 
     summary = summarise(sealed)
@@ -176,7 +176,7 @@ def conclude(
     by: the command, for the ledger of frozen runs. source: the file of the experiment, for the next command.
     """
     from harness.analysis.cost.speeds import drift
-    from harness.judge import summarise
+    from harness.judge.summary import summarise
     from harness.report import on_terminal, summary_tables, write_report
 
     summary = summarise(sealed)

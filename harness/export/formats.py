@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from harness.errors import SpecError
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.outputs import write_atomic
 from harness.plugins import Registry
 from harness.records import SealedRun, origin_of

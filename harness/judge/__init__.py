@@ -2,5 +2,3 @@
 
 Reads records and figures alone: no server, no socket, no clock.
 """
-
-from harness.judge.summary import ConditionFigures, ExperimentSummary, summarise

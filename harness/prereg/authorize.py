@@ -11,13 +11,14 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
-from harness.experiment import PlannedRuns, changed_inputs, resolve
+from harness.experiment import PlannedRuns, resolve
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
 from harness.prereg.frozen import Preregistration, RunAuthorization, parse_preregistration, read_frozen
 from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
+from harness.records.inputs import changed_inputs
 from harness.server.provenance import source_sha256
 from harness.stack.rbln.rules.kv_rules import AUTO, rule_set, rules_for_version
 

@@ -16,7 +16,6 @@ from harness.records.manifest import (
     ServerRecord,
 )
 from harness.records.run import (
-    RunKey,
     SealedRun,
     by_condition,
     declared_by,
@@ -27,3 +26,4 @@ from harness.records.run import (
 )
 from harness.records.store import RunStore
 from harness.records.writer import RawFile, RunWriter, earlier_tries, keep_for_retry
+from harness.run_key import RunKey

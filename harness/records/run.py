@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,7 @@ from harness.kinds import BackendKind, origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.manifest import ClientAudit, LaunchReport, Manifest
+from harness.run_key import RunKey
 from harness.stack.rbln.rules.kv_rules import AUTO
 
 if TYPE_CHECKING:
@@ -35,14 +36,6 @@ _REBUILD = "`harness records derive` rebuilds derived tables"
 
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound=BaseModel)
-
-
-class RunKey(NamedTuple):
-    """The name of a run: experiment, condition, replicate."""
-
-    experiment: str
-    condition: str
-    replicate: int
 
 
 @dataclass(frozen=True, repr=False)

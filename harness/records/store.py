@@ -21,8 +21,9 @@ from harness.records import layout
 from harness.records.archive import runs_folder
 from harness.records.disk import disk_errors, sync_tree
 from harness.records.manifest import load_manifest
-from harness.records.run import RunKey, SealedRun, damaged
+from harness.records.run import SealedRun, damaged
 from harness.records.writer import set_aside
+from harness.run_key import RunKey
 
 if TYPE_CHECKING:
     import duckdb

@@ -26,7 +26,7 @@ from harness.analysis.serving import HOW_SURE, METRICS
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.html import content_security_policy, style
-from harness.judge import ExperimentSummary
+from harness.judge.summary import ExperimentSummary
 from harness.kinds import kind_of_run
 from harness.outputs import check_output, escape_bidi, write_atomic
 from harness.processes import parallel_map

@@ -18,9 +18,9 @@ from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.cost.speeds import Speeds
 from harness.analysis.reuse_by_wait import EDGES_S, ReuseByWait, Share, WaitBin
 from harness.clock import NS_PER_S
-from harness.judge import ConditionFigures, ExperimentSummary
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus
+from harness.judge.summary import ConditionFigures, ExperimentSummary
 from harness.report.answers import Channel
 from harness.report.svg import (
     GRID,

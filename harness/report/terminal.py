@@ -14,11 +14,10 @@ from harness.analysis.reuse_by_wait import HOW_REUSED, Share
 from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.clock import NS_PER_S
-from harness.judge import ExperimentSummary
 from harness.judge.compare.answer import main_answers
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import SequentialStatus
-from harness.judge.summary import ConditionFigures
+from harness.judge.summary import ConditionFigures, ExperimentSummary
 from harness.outputs import escape_bidi
 from harness.report.answers import (
     DASH,

@@ -19,10 +19,10 @@ from harness.analysis.cost.speeds import Drift, drift, places_table
 from harness.analysis.figures import figure_at
 from harness.clock import utc_now
 from harness.errors import SpecError
-from harness.judge import ConditionFigures, ExperimentSummary, summarise
 from harness.judge.catalogue import AnalysisResult
 from harness.judge.decisions.decide import Decision
 from harness.judge.planning.stopping import SequentialStatus
+from harness.judge.summary import ConditionFigures, ExperimentSummary, summarise
 from harness.records import Finding, RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, counted_words
 from harness.report.facts import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.errors import RecordsError, RunInvalidError, ServerError, SpecError
-from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
+from harness.experiment import PlannedRun, PlannedRuns, resolve
 from harness.judge.catalogue import analysis_named
 from harness.kinds import kind_named
 from harness.outputs import check_runs_folder
@@ -22,6 +22,7 @@ from harness.plugins import service
 from harness.prereg import RunAuthorization
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
+from harness.records.inputs import changed_inputs
 from harness.records.schema import ABORTED
 from harness.redact import redacted_text
 from harness.runner.backends import backend_named

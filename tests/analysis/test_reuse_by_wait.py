@@ -17,7 +17,7 @@ from harness.analysis.figures import ReuseFigures, RunFigures, run_figures
 from harness.analysis.reuse import Rearrival, rearrivals
 from harness.analysis.reuse_by_wait import EDGES_S, Share, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.stats import Interval, NoInterval, share_interval
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.analysis_tables import request_row, requests_table

@@ -11,7 +11,7 @@ import pytest
 from harness.analysis.serving import Latencies, latencies, percentiles_of
 from harness.analysis.stats import NoInterval
 from harness.errors import SpecError
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate

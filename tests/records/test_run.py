@@ -11,8 +11,8 @@ import pytest
 from harness.analysis import run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.errors import PlanError, RecordsError, in_one_line
-from harness.judge import summarise
 from harness.judge.catalogue import analyse
+from harness.judge.summary import summarise
 from harness.prereg import predict_runs
 from harness.records import RunStore, SealedRun, by_condition, layout
 from harness.records.disk import file_entry

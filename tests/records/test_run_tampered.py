@@ -13,7 +13,7 @@ import pytest
 
 from harness.analysis.logs.derive import rebuild
 from harness.errors import RecordsError
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.records import Finding, RunStore, SealedRun, layout
 from harness.records.disk import file_entry
 from harness.runner import run_experiment

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.judge import summarise
 from harness.judge.catalogue import AnalysisResult
 from harness.judge.decisions.decide import Decision, Outcome
+from harness.judge.summary import summarise
 from harness.records import Finding, SealedRun
 from harness.report import write_report
 from harness.report.page import render_page

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.engine import CostModel
 from harness.engine.cost import FS_PER_MS, to_fs
-from harness.judge import ExperimentSummary, summarise
+from harness.judge.summary import ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, on_terminal
 from harness.report.answers import answers

@@ -11,7 +11,7 @@ import pytest
 from harness.analysis import run_figures
 from harness.analysis.figures import lateness
 from harness.errors import RecordsError, SpecError
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.plan import read_plan
 from harness.records import RunStore, layout
 from harness.report import write_report

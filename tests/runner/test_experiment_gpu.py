@@ -19,7 +19,7 @@ from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.experiment import resolve
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.prereg.predict import predict_experiment
 from harness.records import SealedRun
 from harness.runner import run_experiment

@@ -28,7 +28,6 @@ from harness.engine.cost import load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.outputs import write_atomic
 from harness.processes import distributed, parallel_map
-from harness.records.disk import disk_errors, write_parquet
 from harness.sim.search.evaluate import LEDGER_SCHEMA, Evaluator
 from harness.sim.search.result import Halving, Judged, SearchResult, spearman
 from harness.sim.search.space import SpaceSpec
@@ -82,8 +81,11 @@ def compute_chunk(space_json: str, chunk: Chunk) -> bytes:
     """A chunk's rows, in the order of its indices, as the bytes of a Parquet file. Runs on the workers of a cluster."""
     evaluator = evaluator_of(space_json)
     rows = evaluator.rows(chunk.indices, chunk.rung.number, evaluator.groups_of(chunk.rung.plans))
+    return _parquet(pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA))
+
+
+def _parquet(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    table = pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA)
     pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
 
@@ -210,7 +212,7 @@ class Search:
             if not rung.is_last:
                 indices = sorted(judged[-1].ranked()[: rung.keep])
         ledger = self._merged(passed)
-        write_parquet(ledger, self._folder / "ledger.parquet")
+        write_atomic(self._folder / "ledger.parquet", [_parquet(ledger)], what="the ledger")
         if judged[-1].rows.num_rows == 0:
             raise SpecError(
                 "no candidate meets the constraints",
@@ -242,10 +244,8 @@ class Search:
                     hint="Give another folder",
                 )
             return kept["schedule"]
-        with disk_errors(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            schedule = self._scheduled(budget_s)
-            write_atomic(path, [json.dumps({**identity, "schedule": schedule}, indent=1).encode()], what="the ledger")
+        schedule = self._scheduled(budget_s)
+        write_atomic(path, [json.dumps({**identity, "schedule": schedule}, indent=1).encode()], what="the ledger")
         return schedule
 
     def _scheduled(self, budget_s: float | None) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 
 from harness.analysis.cost.devices import BlockRatio, device_effect
 from harness.analysis.stats import f_tail, of_blocks, t_quantile, t_tail
-from harness.judge import summarise
 from harness.judge.compare.across import Side, compare_all
+from harness.judge.summary import summarise
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

@@ -15,7 +15,7 @@ from harness.analysis.logs.derive import derive_tables
 from harness.analysis.validity.scrapes import CACHED_COUNTER
 from harness.analysis.validity.stalls import check_freezes
 from harness.engine import CostModel, load_cost_model
-from harness.judge import summarise
+from harness.judge.summary import summarise
 from harness.records import ClockRecord, Finding, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
 

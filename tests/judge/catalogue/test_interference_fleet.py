@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge import summarise
 from harness.judge.catalogue.interference import duet_table, neighbours_table
 from harness.judge.decisions.verdicts import ExperimentRuns, decide_experiment
+from harness.judge.summary import summarise
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec.rules import load_rule

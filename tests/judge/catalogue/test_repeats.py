@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.judge import summarise
 from harness.judge.catalogue import costs, repeats
 from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.judge.summary import summarise
 from harness.prereg import predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment

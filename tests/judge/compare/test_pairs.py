@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.judge import ExperimentSummary, summarise
 from harness.judge.catalogue.costs import cost_table
 from harness.judge.catalogue.reuse import prefill_kinds_table
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.judge.summary import ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report.page import render_page
 from harness.report.terminal import answer_lines, summary_tables

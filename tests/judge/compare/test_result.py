@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.stats import of_blocks
-from harness.judge import summarise
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import interval_in_words, main_answers
 from harness.judge.compare.result import Family, result_of
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import Outcome
+from harness.judge.summary import summarise
 from harness.prereg import decide
 from harness.report.answers import answers
 from harness.report.terminal import conditions_table

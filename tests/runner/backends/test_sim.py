@@ -10,8 +10,8 @@ import pytest
 from harness.analysis import run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.errors import RunInvalidError, SpecError
-from harness.judge import summarise
 from harness.judge.interference import measured_waiting_session_ns
+from harness.judge.summary import summarise
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
 from harness.report.facts import gather_facts
