@@ -15,6 +15,7 @@ from harness.clock import NS_PER_S
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
+from harness.kinds import kind_named
 from harness.plan import Plan, check_fits
 from harness.plan.build import derive_seed, draw_plan, requested_keys
 from harness.run_key import RunKey
@@ -54,6 +55,26 @@ def order_of_block(order: OrderName, num_conditions: int, block: int) -> list[in
         is_second_square = num_conditions % 2 == 1 and (block // num_conditions) % 2 == 1
         return row[::-1] if is_second_square else row
     return _rotated(list(range(num_conditions)), block)
+
+
+def unbalanced_order(spec: ExperimentSpec) -> str:
+    """Which condition of a server that is not restarted runs earlier than another, on average; "" for none.
+
+    What such a server keeps, and how it drifts, is then in the difference of the two.
+    """
+    if kind_named(spec.backend).is_restarted:
+        return ""
+    orders = [order_of_block(spec.order, len(spec.condition), block) for block in range(spec.replicates)]
+    by_server: dict[str, list[int]] = {}
+    for place, condition in enumerate(spec.condition):
+        by_server.setdefault(spec.server_of(condition).url, []).append(place)
+    for places in by_server.values():
+        positions = {place: sum(order.index(place) for order in orders) / len(orders) for place in places}
+        first, last = min(places, key=positions.__getitem__), max(places, key=positions.__getitem__)
+        if positions[first] < positions[last]:
+            names = spec.condition[first].name, spec.condition[last].name
+            return f"{names[0]} ran earlier than {names[1]} on average, in {spec.replicates} replicates of one server"
+    return ""
 
 
 def _rotated(places: list[int], by: int) -> list[int]:

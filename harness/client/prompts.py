@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PlanError
-from harness.plan import TokenStreams
+from harness.plan import PromptIds, TokenStreams
+from harness.plan.tokens import AS_PLANNED
 
 if TYPE_CHECKING:
     from harness.client.answer import Answer
@@ -35,9 +36,9 @@ class TextPiece(NamedTuple):
 class TokenIdPrompts:
     """Each stream is a list of pieces; a prompt is one join of them. ``session``, ``request``: plan indices."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, ids: PromptIds = AS_PLANNED) -> None:
         self._plan = plan
-        self._streams = TokenStreams(plan)
+        self._streams = TokenStreams(plan, ids=ids)
         self._pieces: list[list[TextPiece]] = [[] for _ in plan.sessions]
         self._fresh: dict[tuple[int, int], TextPiece] = {}
         self._num_prompted = array("i", [0]) * len(plan.sessions)
@@ -98,8 +99,8 @@ class TokenIdPrompts:
 class TextPrompts:
     """As ``TokenIdPrompts``, in words or chat messages; ``TokenStreams`` says how a stream is cut and continued."""
 
-    def __init__(self, plan: Plan, text_sizes: TextSizes) -> None:
-        streams = TokenStreams(plan, text_sizes)
+    def __init__(self, plan: Plan, text_sizes: TextSizes, ids: PromptIds = AS_PLANNED) -> None:
+        streams = TokenStreams(plan, text_sizes, ids)
         self._prompt = streams.chat_messages if plan.prompt_form == "chat" else streams.text_prompt
         self._generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
 
@@ -123,9 +124,9 @@ class TextPrompts:
         self._generated[session] = []
 
 
-def prompts_of(plan: Plan, text_sizes: TextSizes) -> TokenIdPrompts | TextPrompts:
-    """The prompts of a plan in the form it asks for. text_sizes: of the server they are for."""
-    return TokenIdPrompts(plan) if plan.prompt_form == "token-ids" else TextPrompts(plan, text_sizes)
+def prompts_of(plan: Plan, text_sizes: TextSizes, ids: PromptIds = AS_PLANNED) -> TokenIdPrompts | TextPrompts:
+    """The prompts of a plan in the form it asks for. text_sizes: of the server they are for. ids: of one run."""
+    return TokenIdPrompts(plan, ids) if plan.prompt_form == "token-ids" else TextPrompts(plan, text_sizes, ids)
 
 
 def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:

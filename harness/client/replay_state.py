@@ -95,7 +95,7 @@ class ReplayState:
         self.finished_events: list[ReplayEvent] = []
         self._beat_ns = 0
         self._pauses: list[tuple[int, int]] = []
-        self._prompts = prompts_of(plan, target.text_sizes)
+        self._prompts = prompts_of(plan, target.text_sizes, target.prompt_ids)
         self._wait_after_ns = [request.wait_after_ns for request in plan.requests]
         self._generate_tokens = [request.generate_tokens for request in plan.requests]
         self._prompt_tokens = [request.prompt_tokens for request in plan.requests]

@@ -19,6 +19,7 @@ from harness.client.replay_state import ReplayEvent, ReplayState
 from harness.client.target import ReplayResult, Target
 from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.errors import SpecError
+from harness.plan.tokens import AS_PLANNED
 
 if TYPE_CHECKING:
     from harness.plan import Plan
@@ -93,6 +94,7 @@ def replay_here(
         "client": target.options.name,
         "stream": state.stream,
         **({} if state.needs_token_ids else {"text_sizes": target.text_sizes.to_json()}),
+        **({"prompt_ids": target.prompt_ids.to_json()} if target.prompt_ids != AS_PLANNED else {}),
         **facts,
         "num_spilled_chunks": state.chunks.num_spilled,
         "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),

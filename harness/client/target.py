@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from harness.clock import ScaledClock
 from harness.errors import SpecError
+from harness.plan.tokens import AS_PLANNED, PromptIds
 from harness.plan.words import TextSizes
 from harness.records.schema import RowStream
 from harness.redact import redacted_text
@@ -101,7 +102,8 @@ class Target:
 
     request_timeout_ns: clock ns that one request may take. is_strict: an answer that differs from vLLM's is a problem,
     also where no figure depends on it. request: what each request carries besides its prompt. text_sizes: of the words
-    of text and chat prompts. records: folder for rows that wait on disk; None: the system's folder for temporary files.
+    of text and chat prompts. prompt_ids: of this run, where its prompts are not those of the plan. records: folder for
+    rows that wait on disk; None: the system's folder for temporary files.
     """
 
     endpoint: Endpoint
@@ -113,3 +115,4 @@ class Target:
     is_strict: bool = True
     request: RequestSpec = field(default_factory=RequestSpec)
     text_sizes: TextSizes = field(default_factory=TextSizes)
+    prompt_ids: PromptIds = AS_PLANNED

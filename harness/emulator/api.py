@@ -76,6 +76,9 @@ class Api:
         add("GET", "/version", self._version)
         add("GET", "/load", self._load)
         add("GET", "/metrics", self._metrics_page)
+        add("GET", "/openapi.json", self._schema)
+        if self._config.dev_mode and self._config.server.is_paged:
+            add("POST", "/reset_prefix_cache", self._reset_prefix_cache)
         return app
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -201,6 +204,15 @@ class Api:
 
     async def _load(self, _http: web.Request) -> web.Response:
         return json_answer({"server_load": self._num_open})
+
+    async def _schema(self, _http: web.Request) -> web.Response:
+        """The fields of its requests, as FastAPI describes those of vLLM."""
+        schemas = {kind.__name__: kind.model_json_schema() for kind in (CompletionRequest, ChatRequest)}
+        return json_answer({"openapi": "3.1.0", "components": {"schemas": schemas}})
+
+    async def _reset_prefix_cache(self, _http: web.Request) -> web.Response:
+        self._driver.core.reset_prefix_cache()
+        return web.Response()
 
     async def _metrics_page(self, _http: web.Request) -> web.Response:
         # Rendering takes milliseconds: on this thread it would hold up a step.

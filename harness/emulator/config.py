@@ -68,6 +68,9 @@ class EmulatorConfig(Spec):
     )
     log_requests: bool = Field(default=False, description="log received and added requests")
     bucket_log: bool = Field(default=True, description="log [BUCKET] lines, as a patched vllm-rbln does")
+    dev_mode: bool = Field(
+        default=False, description="offer POST /reset_prefix_cache, as VLLM_SERVER_DEV_MODE=1 does (rules vllm-paged)"
+    )
     enable_prompt_tokens_details: bool = Field(default=True, description="show reused tokens in the usage of answers")
     shutdown_timeout_s: int = Field(default=0, ge=0, description="seconds to drain after SIGTERM; 0: abort")
     trace_path: str | None = Field(default=None, description="file for a JSON line per engine step")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from harness.emulator.model import ContextHash, FinishReason, TokenArray, draw_answer
 from harness.engine import DECODE, Admission, EngineConfig, KvEvent, Scheduler, Step
-from harness.engine.paged import AnyScheduler
+from harness.engine.paged import AnyScheduler, PagedScheduler
 from harness.plan import token_block_keys
 
 Int64Array = npt.NDArray[np.int64]
@@ -163,6 +163,13 @@ class EmulatorCore:
     def abort(self, handle: int, at_ns: int) -> None:
         """Drop a request as of ``at_ns``: before the tokens of the step that then runs, or before the next step."""
         self._aborts.append((at_ns, handle))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the content of all blocks; False, and nothing happens, while a request holds some.
+
+        Source: vLLM 0.30.0, v1/core/block_pool.py, reset_prefix_cache().
+        """
+        return isinstance(self.scheduler, PagedScheduler) and self.scheduler.pool.reset()
 
     @property
     def next_arrival_ns(self) -> int | None:

@@ -100,6 +100,14 @@ class BlockPool:
                 self._free[block] = None
                 self._free.move_to_end(block, last=False)
 
+    def reset(self) -> bool:
+        """Forget all keys; False, and nothing happens, while a block is held."""
+        if any(self._holders):
+            return False
+        self._keys = [None] * len(self._keys)
+        self._by_key.clear()
+        return True
+
     def _is_matchable(self, block: int) -> bool:
         return self._keeps_keys and self._keys[block] is not None
 

@@ -8,6 +8,6 @@ from harness.plan.build import check_fits, derive_seed, describe, draw_plan, dra
 from harness.plan.event_queue import UserTimelines, users_of
 from harness.plan.files import read_plan, save_plan, write_plan
 from harness.plan.model import Followers, Plan, RequestPlan, SessionPlan
-from harness.plan.tokens import TokenStreams
+from harness.plan.tokens import PromptIds, TokenStreams
 from harness.plan.waits import WaitDistribution, load_waits
 from harness.plan.words import TextSizes

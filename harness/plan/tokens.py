@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PlanError
-from harness.plan.model import Plan
+from harness.plan.model import Plan, TokenIdRange
 from harness.plan.words import WORDS, TextSizes
 
 TokenArray = NDArray[np.int32]
@@ -43,9 +43,32 @@ def _mix64_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def stream_key(plan: Plan) -> int:
-    """64-bit key of a plan's token streams, from (seed, replicate) alone: all treatments send the same tokens."""
-    return int.from_bytes(hashlib.sha256(f"{plan.seed}:r{plan.replicate}/tokens".encode()).digest()[:8], "big")
+class PromptIds(NamedTuple):
+    """How the prompts of one run differ from those of its plan; lengths and what sessions share stay the same.
+
+    seed: of this run alone, for a server whose cache outlives the run; None: the prompts of the plan.
+    token_id_range: [low, high), where the server's model knows fewer ids than the plan; None: the plan's.
+    """
+
+    seed: int | None = None
+    token_id_range: TokenIdRange | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values from which the same prompts can be made again; what is as in the plan is left out."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+AS_PLANNED = PromptIds()
+
+
+def stream_key(plan: Plan, seed: int | None = None) -> int:
+    """64-bit key of a plan's token streams, from (seed, replicate) alone: all treatments send the same tokens.
+
+    seed: of one run, see ``PromptIds``.
+    """
+    of_run = "" if seed is None else f"/run{seed}"
+    text = f"{plan.seed}:r{plan.replicate}/tokens{of_run}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 class Piece(NamedTuple):
@@ -81,14 +104,15 @@ class TokenStreams:
     """The prompts of one plan, request by request.
 
     Ids lie in ``plan.token_id_range``. The first ``shared_prefix_tokens`` ids of a stream that begins afresh are the
-    same in every session. text_sizes: of the server that texts and chats are for.
+    same in every session. text_sizes: of the server that texts and chats are for. ids: of one run, where they are not
+    those of the plan.
     """
 
-    def __init__(self, plan: Plan, text_sizes: TextSizes | None = None) -> None:
+    def __init__(self, plan: Plan, text_sizes: TextSizes | None = None, ids: PromptIds = AS_PLANNED) -> None:
         self._plan = plan
         self._text_sizes = text_sizes or TextSizes()
-        self._key = stream_key(plan)
-        low, high = plan.token_id_range
+        self._key = stream_key(plan, ids.seed)
+        low, high = ids.token_id_range or plan.token_id_range
         self._low, self._span = low, high - low
         self._most_requests = max(len(session.requests) for session in plan.sessions)
         named = max((name for session in plan.sessions for name in session.blocks), default=-1)

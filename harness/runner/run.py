@@ -27,7 +27,7 @@ from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, realtime_minus_monotonic_ns
 from harness.engine.config import changed_keys
 from harness.errors import HarnessError
-from harness.experiment import PlannedRun
+from harness.experiment import PlannedRun, unbalanced_order
 from harness.kinds import kind_named
 from harness.plan.model import canonical_lines
 from harness.prereg import RunAuthorization
@@ -43,12 +43,14 @@ from harness.records import (
     ServerRecord,
     layout,
 )
+from harness.records.manifest import warning
 from harness.records.schema import RowStream
 from harness.redact import redacted_arguments, redacted_text
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.server import provenance
 from harness.server.ask import Scraper
+from harness.server.clean_start import clean_start
 from harness.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
 from harness.server.process import ExitReport
 from harness.server.text_sizes import text_sizes_of
@@ -259,11 +261,13 @@ def _measure(
             request=spec.workload_of(run.condition).request,
         )
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
+        target, started = (target, {}) if launch.is_ours else clean_start(target)
         with (
             context.in_worker_slot() as neighbours,
             Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=lateness.so_far),
         ):
             result = replay(plan, target, on_event=lateness.add, stop=stop.now)
+        result.audit.update(started)
         timings["replay_start_ns"] = result.start_ns
         timings["replay_end_ns"] = clock.now_ns()
         if stop.now.is_set():
@@ -334,6 +338,10 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
         timings=measured.timings,
     )
     findings = [*launch.findings, *measured.changes, *device_findings(devices)]
+    if unbalanced := unbalanced_order(run.spec):
+        findings.append(
+            warning("order-unbalanced", unbalanced, "Give as many replicates as conditions, or twice as many")
+        )
     if measured.log_offsets:
         within_us = max(uncertainty for _, uncertainty in measured.log_offsets) / 1000
         findings.append(

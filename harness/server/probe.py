@@ -5,6 +5,7 @@ The request is sent by the client of the replay, so the check has the same needs
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,13 +13,15 @@ from harness.client.answer import TOLERATED
 from harness.client.single import replay_here
 from harness.client.target import Endpoint, Target
 from harness.clock import NS_PER_S, ScaledClock
-from harness.plan import draw_plan
+from harness.plan import PromptIds, draw_plan
 from harness.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.server.ask import HTTP_OK, Reply
+from harness.server.clean_start import SEED_BITS
 from harness.server.life import MODELS, VERSION, get_at, stated_version, unhealthy
 from harness.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
+MANY_IDS = 256
 NO_KEY = (401, 403)
 NOT_THIS_FORM = (400, 404, 405, 415, 422, 501)
 
@@ -38,6 +41,12 @@ class Needs:
     request_timeout_s: float = 60.0
     request: RequestSpec = field(default_factory=RequestSpec)
     longest_tokens: int = 0
+
+    @property
+    def highest_ids(self) -> TokenIdRange:
+        """The end of the range: a model that has these ids has all of them."""
+        low, high = self.token_id_range
+        return max(low, high - MANY_IDS), high
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,8 @@ def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, A
     """The row of a short request, how many of its tokens have an instant, and what was tolerated in the answer."""
     options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
     target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False, request=needs.request)
+    # Ids of its own: its blocks may stay in the server's cache.
+    target = replace(target, prompt_ids=PromptIds(secrets.randbits(SEED_BITS), needs.highest_ids))
     result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())

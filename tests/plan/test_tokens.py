@@ -14,6 +14,7 @@ from harness.experiment import build_plan
 from harness.plan import (
     BlockKeys,
     Plan,
+    PromptIds,
     RequestPlan,
     SessionPlan,
     TokenStreams,
@@ -250,3 +251,16 @@ def test_the_keys_of_one_plan_share_one_array_per_session() -> None:
     keys = BlockKeys(plan)
     assert np.shares_memory(keys.prompt(0, 0), keys.prompt(0, 19))
     assert not keys.prompt(0, 3).flags.writeable
+
+
+def test_a_run_of_its_own_has_other_ids_of_the_same_lengths_and_sharing() -> None:
+    plan = build_plan(WorkloadSpec(num_sessions=3, shared_prefix_tokens=128), 3, 1)
+    planned, own = TokenStreams(plan), TokenStreams(plan, ids=PromptIds(seed=7, token_id_range=(300, 2000)))
+    one, other = own.fresh_tokens(0, 0), own.fresh_tokens(1, 0)
+    assert len(one) == len(planned.fresh_tokens(0, 0))
+    assert one[:128].tolist() == other[:128].tolist()
+    assert one[128:200].tolist() != other[128:200].tolist()
+    assert one[:16].tolist() != planned.fresh_tokens(0, 0)[:16].tolist()
+    assert one.min() >= 300
+    assert one.max() < 2000
+    assert one.tolist() == TokenStreams(plan, ids=PromptIds(7, (300, 2000))).fresh_tokens(0, 0).tolist()

@@ -25,6 +25,7 @@ class PlainServer:
     tokenizer: whether a token is a word, up to five letters of it, or a byte. tokenizes: whether it knows /tokenize,
     with the text in text_key, and ids listed as TGI does; tokenized: its answer instead;
     num_tokenized: such requests.
+    cached_tokens: of every prompt, as usage has them; 0: not stated.
     model, version, metrics: as it states them. on_answer: called with the server before each completion."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
@@ -48,6 +49,7 @@ class PlainServer:
     metrics: str = METRICS
     on_answer: Callable[[PlainServer], object] | None = None
     max_model_len: int = 0
+    cached_tokens: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     url: str = ""
 
@@ -158,7 +160,9 @@ def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
             choice["token_ids"] = [1000 + token]
         events.append({"id": name, "choices": [choice]})
     events[-1]["choices"][0]["finish_reason"] = "length"
-    usage = {"prompt_tokens": len(_ids_of(server, body)), "completion_tokens": count}
+    usage: dict[str, Any] = {"prompt_tokens": len(_ids_of(server, body)), "completion_tokens": count}
+    if server.cached_tokens:
+        usage["prompt_tokens_details"] = {"cached_tokens": server.cached_tokens}
     events.append({"id": name, "choices": [], "usage": usage})
     if server.is_other:
         return [json.dumps({**event, "id": f"{name}-{place}", "error": None}) for place, event in enumerate(events)]

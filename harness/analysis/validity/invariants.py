@@ -18,6 +18,7 @@ from harness.analysis.cost.reconstruct import StepCost, channel_b, join_request_
 from harness.analysis.figures import lateness
 from harness.analysis.logs.engine_steps import check_step_log
 from harness.analysis.reuse import cached_tokens
+from harness.analysis.validity.clean_start import check_clean_start
 from harness.analysis.validity.logged import check_log_lines
 from harness.analysis.validity.plan_answers import (
     aborted_rows,
@@ -88,6 +89,7 @@ def check_run(
         *check_log_lines(manifest, requests, derived),
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
+        *check_clean_start(manifest, requests, plan),
         *_check_ids(requests, derived),
         *_check_lateness(manifest, requests, plan),
         *_check_residual(manifest, requests, derived, cost_model),

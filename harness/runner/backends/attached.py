@@ -32,11 +32,14 @@ from harness.stack.rbln.rules.kv_rules import PAGED
 from harness.stack.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"
+# Each of two conditions runs first as often as the other.
+EVEN_REPLICATES = 4
 ATTACHED = Finding(
     code="server-attached",
     severity="warning",
     evidence="the server was started by somebody else and not restarted for this run",
-    hint="What it held or did before is part of this run; compare only with runs that say the same",
+    hint="Its prompts are its own, so that nothing of them was cached; what else it held or did before is part of this "
+    "run. Compare only with runs that say the same",
 )
 
 
@@ -55,7 +58,8 @@ class AttachedBackend(ServerBackend):
     @property
     def first_experiment(self) -> FirstExperiment:
         address = ('url = "http://127.0.0.1:8000"', "the server that you started; harness init --for URL asks it")
-        return FirstExperiment(about=ABOUT, server=(address,), needs="harness doctor --url http://127.0.0.1:8000")
+        needs = "harness doctor --url http://127.0.0.1:8000"
+        return FirstExperiment(about=ABOUT, replicates=EVEN_REPLICATES, server=(address,), needs=needs)
 
     def readiness(self) -> Check:
         return Check(
