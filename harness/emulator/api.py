@@ -23,7 +23,7 @@ from harness.emulator import logs
 from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import Choices, EngineRequest, keyed_answer
 from harness.emulator.driver import RealTimeDriver
-from harness.emulator.model import ContextHash, StopConditions, plan_answer
+from harness.emulator.model import ContextHash, StopConditions, plan_answer, words_in
 from harness.emulator.protocol import (
     AnyRequest,
     ApiError,
@@ -89,7 +89,9 @@ class Api:
         body.model = self._config.model
         if self._faults.random() < self._config.fault.http_500_rate:
             raise server_error("Internal server error")
-        answer = self._answer_to(http, body, checked_prompts(body, self._config.server.slot_tokens))
+        answer = self._answer_to(
+            http, body, checked_prompts(body, self._config.server.slot_tokens, self._config.vocab_size)
+        )
         self._num_open += 1
         try:
             if body.stream:
@@ -133,7 +135,7 @@ class Api:
     def _choice(self, body: AnyRequest, prompt: list[int], max_tokens: int, place: int) -> Choice:
         tokens = np.asarray(prompt, dtype=np.int32)
         # Several sampled answers to a prompt differ; the first equals the answer to a request without ``n``.
-        context = ContextHash.of(tokens, self._config.seed + place)
+        context = ContextHash.of(tokens, self._config.seed + place, words_in(self._config.vocab_size))
         conditions = StopConditions(
             body.min_tokens,
             body.stop_token_ids or (),
@@ -192,7 +194,7 @@ class Api:
         is_chat = b'"messages"' in content
         body: AnyRequest = parse_request(ChatRequest if is_chat else CompletionRequest, content, kind)
         self._refuse_other_models(body)
-        (tokens, *_) = body.prompts()
+        (tokens, *_) = body.prompts(words_in(self._config.vocab_size))
         size = self._config.server.slot_tokens
         return json_answer({"count": len(tokens), "max_model_len": size, "tokens": tokens, "token_strs": None})
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
+from harness.emulator.model import VOCAB_SIZE
 from harness.errors import SpecError
 from harness.spec import ServerSpec, Spec, describe_validation_error
 from harness.spec.server import MOST_SEQS
@@ -62,6 +63,9 @@ class EmulatorConfig(Spec):
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
     model: str = Field(default="emulated-qwen3-4b", description="served model name")
+    vocab_size: int = Field(
+        default=VOCAB_SIZE, ge=512, le=VOCAB_SIZE, description="ids of the model; a prompt with a larger id is refused"
+    )
     log_format: LogFormat = Field(default="default", description="line format of the log: default or precise")
     log_level: Literal["DEBUG", "INFO"] = Field(
         default="DEBUG", description="DEBUG or INFO; DEBUG adds the [PFX] lines"

@@ -49,15 +49,20 @@ def word_text(token: int) -> str:
     return " " + letters
 
 
-def word_token(text: str) -> int | None:
+def words_in(vocab_size: int) -> int:
+    """The words of a vocabulary of so many ids."""
+    return min(NUM_WORDS, vocab_size - FIRST_WORD)
+
+
+def word_token(text: str, num_words: int = NUM_WORDS) -> int | None:
     """The token of a space and four letters; None when the vocabulary ends before it."""
     index = 0
     for letter in text[1:]:
         index = index * 26 + ord(letter) - ord("a")
-    return FIRST_WORD + index if index < NUM_WORDS else None
+    return FIRST_WORD + index if index < num_words else None
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str, num_words: int = NUM_WORDS) -> list[int]:
     """Token ids of ``text``: special tokens, words, and UTF-8 bytes for everything between them.
 
     ``encode(decode(ids)) == ids`` for every generated answer, so a client that sends the text back can reuse its KV.
@@ -67,7 +72,7 @@ def encode(text: str) -> list[int]:
     for match in PIECES.finditer(text):
         tokens.extend(text[position : match.start()].encode())
         position, piece = match.end(), match.group()
-        token = SPECIAL_TOKENS.get(piece) if piece[0] == "<" else word_token(piece)
+        token = SPECIAL_TOKENS.get(piece) if piece[0] == "<" else word_token(piece, num_words)
         tokens.extend(piece.encode() if token is None else (token,))
     tokens.extend(text[position:].encode())
     return tokens
@@ -111,12 +116,13 @@ _POWERS = _powers()
 
 
 class ContextHash(NamedTuple):
-    """A rolling hash of a token context, from which the next token is drawn."""
+    """A rolling hash of a token context, from which the next token is drawn. num_words: of the vocabulary."""
 
     state: int
+    num_words: int = NUM_WORDS
 
     @classmethod
-    def of(cls, prompt: TokenArray, seed: int) -> ContextHash:
+    def of(cls, prompt: TokenArray, seed: int, num_words: int = NUM_WORDS) -> ContextHash:
         """The hash of a whole prompt; ``seed`` is the server's, so two servers may disagree on purpose."""
         head, state = prompt, seed & _MASK
         for start in range(0, len(head), _POWERS_LENGTH - 1):
@@ -124,11 +130,11 @@ class ContextHash(NamedTuple):
             with np.errstate(over="ignore"):
                 sum_of_block = int(np.sum(block * _POWERS[: len(block)][::-1]))
             state = (state * int(_POWERS[len(block)]) + sum_of_block) & _MASK
-        return cls(state)
+        return cls(state, num_words)
 
     def after(self, token: int) -> ContextHash:
         """The hash of the context one token longer."""
-        return ContextHash((self.state * _MULTIPLIER + token + 1) & _MASK)
+        return ContextHash((self.state * _MULTIPLIER + token + 1) & _MASK, self.num_words)
 
     def draw(self) -> int:
         """64 well-mixed bits of this context (splitmix64's finaliser)."""
@@ -139,7 +145,7 @@ class ContextHash(NamedTuple):
 
     def next_token(self) -> int:
         """The greedy next token: always a word, never a special token."""
-        return FIRST_WORD + self.draw() % NUM_WORDS
+        return FIRST_WORD + self.draw() % self.num_words
 
     def wants_eos(self, rate: float) -> bool:
         """Whether the next token is EOS: with probability ``rate``, by this context alone."""

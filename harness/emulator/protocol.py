@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from harness.emulator.model import MOST_LOGPROBS, VOCAB_SIZE, WantedLogprobs, chat_prompt, encode
+from harness.emulator.model import (
+    MOST_LOGPROBS,
+    NUM_WORDS,
+    VOCAB_SIZE,
+    WantedLogprobs,
+    chat_prompt,
+    encode,
+    words_in,
+)
 from harness.stack.rbln.rules.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -162,16 +170,21 @@ class CompletionRequest(_GenerationRequest):
             return None
         return WantedLogprobs(self.logprobs, is_chat=False, as_ids=bool(self.return_tokens_as_token_ids))
 
-    def prompts(self) -> list[list[int]]:
+    @property
+    def has_ids(self) -> bool:
+        """Whether the client chose the token ids of some prompt."""
+        return isinstance(self.prompt, list) and not all(isinstance(part, str) for part in self.prompt)
+
+    def prompts(self, num_words: int = NUM_WORDS) -> list[list[int]]:
         """Token ids of every prompt in the request."""
         prompt = self.prompt
         if isinstance(prompt, str):
-            return [encode(prompt)]
+            return [encode(prompt, num_words)]
         if not prompt:
             raise ApiError("at least one prompt must be given")
         if isinstance(prompt[0], int):
             return [prompt]  # pyright: ignore[reportReturnType]  # a list of int, by the field's own check
-        return [encode(part) if isinstance(part, str) else part for part in prompt]  # pyright: ignore[reportReturnType]
+        return [encode(part, num_words) if isinstance(part, str) else part for part in prompt]  # pyright: ignore[reportReturnType]
 
 
 class ContentPart(BaseModel):
@@ -232,14 +245,18 @@ class ChatRequest(_GenerationRequest):
         num_top = VOCAB_SIZE if self.top_logprobs == -1 else self.top_logprobs
         return WantedLogprobs(num_top, is_chat=True, as_ids=bool(self.return_tokens_as_token_ids))
 
-    def prompts(self) -> list[list[int]]:
+    @property
+    def has_ids(self) -> bool:
+        return False
+
+    def prompts(self, num_words: int = NUM_WORDS) -> list[list[int]]:
         """Token ids of the templated conversation."""
         if self.tools is not None and self.tool_choice != "none":
             raise ApiError('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
         if not self.messages:
             raise ApiError("at least one message must be given")
         turns = [(message.role, message.text) for message in self.messages]
-        return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt))]
+        return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt), num_words)]
 
 
 AnyRequest = CompletionRequest | ChatRequest
@@ -293,7 +310,9 @@ def field_path(loc: tuple[str | int, ...]) -> str:
     return ".".join(parts)
 
 
-def checked_prompts(request: AnyRequest, max_model_len: int) -> list[tuple[list[int], int]]:
+def checked_prompts(
+    request: AnyRequest, max_model_len: int, vocab_size: int = VOCAB_SIZE
+) -> list[tuple[list[int], int]]:
     """Token ids of every prompt, and the number of tokens to generate at most; raises ApiError for a wrong value.
 
     What vLLM does and the emulator does not is refused, so that no difference stays unnoticed. With vllm-rbln 0.11.1
@@ -305,10 +324,12 @@ def checked_prompts(request: AnyRequest, max_model_len: int) -> list[tuple[list[
         message = f"the emulator does not support {param} of a prompt"
         raise ApiError(message, param, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
     try:
-        prompts = request.prompts()
+        prompts = request.prompts(words_in(vocab_size))
     except UnicodeEncodeError as error:
         raise ApiError("the text has no UTF-8 form: it holds half of a surrogate pair") from error
     checked = [(prompt, _output_limit(request, prompt, max_model_len)) for prompt in prompts]
+    if request.has_ids and (largest := max(map(max, prompts))) >= vocab_size:
+        raise ApiError(f"Token id {largest} is out of vocabulary")
     if not all(request.stop_texts):
         raise ApiError("stop cannot contain an empty string.")
     temperature = 1.0 if request.temperature is None else request.temperature
@@ -343,6 +364,4 @@ def _output_limit(request: AnyRequest, prompt: list[int], max_model_len: int) ->
         raise ApiError(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {request.min_tokens}")
     if num_tokens == 0:
         raise ApiError("The decoder prompt cannot be empty")
-    if (largest := max(prompt)) >= VOCAB_SIZE:
-        raise ApiError(f"Token id {largest} is out of vocabulary")
     return max_tokens

@@ -29,6 +29,7 @@ from harness.engine.config import changed_keys
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun, unbalanced_order
 from harness.kinds import kind_named
+from harness.plan import PromptIds
 from harness.plan.model import canonical_lines
 from harness.prereg import RunAuthorization
 from harness.records import (
@@ -54,6 +55,7 @@ from harness.server.clean_start import clean_start
 from harness.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
 from harness.server.process import ExitReport
 from harness.server.text_sizes import text_sizes_of
+from harness.server.vocabulary import configured_vocabulary, range_within, remembered
 from harness.sim import simulate
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
@@ -260,6 +262,8 @@ def _measure(
             is_strict=launch.is_ours,
             request=spec.workload_of(run.condition).request,
         )
+        vocabulary = configured_vocabulary(server) if launch.is_ours else remembered(launch.endpoint)
+        target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
         target, started = (target, {}) if launch.is_ours else clean_start(target)
         with (

@@ -18,6 +18,7 @@ from harness.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.server.ask import HTTP_OK, Reply
 from harness.server.clean_start import SEED_BITS
 from harness.server.life import MODELS, VERSION, get_at, stated_version, unhealthy
+from harness.server.vocabulary import OUT_OF_VOCABULARY, asked_vocabulary, range_within
 from harness.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
@@ -54,7 +55,7 @@ class ProbeReport:
     """The answers of a server. problems: what a measurement lacks, each with its reason and a remedy.
 
     notes: limits of the figures. model: the first model listed. version: of vLLM, "" where not stated. has_metrics:
-    whether GET /metrics gives values.
+    whether GET /metrics gives values. vocabulary: number of its token ids, where the ids asked for were too high.
     """
 
     problems: tuple[str, ...]
@@ -62,6 +63,7 @@ class ProbeReport:
     model: str = ""
     version: str = ""
     has_metrics: bool = True
+    vocabulary: int | None = None
 
 
 def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
@@ -77,7 +79,7 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
     except (LookupError, TypeError):
         lack = f"GET {MODELS} gives status {reply.status} and no model: requests must name a model"
         return ProbeReport((f"{lack}. Is it an OpenAI-compatible server?",))
-    problems, notes = _short_request(endpoint, model, needs)
+    problems, notes, vocabulary = _within_vocabulary(endpoint, model, needs)
     if sick := unhealthy(endpoint):
         problems.insert(0, f"{sick}: the server says that it cannot serve. Read its log, and start it again")
     limit: Any = models["data"][0].get("max_model_len")
@@ -98,7 +100,7 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
         remedy = "Set limits.needs_metrics = false to measure without"
         (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)
     version = stated_version(get_at(endpoint, VERSION))
-    return ProbeReport(tuple(problems), tuple(notes), model, version, has_metrics)
+    return ProbeReport(tuple(problems), tuple(notes), model, version, has_metrics, vocabulary)
 
 
 def _refused(endpoint: Endpoint, reply: Reply) -> str:
@@ -108,6 +110,21 @@ def _refused(endpoint: Endpoint, reply: Reply) -> str:
         f"status {reply.status}: the server requires an API key. Put it into an environment variable "
         'and name the variable: server.api_key_env = "NAME", or --api-key-env NAME'
     )
+
+
+def _within_vocabulary(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str], int | None]:
+    """Problems and notes of a short request, and the size of the vocabulary where it decides the ids."""
+    problems, notes = _short_request(endpoint, model, needs)
+    if needs.prompt_form != "token-ids" or not any(OUT_OF_VOCABULARY in problem for problem in problems):
+        return problems, notes, None
+    vocabulary = asked_vocabulary(endpoint, model, needs.request, needs.token_id_range[1])
+    ids = range_within(vocabulary, needs.token_id_range)
+    if ids is None:
+        known = [] if vocabulary is None else [f"the model knows the ids below {vocabulary:,}"]
+        return [*problems, *known], notes, None
+    problems, notes = _short_request(endpoint, model, replace(needs, token_id_range=ids))
+    note = f"the model has {vocabulary:,} token ids: prompts take those from {ids[0]:,} to {ids[1] - 1:,}"
+    return problems, [*notes, note], vocabulary
 
 
 def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
@@ -163,7 +180,7 @@ def _explained(error: str, row: dict[str, Any]) -> str:
         )
     if "max_completion_tokens" in error:
         return f"{error}. Set workload.request.max_completion_tokens = true"
-    if "out of vocabulary" in error:
+    if OUT_OF_VOCABULARY in error:
         return f"{error}: the model knows fewer tokens. Set workload.token_id_range to ids that it has"
     if "no usage" in error:
         return "the server states no usage: tokens cannot be counted. It must honour stream_options.include_usage"

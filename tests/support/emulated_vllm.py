@@ -1,6 +1,7 @@
 """A ``vllm`` command in an environment of its own: ``vllm serve`` starts the emulated GPU server.
 
 It has its own cost model, whatever the experiment names: what prices its steps must be calibrated.
+A model that is a folder has the vocabulary that its config.json says.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 
 SERVE = """
-import argparse, os, sys
+import argparse, json, os, pathlib, sys
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("serve")
@@ -33,6 +34,8 @@ flags = {
     "step-log": os.environ["VLLM_STEP_LOG_FILE"],
 }
 arguments = [word for flag, value in flags.items() if value is not None for word in (f"--{flag}", value)]
+config = pathlib.Path(options.model, "config.json")
+arguments += ["--vocab-size", str(json.loads(config.read_text())["vocab_size"])] if config.is_file() else []
 arguments += [] if options.enable_prefix_caching else ["--no-prefix-caching"]
 command = [sys.executable, "-m", "harness.emulator", "--rules", "vllm-paged", "--cost-model", COST_MODEL, *arguments]
 os.execv(sys.executable, command)

@@ -25,6 +25,7 @@ from harness.server.doctor import Check
 from harness.server.life import MODELS, VERSION, LaunchPlan, get_at, stated_version
 from harness.server.probe import Needs, probe
 from harness.server.text_sizes import forget, text_sizes_of
+from harness.server.vocabulary import remember
 from harness.spec import ServerSpec
 from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.launch.launch_log import LaunchFacts, read_metrics
@@ -89,6 +90,7 @@ class AttachedBackend(ServerBackend):
             longest_tokens=max(request.stream_tokens for each in runs for request in each.plan.requests),
         )
         report = probe(endpoint_of(run.server), needs)
+        remember(endpoint_of(run.server), report.vocabulary)
         if not report.problems:
             _size_texts(runs, report.model)
         return report.problems
