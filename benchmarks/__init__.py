@@ -2,3 +2,8 @@
 
 It lies beside the package, not in the wheel.
 """
+
+from pathlib import Path
+
+SIX_SESSIONS = Path(__file__).parent / "six-sessions.toml"
+"""The experiment from whose runs several benchmarks draw."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, percentiles_of
 from harness.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
@@ -28,7 +29,7 @@ NUM_RUNS = (6, 12)
 
 
 class Load(NamedTuple):
-    """A workload of the demo's server. per_s: sessions that arrive a second, None: all start together.
+    """A workload of the server of six-sessions.toml. per_s: sessions that arrive a second, None: all start together.
 
     num_runs: simulated, from which experiments are drawn. num_itl: of how many the gaps between tokens are kept.
     """
@@ -61,7 +62,7 @@ class Population(NamedTuple):
 
 def simulated(load: Load) -> Population:
     """The runs of a workload, each with a plan, arrivals and jitter of its own."""
-    spec = load_experiment("demo")
+    spec = load_experiment(SIX_SESSIONS)
     workload = spec.workload.model_copy(update={"num_sessions": load.sessions, "requests_per_session": load.requests})
     changed = {"workload": workload, "condition": spec.condition[:1], "replicates": load.num_runs}
     runs = next(iter(resolve(spec.model_copy(update=changed)).by_condition.values()))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.analysis.cost.devices import BlockRatio, device_effect
 from harness.analysis.stats import FloatArray, Interval, mean_interval
@@ -113,7 +114,7 @@ def covered(name: str, intervals: Sequence[Interval | None], truth: FloatArray |
 def bench_devices(num_experiments: int = EXPERIMENTS, rounds: int = ROUNDS) -> Iterator[Figure]:
     """Coverage of 95 % intervals with the device as a block and without, on the same simulated experiments."""
     num_blocks = rounds * len(FLEET)
-    runs = planned(load_experiment("demo"), num_experiments * num_blocks)
+    runs = planned(load_experiment(SIX_SESSIONS), num_experiments * num_blocks)
     shape = (num_experiments, num_blocks, 2)
     nominal = simulated(runs, np.ones(shape))
     truth = float(nominal.ratios.mean())

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.analysis.cost.padding import padding_of_histogram
 from harness.analysis.cost.reconstruct import union_ns
@@ -48,8 +49,8 @@ class Block(NamedTuple):
 
 
 def gate_experiment() -> ExperimentSpec:
-    """The shipped demo with long sessions, its first condition alone."""
-    spec = load_experiment("demo")
+    """Six sessions, long ones, its first condition alone."""
+    spec = load_experiment(SIX_SESSIONS)
     workload = spec.workload.model_copy(update={"requests_per_session": REQUESTS_PER_SESSION})
     return spec.model_copy(update={"workload": workload, "condition": spec.condition[:1]})
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from harness.clock import NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig, new_state
@@ -127,8 +128,8 @@ def whole_search() -> Iterator[Figure]:
 
 
 def drawn() -> Iterator[Figure]:
-    """Twelve perturbed draws of every run of the demo, and the intervals of its comparisons."""
-    spec = load_experiment("demo")
+    """Twelve perturbed draws of every run of six-sessions.toml, and the intervals of its comparisons."""
+    spec = load_experiment(SIX_SESSIONS)
     planned = resolve(spec.model_copy(update={"prediction": PerturbationSpec(draws=12)}))
     pairs = [(each.name, spec.baseline_of(each)) for each in spec.condition if spec.baseline_of(each) != each.name]
 
@@ -144,7 +145,7 @@ def drawn() -> Iterator[Figure]:
     draw()
     measured = in_turns(lambda: cpu_s(draw), lambda: 12 * cpu_s(naive), REPEATS, "twelve naive walks of each run")
     yield Figure(
-        "twelve draws of the demo, with intervals",
+        "twelve draws of twelve runs, with intervals",
         f"{min(measured.samples) * 1000:.0f} ms",
         "< 50 ms",
         f"{12 * len(planned)} simulations, {len(pairs)} ratios",

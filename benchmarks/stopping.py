@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.advise.power import log_ratio_values, simulated_pairs
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
@@ -99,8 +100,8 @@ def shown_cheaper(pair: FloatArray, num_blocks: int, num_experiments: int) -> fl
 
 
 def bench_stopping(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
-    """Misses, the negative control, powers as promised and what stopping saves, for each comparison of the demo."""
-    pairs = cost_pairs(load_experiment("demo"), num_blocks)
+    """Misses, the negative control, powers as promised and what stopping saves, for each comparison."""
+    pairs = cost_pairs(load_experiment(SIX_SESSIONS), num_blocks)
     drawn = populations(pairs)
     for population in drawn:
         yield from _misses(population, num_experiments)

@@ -86,7 +86,7 @@ class NextStep:
 
     baseline: the condition it is about. diagnosis: None where its records do not show what was lost. change: None: none
     pays, or none was simulated. eager: (decode steps without a graph, all decode steps) of a vLLM. command: the one
-    that goes on from here.
+    that goes on from here. is_tested: conditions changed slots or sizes alone.
     """
 
     baseline: str
@@ -94,6 +94,7 @@ class NextStep:
     change: Change | None
     command: str
     eager: tuple[int, int] = (0, 0)
+    is_tested: bool = False
 
     @property
     def suggestion(self) -> str:
@@ -102,7 +103,8 @@ class NextStep:
         if num_eager:
             return f"{num_eager:,} of {num_steps:,} decode steps ran without a graph; sizes that capture them"
         if self.change is None:
-            return "no change of slots or sizes is predicted to save 1 %; how many runs show more"
+            least = "more than what was tested" if self.is_tested else "1 %"
+            return f"no change of slots or sizes is predicted to save {least}. How many runs a closer answer takes"
         return f"{self.change.sentence}. Test it on new plans"
 
     @property
@@ -172,7 +174,8 @@ def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") 
     except HarnessError:
         return None
     power = shlex.join(["harness", "power", str(source or first.name), *where])
-    return NextStep(baseline, diagnosis, change, power if change is None else advise)
+    is_tested = any(_differs_alone(shape, server.shape) for shape in tested)
+    return NextStep(baseline, diagnosis, change, power if change is None else advise, is_tested=is_tested)
 
 
 def best_change(
@@ -184,7 +187,7 @@ def best_change(
 ) -> Change | None:
     """The change that saves most on these plans; None where none saves LEAST_SAVING, beyond the error of the draws.
 
-    tested: configurations that need no test any more.
+    tested: configurations that need no test any more; a change that saves less than they do is none.
     """
     base = server.shape
     shapes = [shape for shape in candidates(base, plans) if shape not in tested]
@@ -195,7 +198,8 @@ def best_change(
     compared = _Compared(plans, server, model, perturbation, range(num_draws))
     savings = {shape: 1 - compared.ratio(shape).ratio for shape in shapes}
     best = max(shapes, key=lambda shape: savings[shape])
-    if savings[best] < LEAST_SAVING:
+    of_tested = (1 - compared.ratio(shape).ratio for shape in tested if _differs_alone(shape, base))
+    if savings[best] < max(LEAST_SAVING, *of_tested, 0.0):
         return None
     like_it = [shape for shape in shapes if (shape.kv_slots == base.kv_slots) == (best.kv_slots == base.kv_slots)]
     best = next(shape for shape in like_it if savings[shape] >= ENOUGH * savings[best])
@@ -213,6 +217,11 @@ def best_change(
         BreakEven(sizes, break_even(lambda change: compared.ratio(best, CostChange(sizes, change)).ratio)),
         unmeasured_in_words(model, (*best.decode_buckets, *base.decode_buckets)),
     )
+
+
+def _differs_alone(shape: ServerShape, base: ServerShape) -> bool:
+    """Whether the configuration differs from the base in slots or sizes alone."""
+    return shape != base == shape._replace(kv_slots=base.kv_slots, decode_buckets=base.decode_buckets)
 
 
 def is_quick(plans: Sequence[Plan]) -> bool:

@@ -82,6 +82,14 @@ def test_a_configuration_that_was_tested_is_not_suggested_again(tmp_path: Path) 
     assert harness(*last.rpartition("Test it on new plans: harness ")[2].split(), cwd=tmp_path).returncode == 0
 
 
+def test_nothing_is_suggested_that_saves_less_than_what_was_tested(tmp_path: Path) -> None:
+    done = harness("run", "demo", "--backend", "sim", "--runs", "runs", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = " ".join(done.stdout.split()).rpartition("next: ")[2]
+    assert last.startswith("no change of slots or sizes is predicted to save more than what was tested.")
+    assert "harness power" in last
+
+
 def test_candidates_are_more_slots_and_every_size_that_the_plans_can_fill(tmp_path: Path) -> None:
     plans = [run.plan for run in sealed(tmp_path, {"num_sessions": 6})]
     found = list(candidates(ServerShape(8, (1, 2, 4, 8), 8, 8192), plans))
@@ -96,6 +104,6 @@ def test_the_report_shows_the_losses_and_the_same_suggestion_right_after_the_ans
     for kind in ("Lost reuse", "Padding", "Prefill blocking"):
         assert f'<th scope="row">{kind}</th>' in section
     suggestion = " ".join(done.stdout.split()).rpartition("next: ")[2].rpartition(": harness ")
-    assert suggestion[0] in " ".join(section.split())
+    assert suggestion[0][1:] in " ".join(section.split())
     assert f"<code>harness {suggestion[2]}</code>" in section
     assert "it was not measured" in section

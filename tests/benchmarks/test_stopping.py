@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks import SIX_SESSIONS
 from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, cost_pairs, ever_missed, populations
 from harness.analysis.stats import t_quantile
 from harness.judge.planning.stopping import boundary_of, t_mixture_boundary
@@ -11,7 +12,7 @@ from harness.spec import StopSpec, load_experiment
 
 
 def test_on_drawn_plans_the_sequence_misses_seldom_and_a_fixed_interval_that_is_looked_at_often() -> None:
-    found = populations(cost_pairs(load_experiment("demo"), 120))
+    found = populations(cost_pairs(load_experiment(SIX_SESSIONS), 120))
     assert [one.name for one in found] == ["bucket6-waits", "bucket6-nowaits"]
     values = found[-1].drawn(300, 60)
     sequence = ever_missed(values, lambda n: t_mixture_boundary(n, ALPHA))
