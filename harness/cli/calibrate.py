@@ -48,7 +48,12 @@ def calibrate(
         Path | None, typer.Option("--experiment", help="Take [server] and time_scale from this experiment file.")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one key of [server]: `--set max_num_seqs=16`. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change one key of [server]: `--set max_num_seqs=16`; of another table by its name: "
+            "`--set limits.request_timeout_s=600`. Repeatable.",
+        ),
     ] = None,
     time_scale: Annotated[float | None, typer.Option(help="Model time / wall time (emulator).")] = None,
     quick: Annotated[
@@ -65,6 +70,9 @@ def calibrate(
     ] = None,
     stamps: Annotated[Literal["log", "chunks"], typer.Option(help="Server log, or the client's stream.")] = "log",
     resume: ResumeOption = False,
+    retry_invalid: Annotated[
+        bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
+    ] = False,
     fit_only: Annotated[str, typer.Option("--fit", help="Start nothing: fit the sealed runs of this experiment.")] = "",
 ) -> None:
     """Measure step and prefill costs, and write a cost-model file.
@@ -82,8 +90,11 @@ def calibrate(
         check_name(f"calibrate-{name}")
     except ValueError as error:
         raise SpecError(str(error), where="calibrate") from error
+    if retry_invalid and not resume:
+        hint = f"Say: harness server calibrate {name} ... --resume --retry-invalid"
+        raise SpecError("goes with --resume", where="--retry-invalid", hint=hint)
     layout: dict[str, Any] = QUICK if quick else {"layout": "joined"} if joined else {}
-    server, scale = _server(experiment, changes or [])
+    server, sections, scale = _tables(experiment, changes or [])
     spec = CalibrationSpec(
         name=f"calibrate-{name}",
         backend=backend,
@@ -91,9 +102,13 @@ def calibrate(
         base_seed=seed,
         time_scale=scale if time_scale is None else time_scale,
         replicates=replicates,
+        sections=sections,
         **layout,
     )
-    sealed = sealed_runs(runs, fit_only) if fit_only else _measure(console, spec, runs, resume=resume)
+    if fit_only:
+        sealed = sealed_runs(runs, fit_only)
+    else:
+        sealed = _measure(console, spec, runs, resume=resume, retry_invalid=retry_invalid)
     calibration = fit_runs(sealed, seed=seed, with_context=context, source=stamps)
     path = write_cost_file(calibration, output, name)
     _show(console, calibration, path, runs)
@@ -101,24 +116,29 @@ def calibrate(
         _show_recovery(console, path, spec)
 
 
-def _server(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec, float]:
-    """The server to calibrate, and the time scale of its experiment."""
+def _tables(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec, dict[str, Any], float]:
+    """The server to calibrate, further tables of the sweeps' experiment, and the time scale of the given one."""
     from pydantic import ValidationError
 
+    from harness.runner.calibrate import SECTIONS
     from harness.spec import ServerSpec, describe_validation_error, load_toml
 
     table = {} if experiment is None else load_toml(experiment)
     try:
-        server = ServerSpec.model_validate(override_table(table.get("server", {}), changes))
+        named = [change if change.startswith(("server.", *SECTIONS)) else f"server.{change}" for change in changes]
+        given = override_table({"server": table.get("server", {})}, named)
+        server = ServerSpec.model_validate(given.pop("server"))
         if server.is_paged and "cost_model" not in server.model_fields_set:
             server = server.model_copy(update={"cost_model": PACE_OF_VLLM})
     except ValidationError as error:
         hint = "See `harness explain experiment` for every key"
         raise SpecError(describe_validation_error(error), where="server", hint=hint) from error
-    return server, float(table.get("time_scale", 1.0))
+    return server, given, float(table.get("time_scale", 1.0))
 
 
-def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool) -> Sequence[SealedRun]:
+def _measure(
+    console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool, retry_invalid: bool
+) -> Sequence[SealedRun]:
     from harness.cli.progress import watched
     from harness.runner import run_experiment
     from harness.runner.calibrate import calibration_experiment
@@ -130,12 +150,16 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
             planned,
             runs_root=runs,
             resume=resume,
+            retry_invalid=retry_invalid,
             on_progress=progress,
             stop=stop,
             spec_source="harness server calibrate",
         )
     for invalid in outcome.invalid_runs:
         say(console, f"[red]INVALID[/] {invalid.condition}: {escape_markup('; '.join(invalid.invalid_reasons))}")
+    if not outcome.num_performed:
+        again = "; --resume --retry-invalid measures the INVALID ones again" if outcome.invalid_runs else ""
+        say(console, f"nothing was measured now: {len(outcome.runs)} runs were sealed before{again}")
     if not outcome.is_complete:
         console.print(f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with --resume")
         raise typer.Exit(int(ExitCode.INTERRUPTED))

@@ -56,6 +56,8 @@ MARGIN, PAUSE_S = 1.6, 0.3
 LEAD_S, RESERVE = 0.05, 2
 # Up to this limit every n is measured; above it each bucket, the n that first needs it, and one between.
 EVERY_N_UP_TO = 8
+SECTIONS = ("workload.", "limits.", "client.")
+"""How keys of the experiment begin that a calibration may set beside those of the server."""
 # There are no re-arrivals, and late sends do not change the stamps of steps.
 LOOSE_LIMITS = {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0}
 
@@ -66,7 +68,7 @@ class CalibrationSpec:
 
     context_tokens: prompt lengths of the constant-n runs; prefill_tokens: of the sweep. layout "separate": a server
     start for each n and context, which the server's own report needs; "joined": all in one run, one after another, as
-    on every vLLM, whose step log tells them apart.
+    on every vLLM, whose step log tells them apart. sections: keys of the experiment's other tables, by table.
     """
 
     name: str
@@ -81,6 +83,7 @@ class CalibrationSpec:
     generate_tokens: int = 160
     prefill_tokens: tuple[int, ...] = PREFILL_TOKENS
     prefill_repeats: int = 5
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
     @property
     def swept_num_seqs(self) -> tuple[int, ...]:
@@ -177,6 +180,17 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
             for name, (n, context) in points.items()
         ]
         conditions.append({"name": "prefill", "workload": {"group": _prefill_groups(spec, 0.0)}})
+    sweeps: dict[str, Any] = {
+        "num_sessions": 1,
+        "requests_per_session": 1,
+        "waits": "none",
+        "generate_tokens": _fixed(spec.generate_tokens),
+    }
+    given = {name: dict(table) for name, table in spec.sections.items()}
+    if taken := sorted(given.get("workload", {}).keys() & {*sweeps, "prompt_tokens", "group", "source"}):
+        raise SpecError(
+            "is set by the sweeps", where=", ".join(f"workload.{key}" for key in taken), hint="Leave the key out"
+        )
     return parse_experiment(
         {
             "name": spec.name,
@@ -186,14 +200,10 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
             "time_scale": spec.time_scale,
             "replicates": spec.replicates,
             "base_seed": spec.base_seed,
-            "workload": {
-                "num_sessions": 1,
-                "requests_per_session": 1,
-                "waits": "none",
-                "generate_tokens": _fixed(spec.generate_tokens),
-            },
+            "workload": {**given.get("workload", {}), **sweeps},
+            "client": given.get("client", {}),
             "server": spec.server.model_dump(mode="json", exclude_unset=True),
-            "limits": LOOSE_LIMITS,
+            "limits": {**LOOSE_LIMITS, **given.get("limits", {})},
             "condition": conditions,
         },
         where="calibration",
@@ -275,7 +285,11 @@ def fit_runs(
     """
     valid = [run for run in runs if run.is_valid]
     if not valid:
-        raise SpecError("no valid sealed run to fit", where="calibration", hint="`harness runs` says why")
+        raise SpecError(
+            "no valid sealed run to fit" + "".join(f"; {run.label}: {run.invalid_reasons[0]}" for run in runs[:1]),
+            where="calibration",
+            hint="`harness runs` lists them; --resume --retry-invalid measures them again",
+        )
     artifact = _one_artifact(valid)
     server = valid[0].server
     if server.is_paged and source != "log":
