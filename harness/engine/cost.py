@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from harness.compiled.records import IntArray
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
@@ -109,7 +109,8 @@ class CostModel:
     measured bucket to f. Prefill of q computed tokens after C cached ones: the sum over its ceil(q/chunk) device calls
     j of ``call_fs + token_fs q + position_fs (C + chunk j)``.
     A step that computes parts of prompts beside its decodes: the decode's time, if it has any, and
-    ``chunk_step_fs + chunk_token_fs`` for each token of the parts. None: not stated, as for a device that cannot.
+    ``chunk_step_fs + chunk_token_fs`` for each token of the parts, and ``attended_fs`` for each token that one of them
+    attends to (see ``attended_tokens``). None: not stated, as for a device that cannot.
     eager_ns: what a decode step without a graph takes more than a step with a graph of its size. errors: of the fits.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
@@ -128,6 +129,7 @@ class CostModel:
     fitted_prefill_tokens: tuple[int, int] | None = None
     chunk_step_fs: int | None = None
     chunk_token_fs: int = 0
+    attended_fs: int = 0
     eager_ns: int = 0
     errors: tuple[FitErrors, ...] = field(default=(), repr=False)
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
@@ -138,7 +140,7 @@ class CostModel:
         if decode == prefill == 1:
             return self
         of_decode = ("alpha_fs", "beta_fs", "context_fs", "eager_ns")
-        of_prefill = ("call_fs", "token_fs", "position_fs", "chunk_token_fs")
+        of_prefill = ("call_fs", "token_fs", "position_fs", "chunk_token_fs", "attended_fs")
         return replace(
             self,
             f_fs={bucket: round(value * decode) for bucket, value in self.f_fs.items()},
@@ -151,7 +153,7 @@ class CostModel:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """What the file states, by name, in its own units (ms, or us per token); sizes as f(8)."""
+        """What the file states, by name, in its own units (ms, us per token, ns); sizes as f(8)."""
         sizes = {size_name(size): value / FS_PER_MS for size, value in self.f_fs.items()}
         in_ms = {
             "alpha_ms": self.alpha_fs,
@@ -170,6 +172,7 @@ class CostModel:
             **sizes,
             **{name: value / FS_PER_MS for name, value in in_ms.items()},
             **{name: value / FS_PER_US for name, value in in_us.items()},
+            "per_attended_token_ns": self.attended_fs / FS_PER_NS,
         }
 
     @property
@@ -234,14 +237,19 @@ class CostModel:
             self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs + self.context_fs * context_tokens
         )
 
-    def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int:
-        """Duration of a step of ``num_seqs`` decodes, run with the size ``bucket``, and of parts of prompts."""
+    def chunked_step_ns(
+        self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int, attended: int = 0
+    ) -> int:
+        """Duration of a step of ``num_seqs`` decodes, run with the size ``bucket``, and of parts of prompts.
+
+        attended: ``attended_tokens`` of the parts, summed.
+        """
         decode_fs = 0
         if num_seqs:
             decode_fs = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs
             decode_fs += self.context_fs * context_tokens
         chunk_fs = (self.chunk_step_fs or 0) + self.chunk_token_fs * chunk_tokens if chunk_tokens else 0
-        return fs_to_ns(decode_fs + chunk_fs)
+        return fs_to_ns(decode_fs + chunk_fs + self.attended_fs * attended)
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int:
         """Duration of a prefill that computes ``computed_tokens`` after ``cached_tokens`` reused ones; T(0) = 0."""
@@ -272,6 +280,14 @@ class CostModel:
         base_fs = bucket_fs[np.searchsorted(config.decode_buckets, sizes)] + self.alpha_fs + self.beta_fs * sizes
         base_fs[0] = 0
         return base_fs
+
+
+def attended_tokens(before: int, computed: int) -> int:
+    """Over the ``computed`` tokens of a part, the tokens that each attends to: itself and all before it in its prompt.
+
+    before: tokens of the prompt whose KV is there already, cached or computed.
+    """
+    return computed * before + computed * (computed + 1) // 2
 
 
 def _fill_in(measured: Mapping[int, int], bucket: int) -> int:
@@ -319,7 +335,14 @@ class _ChunkedPrefill(Spec):
     """Prompts computed in parts, beside decodes (rules ``vllm-paged``)."""
 
     per_step_ms: Annotated[Number, Field(ge=0)]
-    per_token_us: Annotated[Number, Field(gt=0)]
+    per_token_us: Annotated[Number, Field(ge=0)]
+    per_attended_token_ns: Annotated[Number, Field(ge=0)] = Decimal(0)
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> _ChunkedPrefill:
+        if not self.per_token_us and not self.per_attended_token_ns:
+            raise ValueError("per_token_us must be above 0: a token of a prompt takes time")
+        return self
 
 
 class _Eager(Spec):
@@ -400,6 +423,7 @@ def cost_model_from(table: _CostFile) -> CostModel:
         fitted_prefill_tokens=prefill.fitted_tokens,
         chunk_step_fs=None if chunked is None else to_fs(chunked.per_step_ms, FS_PER_MS),
         chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_us, FS_PER_US),
+        attended_fs=0 if chunked is None else to_fs(chunked.per_attended_token_ns, FS_PER_NS),
         eager_ns=table.eager.step_ns,
     )
     model = replace(model, errors=tuple(_errors(each, model) for each in table.errors), _filled_fs={})
@@ -431,3 +455,5 @@ def check_magnitudes(model: CostModel) -> None:
     per_token_fs = (model.context_fs, model.token_fs, model.position_fs, model.chunk_token_fs)
     if max(map(abs, per_token_fs)) > LARGEST_FS // 1000:
         raise ValueError("a per-token coefficient is more than one millisecond")
+    if model.attended_fs > LARGEST_FS // 1_000_000:
+        raise ValueError("per_attended_token_ns is more than one microsecond")

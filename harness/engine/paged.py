@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig, PagedConfig
-from harness.engine.cost import CostModel
+from harness.engine.cost import CostModel, attended_tokens
 from harness.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step
 from harness.errors import PlanError, SpecError
 
@@ -474,6 +474,12 @@ class PagedScheduler:
         num_tokens = sum(tokens for _, tokens in self._scheduled)
         num_chunk_tokens = num_tokens - len(decodes)
         kind = DECODE if not num_chunk_tokens else MIXED if decodes else PREFILL
+        decoding = {request.handle for request in decodes}
+        attended = sum(
+            attended_tokens(request.num_computed, tokens)
+            for request, tokens in self._scheduled
+            if request.handle not in decoding
+        )
         return Step(
             kind,
             num_seqs=len(self._scheduled),
@@ -483,7 +489,7 @@ class PagedScheduler:
             computed_tokens=num_chunk_tokens,
             hash_hit_tokens=sum(admission.cached_tokens for admission in admissions),
             context_tokens=sum(request.num_known for request in decodes),
-            duration_ns=self._duration_ns(decodes, num_chunk_tokens),
+            duration_ns=self._duration_ns(decodes, num_chunk_tokens, attended),
             preempted=preempted,
             admissions=admissions,
             tokens=tuple(tokens for _, tokens in self._scheduled),
@@ -492,15 +498,16 @@ class PagedScheduler:
                 for request, tokens in self._scheduled
                 if request.num_computed + tokens < request.num_known
             ),
+            attended_tokens=attended,
         )
 
-    def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int) -> int:
+    def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int, attended: int) -> int:
         context_tokens, num_decodes = sum(request.num_known for request in decodes), len(decodes)
         costs, config = self.cost_model, self.config
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
         size = num_decodes if num_chunk_tokens else config.padded(num_decodes)
         extra_ns = 0 if num_chunk_tokens or config.is_captured(num_decodes) else costs.eager_ns
-        return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens) + extra_ns
+        return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns
 
 
 AnyScheduler: TypeAlias = Scheduler | PagedScheduler

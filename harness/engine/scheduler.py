@@ -95,7 +95,8 @@ class Step(NamedTuple):
     summed sequence lengths. dummy_slot: -1 when none was needed. cached_slots, cached_lengths: source of the reuse.
     failed_copy: which of these could not be copied, -1 for none; computed_tokens is then the whole prompt.
     admissions: requests that start to run. Paged rules only: tokens, that each of ``requests`` computes; unfinished,
-    requests whose prompt is not computed at the end of the step, which get no token. With asynchronous scheduling a
+    requests whose prompt is not computed at the end of the step, which get no token; attended_tokens, of the parts of
+    prompts (``harness.engine.cost``). With asynchronous scheduling a
     request that ended after the decision is not in ``requests``, and still in num_seqs and tokens.
     """
 
@@ -118,6 +119,7 @@ class Step(NamedTuple):
     admissions: tuple[Admission, ...] = ()
     tokens: tuple[int, ...] = ()
     unfinished: tuple[int, ...] = ()
+    attended_tokens: int = 0
 
 
 class KvCopyError(RuntimeError):

@@ -17,6 +17,7 @@ from harness.analysis.calibration.fit import MAX_SHARE
 from harness.analysis.figures import cells, same
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine import CostModel, load_cost_model
+from harness.engine.cost import attended_tokens
 from harness.errors import RecordsError, SpecError
 from harness.html import plain_page
 from harness.judge.decisions.gate import FIGURES
@@ -188,6 +189,7 @@ UNITS = {
 CHUNKED_UNITS = UNITS | {
     "per_call_ms": "a step with parts of prompts, ms",
     "per_call_us_per_token": "each token of the parts, us",
+    "per_attended_token_ns": "each token that one of these attends to, ns",
 }
 DOTS_PER_INCH = 120
 
@@ -225,13 +227,18 @@ def decode_residuals(calibration: Calibration, model: CostModel) -> list[Residua
 
 def prefill_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:
     """The median time of every prompt length against the written model."""
-    by_length: dict[int, list[float]] = {}
+    by_work: dict[tuple[int, int], list[float]] = {}
     for point in calibration.prefill_points:
-        by_length.setdefault(point.computed_tokens, []).append(point.elapsed_ms)
-    return [
-        Residual(f"q={length}", length, float(np.median(times)), model.prefill_ns(length) / NS_PER_MS)
-        for length, times in sorted(by_length.items())
-    ]
+        by_work.setdefault(point.work, []).append(point.elapsed_ms)
+    residuals: list[Residual] = []
+    for (length, attended), times in sorted(by_work.items()):
+        is_whole = attended in (0, attended_tokens(0, length))
+        what = f"q={length}" if is_whole else f"q={length}, {attended:,} tokens attended to"
+        fitted_ns = (
+            model.chunked_step_ns(0, 0, 0, length, attended) if calibration.is_chunked else model.prefill_ns(length)
+        )
+        residuals.append(Residual(what, length, float(np.median(times)), fitted_ns / NS_PER_MS))
+    return residuals
 
 
 def extrapolated(calibration: Calibration, model: CostModel) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import tomli_w
 
 from harness.analysis.calibration.fit import (
+    ATTENDED,
     MAX_SHARE,
     DecodeFit,
     EagerFit,
@@ -39,7 +40,7 @@ from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.engine import CostModel, load_cost_model
 from harness.engine.config import PAGED_STEP_TOKENS
-from harness.engine.cost import FS_PER_MS, FS_PER_US, FitErrors, to_fs
+from harness.engine.cost import FS_PER_MS, FS_PER_US, FitErrors, attended_tokens, to_fs
 from harness.errors import RecordsError, SpecError
 from harness.records import SealedRun, kind_of, layout
 from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
@@ -429,7 +430,10 @@ def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) ->
         for context in spec.context_tokens
     ]
     prefills = [
-        tuple(each.chunked_step_ns(0, 0, 0, q) if is_paged else each.prefill_ns(q) for each in (model, known))
+        tuple(
+            each.chunked_step_ns(0, 0, 0, q, attended_tokens(0, q)) if is_paged else each.prefill_ns(q)
+            for each in (model, known)
+        )
         for q in spec.swept_prefill_tokens
     ]
     return Recovery(
@@ -514,6 +518,8 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
         table["chunked_prefill"] = {
             "per_step_ms": prefill.per_call_ms,
             "per_token_us": prefill.per_call_us_per_token,
+            # Files of servers without it stay as they were.
+            **({ATTENDED: prefill.per_attended_token_ns} if prefill.per_attended_token_ns else {}),
         }
     if (eager := calibration.eager) is not None:
         table["eager"] = {"step_ns": round(eager.step_ms * NS_PER_MS)}

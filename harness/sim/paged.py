@@ -139,7 +139,8 @@ class _Run(VirtualClients):
         self.other_ns += step.duration_ns
         self.computed_tokens += step.computed_tokens
         num_decoding = sum(step.tokens) - step.computed_tokens
-        self.chunk_wait_ns += num_decoding * self._costs.chunked_step_ns(0, 0, 0, step.computed_tokens)
+        chunk_ns = self._costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
+        self.chunk_wait_ns += num_decoding * chunk_ns
 
     def _finish(self, step: Step, end_ns: int) -> None:
         finished = self._scheduler.finish_step()

@@ -11,9 +11,10 @@ from harness.analysis.calibration.fit_points import PointSource
 from harness.analysis.figures import figures_at, run_figures
 from harness.cli.tree import app
 from harness.engine import load_cost_model
+from harness.engine.cost import attended_tokens
 from harness.errors import SpecError
 from harness.records import RunStore
-from harness.report.pages import decode_residuals, extrapolated
+from harness.report.pages import decode_residuals, extrapolated, write_calibration_report
 from harness.runner import run_experiment
 from harness.runner.backends import sim
 from harness.runner.calibrate import (
@@ -199,6 +200,7 @@ def gpu_costs(
     per_token_us: float,
     eager_ns: int,
     context_us: float = 0.0,
+    attended_ns: float = 0.0,
 ) -> str:
     """A cost file of a GPU server that nobody shipped."""
     sizes = "".join(f"{size} = {f_ms}\n" for size, f_ms in sizes_ms.items())
@@ -208,6 +210,7 @@ def gpu_costs(
         f"context_us_per_token = {context_us}\n[decode.f_ms]\n{sizes}"
         "[prefill]\nper_call_ms = 1\nper_call_us_per_token = 20\n"
         f"[chunked_prefill]\nper_step_ms = {per_step_ms}\nper_token_us = {per_token_us}\n"
+        f"per_attended_token_ns = {attended_ns}\n"
         f"[eager]\nstep_ns = {eager_ns}\n"
     )
     return str(path)
@@ -255,6 +258,25 @@ def test_the_context_term_of_a_gpu_server_comes_back_from_its_kv_memory_in_use(t
     # The end of the last block of each request is not in the log.
     assert run_figures(run).a_ns == pytest.approx(device_ns, rel=1e-3)
     assert figures_at(run, fitted).a_ns == pytest.approx(device_ns, rel=1e-3)
+
+
+def test_the_cost_of_what_parts_of_prompts_attend_to_comes_back(tmp_path: Path) -> None:
+    truth = gpu_costs(tmp_path, {1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 2, 3_000_000, attended_ns=7)
+    sweep = gpu_sweep({"rules": "vllm-paged", "cost_model": truth, "slot_tokens": 16384})
+    sweep = replace(sweep, prefill_tokens=(128, 500, 2000, 4000))
+    [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
+    calibration = fit_runs([run], seed=1)
+    assert calibration.prefill.per_attended_token_ns == pytest.approx(7, rel=1e-3)
+    path = write_cost_file(calibration, tmp_path / "costs", "mine")
+    fitted, known = load_cost_model(path), load_cost_model(truth)
+    # The second part of a prompt of 4,000 tokens, and a prompt of 500: a straight line would miss both.
+    for tokens, before in ((1953, 2047), (500, 0)):
+        work = tokens, attended_tokens(before, tokens)
+        assert fitted.chunked_step_ns(0, 0, 0, *work) == pytest.approx(known.chunked_step_ns(0, 0, 0, *work), rel=1e-3)
+    device_ns = simulate(run.plan, run.server, run.cost_model).device_ns
+    assert figures_at(run, fitted).a_ns == pytest.approx(device_ns, rel=1e-3)
+    page, _ = write_calibration_report(calibration, path, tmp_path)
+    assert "each token that one of these attends to, ns" in page.read_text()
 
 
 def test_what_the_runs_of_a_gpu_server_do_not_show_is_named(tmp_path: Path) -> None:

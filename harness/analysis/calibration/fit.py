@@ -17,6 +17,7 @@ import numpy as np
 from harness.analysis.calibration.fit_points import BLOCK_STEPS, FloatArray, PrefillPoint, StepPoint
 from harness.analysis.cost.reconstruct import DEFAULT_TAU
 from harness.analysis.stats import DEFAULT_LEVEL, QUANTILE_METHOD, Interval, grouped
+from harness.clock import NS_PER_MS
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.engine.cost import US_PER_MS, FitErrors, size_name
 from harness.errors import SpecError
@@ -26,6 +27,9 @@ RESAMPLES = 2000
 MAX_SHARE = DEFAULT_TAU
 # A cost file would write a smaller coefficient as 0.
 NEGLIGIBLE_US = 1e-6
+# Below it a part of 4,000 tokens differs by less than 0.1 us.
+NEGLIGIBLE_NS = 1e-5
+ATTENDED = "per_attended_token_ns"
 BLOCKS = f"blocks of {BLOCK_STEPS} steps"
 
 
@@ -91,7 +95,10 @@ class DecodeFit:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
-    """T(q) = ceil(q / chunk_tokens) (a + b q). ms, us per token; fitted_tokens: smallest and largest q."""
+    """T(q) = ceil(q / chunk_tokens) (a + b q). ms, us per token; fitted_tokens: smallest and largest q.
+
+    per_attended_token_ns: beside it, for each token that a part of a prompt attends to.
+    """
 
     per_call_ms: float
     per_call_us_per_token: float
@@ -102,6 +109,7 @@ class PrefillFit:
     chunk_tokens: int
     errors: FitErrors
     notes: tuple[str, ...] = field(default=())
+    per_attended_token_ns: float = 0.0
 
     def prefill_ms(self, computed_tokens: int) -> float:
         calls = -(-computed_tokens // self.chunk_tokens)
@@ -207,39 +215,59 @@ def fit_prefill(
 ) -> PrefillFit:
     """T(q) by least squares on the median time of each q.
 
-    chunk_tokens: most tokens of a device call. A coefficient that comes out below 0 makes no sense and is held at 0.
-    Raises SpecError with fewer than two lengths.
+    chunk_tokens: most tokens of a device call. Where points say what parts of prompts attend to, each such token has a
+    cost too; it is kept where its interval excludes 0. A coefficient that comes out below 0 makes no sense and is held
+    at 0. Raises SpecError with fewer than two lengths.
     """
-    by_length = grouped((point for point in points if point.computed_tokens > 0), lambda point: point.computed_tokens)
-    lengths = sorted(by_length)
+    by_work = grouped((point for point in points if point.computed_tokens > 0), lambda point: point.work)
+    works = sorted(by_work)
+    lengths = sorted({length for length, _attended in works})
     if len(lengths) < 2:
         raise SpecError(
             f"T(q) needs prefills of two lengths, got {lengths}",
             where="calibration",
             hint="Run a prefill sweep: `harness server calibrate`",
         )
-    calls = np.array([-(-length // chunk_tokens) for length in lengths], dtype=np.float64)
-    columns = np.stack([calls, calls * np.array(lengths) / US_PER_MS], axis=1)
-    names = ("per_call_ms", "per_call_us_per_token")
-    times = [np.array([point.elapsed_ms for point in by_length[length]]) for length in lengths]
-    groups = [f"{length} tokens" for length in lengths]
-    fitted = _fit(_Form(names, columns, "prefills of a length"), times, groups, seed)
-    below = min(names, key=fitted.coefficients.__getitem__)
-    notes = ()
-    if fitted.coefficients[below] < 0:
-        kept = 1 - names.index(below)
-        notes = (f"{below} is held at 0: {fitted.coefficients[below]:.6f} came out, and no prefill costs less than 0.",)
-        fitted = _fit(_Form((names[kept],), columns[:, [kept]], "prefills of a length"), times, groups, seed)
+    calls = np.array([-(-length // chunk_tokens) for length, _attended in works], dtype=np.float64)
+    columns = {
+        "per_call_ms": calls,
+        "per_call_us_per_token": calls * np.array([length for length, _attended in works]) / US_PER_MS,
+    }
+    times = [np.array([point.elapsed_ms for point in by_work[work]]) for work in works]
+    groups = [f"{length} tokens" for length, _attended in works]
+
+    def fitted_by(names: Sequence[str]) -> _Fitted:
+        form = np.stack([columns[name] for name in names], axis=1)
+        return _fit(_Form(tuple(names), form, "prefills of a length"), times, groups, seed)
+
+    names, notes, left_out = list(columns), list[str](), ""
+    columns[ATTENDED] = np.array([attended for _length, attended in works], dtype=np.float64) / NS_PER_MS
+    if _is_determined(np.stack(list(columns.values()), axis=1)):
+        interval = fitted_by([*names, ATTENDED]).intervals[ATTENDED]
+        if interval.low > NEGLIGIBLE_NS:
+            names.append(ATTENDED)
+        elif max(abs(interval.low), abs(interval.high)) > NEGLIGIBLE_NS:
+            held = "is held at 0: no token costs less than 0" if interval.high < 0 else "is left out"
+            ends = f"[{interval.low:.6f}, {interval.high:.6f}] ns"
+            left_out = f"The cost of a token that parts of prompts attend to {held}; its 95 % interval is {ends}."
+    fitted = fitted_by(names)
+    while len(names) > 1 and fitted.coefficients[below := min(names, key=fitted.coefficients.__getitem__)] < 0:
+        notes.append(
+            f"{below} is held at 0: {fitted.coefficients[below]:.6f} came out, and no prefill costs less than 0."
+        )
+        names.remove(below)
+        fitted = fitted_by(names)
     return PrefillFit(
         per_call_ms=fitted.coefficients.get("per_call_ms", 0.0),
         per_call_us_per_token=fitted.coefficients.get("per_call_us_per_token", 0.0),
         intervals=fitted.intervals,
         error=fitted.error,
-        num_points=len(lengths),
+        num_points=len(works),
         fitted_tokens=(lengths[0], lengths[-1]),
         chunk_tokens=chunk_tokens,
         errors=fitted.errors,
-        notes=notes,
+        notes=(*notes, *([left_out] if left_out else [])),
+        per_attended_token_ns=fitted.coefficients.get(ATTENDED, 0.0),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import join_request_id, step_contexts
-from harness.analysis.logs.engine_steps import decode_contexts, step_log_of
+from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts, step_log_of
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.engine import CostModel
 from harness.errors import SpecError
@@ -92,11 +92,20 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPoint:
-    """One prefill: tokens computed, tokens reused before them, and how long it kept the engine."""
+    """One prefill: tokens computed, tokens reused before them, and how long it kept the engine.
+
+    attended_tokens: of the parts of prompts in a step (``harness.engine.cost``); 0 for whole prefills.
+    """
 
     computed_tokens: int
     cached_tokens: int
     elapsed_ms: float
+    attended_tokens: int = 0
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """What points have in common that are measurements of the same."""
+        return self.computed_tokens, self.attended_tokens
 
 
 def step_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[StepPoint, ...]:
@@ -198,11 +207,12 @@ def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillP
     """Every step of a vLLM that computed tokens of prompts, less the time of its decodes. Times in model ms.
 
     decode: the cost model of those decodes. A step after an idle engine is left out: nobody knows when it began. So is
-    a number of tokens that fewer than three steps had: one stall of the host would be its time.
+    a work (tokens, and tokens that these attend to) that fewer than three steps had: one stall of the host would be its
+    time.
     """
     points = [point for run in runs if run.is_valid for point in _chunks(run, decode)]
-    num_of = Counter(point.computed_tokens for point in points)
-    return tuple(point for point in points if num_of[point.computed_tokens] >= MIN_STEPS_OF_A_LENGTH)
+    num_of = Counter(point.work for point in points)
+    return tuple(point for point in points if num_of[point.work] >= MIN_STEPS_OF_A_LENGTH)
 
 
 def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
@@ -211,12 +221,13 @@ def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
         return
     clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
     rows = values_of(log.steps, "at_ns", "kind", "running", "generation_requests", "context_tokens")
-    for context, (before, (at_ns, kind, _running, n, tokens)) in zip(contexts[1:], pairwise(rows), strict=True):
+    works = zip(contexts[1:], attended_by_step(log)[1:], pairwise(rows), strict=True)
+    for context, attended, (before, (at_ns, kind, _running, n, tokens)) in works:
         before_ns, _kind, still_running, *_work = before
         if kind in ("prefill", "mixed") and still_running and tokens and n is not None:
             period_ns = clock.from_monotonic_ns(at_ns) - clock.from_monotonic_ns(before_ns)
             elapsed_ns = period_ns - decode.chunked_step_ns(n, n, round(context), 0)
-            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS)
+            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended)
 
 
 @dataclass(frozen=True, slots=True)

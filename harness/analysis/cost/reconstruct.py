@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.logs.engine_steps import decode_contexts
+from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts
+from harness.clock import NS_PER_MS
 from harness.engine.cost import US_PER_MS, size_name
 from harness.records.schema import values_of
 
@@ -52,7 +53,9 @@ class ChunkedStepCost(StepCost, Protocol):
     chunk_step_fs: int | None
     eager_ns: int
 
-    def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int: ...
+    def chunked_step_ns(
+        self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int, attended: int = 0
+    ) -> int: ...
 
     def is_prefill_extrapolated(self, computed_tokens: int) -> bool: ...
 
@@ -154,19 +157,22 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
     contexts = decode_contexts(log) if needs_contexts else None
     rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
     names = ("kind", "context_tokens", "generation_requests")
-    rows = [(*row, context) for row, context in zip(values_of(log.steps, *names), rounded.tolist(), strict=True)]
+    works = zip(values_of(log.steps, *names), rounded.tolist(), attended_by_step(log), strict=True)
+    rows: list[tuple[Any, ...]] = [(*row, context, attended) for row, context, attended in works]
     others = [row for row in rows if row[0] not in ("decode", "idle", "dummy")]
     is_shown = steps.num_rows == log.num_by_kind.get("decode", 0) and all(
         kind in ("prefill", "mixed") and None not in work for kind, *work in others
     )
     if cost_model.chunk_step_fs is None or not is_shown:
         return None
-    of_decodes = np.array([context for kind, _tokens, _n, context in rows if kind == "decode"], dtype=np.int64)
+    of_decodes = np.array([context for kind, _tokens, _n, context, _ in rows if kind == "decode"], dtype=np.int64)
     decode_ns, extrapolated = _decode(steps, of_decodes, cost_model)
     num_eager = sum(log.eager_by_n.values())
     return ChannelA(
         decode_ns=decode_ns + cost_model.eager_ns * num_eager,
-        prefill_ns=sum(cost_model.chunked_step_ns(n, n, context, tokens) for _kind, tokens, n, context in others),
+        prefill_ns=sum(
+            cost_model.chunked_step_ns(n, n, context, tokens, part) for _, tokens, n, context, part in others
+        ),
         num_extrapolated_steps=extrapolated,
         num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(tokens) for _kind, tokens, *_ in others),
         context_problem="the step log shows no KV memory" if needs_contexts and contexts is None else "",
@@ -416,12 +422,16 @@ def _prefill_usage(prompts: Sequence[tuple[int, int]], chunk_tokens: int) -> dic
 
 
 def _chunk_usage(steps: Sequence[Sequence[int]], num_eager: int) -> dict[str, float]:
-    """The ``usage`` of steps with parts of prompts, as (tokens of prompts, decodes, summed context), and of others."""
-    tokens, n, contexts = np.array(steps, dtype=np.int64).reshape(-1, 3).T
+    """The ``usage`` of steps with parts of prompts, and of others.
+
+    steps: (tokens of prompts, decodes, summed context, attended tokens of the parts) of each.
+    """
+    tokens, n, contexts, attended = np.array(steps, dtype=np.int64).reshape(-1, 4).T
     return {
         **_decode_usage(n[n > 0], n, contexts[n > 0]),
         "per_step_ms": float(np.count_nonzero(tokens)),
         "per_token_us": float(tokens.sum()) / US_PER_MS,
+        "per_attended_token_ns": float(attended.sum()) / NS_PER_MS,
         "eager_ms": float(num_eager),
     }
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.clock import ScaledClock
+from harness.engine.cost import attended_tokens
 from harness.errors import RecordsError
 from harness.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
 from harness.records.manifest import info, invalid, warning
@@ -78,6 +79,30 @@ def decode_contexts(log: StepLog) -> list[float] | None:
         mean = kv_usage * (num_blocks - 1) * block_size / running - (block_size - 1) / 2 + 1 if running else 0.0
         contexts.append((n or 0) * mean)
     return contexts[: log.steps.num_rows]
+
+
+def attended_by_step(log: StepLog) -> list[int]:
+    """``attended_tokens`` of the parts of prompts in every step; 0 where the log does not show them.
+
+    The log has sums of a step. So they are exact where one prompt is computed at a time. Where several begin in a step,
+    each counts for their mean; at most the last of a step is taken as unfinished.
+    """
+    names = ("context_requests", "context_tokens", "generation_requests", "generated_tokens", "prefix_hits")
+    open_tokens, attended = 0, list[int]()
+    for parts, tokens, decodes, generated, hits in schema.values_of(log.steps, *names):
+        if not parts or not tokens:
+            attended.append(0)
+            continue
+        num_new = parts - bool(open_tokens)
+        each, found = tokens // parts, (hits or 0) // max(1, num_new)
+        rest = tokens - each * (parts - 1)
+        # The open prompt comes first; a prompt that stays open is the last.
+        befores = [open_tokens] * (parts > num_new) + [found] * num_new
+        sizes = [each] * (parts - 1) + [rest]
+        attended.append(sum(map(attended_tokens, befores, sizes)))
+        is_open = generated is not None and generated - (decodes or 0) < parts
+        open_tokens = befores[-1] + sizes[-1] if is_open else 0
+    return attended
 
 
 def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:

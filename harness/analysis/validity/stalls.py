@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import ChunkedStepCost
+from harness.analysis.logs.engine_steps import attended_by_step
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.records import Finding, Manifest
 from harness.records.manifest import invalid, warning
@@ -98,7 +99,10 @@ def check_step_log_stalls(
     """
     clock = ScaledClock(manifest.clock.scale)
     rows = values_of(log.steps, "at_ns", "kind", "generation_requests", "context_tokens", "n", "b")
-    work = {clock.from_monotonic_ns(at_ns): step for at_ns, *step in rows}
+    work = {
+        clock.from_monotonic_ns(at_ns): (*step, attended)
+        for (at_ns, *step), attended in zip(rows, attended_by_step(log), strict=True)
+    }
     if cost_model is None or len(work) < 2:
         return
     signs_ns = np.array(list(work), dtype=np.int64)
@@ -106,14 +110,14 @@ def check_step_log_stalls(
     costs = cost_model if isinstance(cost_model, ChunkedStepCost) and cost_model.chunk_step_fs is not None else None
 
     def most_ns(end_ns: int) -> float:
-        kind, decodes, tokens, n, b = work.get(end_ns, ("idle", 0, 0, 0, 0))
+        kind, decodes, tokens, n, b, attended = work.get(end_ns, ("idle", 0, 0, 0, 0, 0))
         if kind in ("idle", "dummy"):
             return median_ns
         if kind == "decode":
             return max(median_ns, 0 if costs is None else costs.decode_step_ns(b or n, n) + costs.eager_ns)
         if costs is None or kind not in ("prefill", "mixed") or decodes is None or tokens is None:
             return math.inf
-        return max(median_ns, costs.chunked_step_ns(decodes, decodes, 0, tokens))
+        return max(median_ns, costs.chunked_step_ns(decodes, decodes, 0, tokens, attended))
 
     gaps = _gaps(requests, signs_ns, NOTICED_MS * manifest.clock.scale * NS_PER_MS + median_ns)
     yield from _longest(manifest, ((end - start - most_ns(end), start) for start, end in gaps))
