@@ -22,7 +22,7 @@ def main() -> int:
     try:
         asyncio.run(_serve())
     except HarnessError as error:
-        sys.stderr.write(f"harness.emulator: {error}\n")
+        sys.stderr.write(f"harness server emulator: {error}\n")
         return int(error.exit_code)
     return 0
 

@@ -104,7 +104,7 @@ def parse_config(table: Any, *, where: str) -> EmulatorConfig:
         return EmulatorConfig.model_validate(table)
     except ValidationError as error:
         raise SpecError(
-            describe_validation_error(error), where=where, hint="See `python -m harness.emulator --help`"
+            describe_validation_error(error), where=where, hint="See `harness server emulator --help`"
         ) from error
 
 
@@ -137,9 +137,9 @@ SERVER_KEYS = (
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m harness.emulator",
+        prog="harness server emulator",
         description="An OpenAI-compatible server that schedules like vLLM with vllm-rbln, timed by a cost model.",
-        epilog="example: python -m harness.emulator --port 8000 --decode-buckets 1,2,4,8 --trace steps.jsonl",
+        epilog="example: harness server emulator --port 8000 --decode-buckets 1,2,4,8 --trace steps.jsonl",
     )
     add = parser.add_argument
     add("--config", type=Path, help="JSON file with the keys of EmulatorConfig; flags win over it")

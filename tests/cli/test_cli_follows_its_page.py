@@ -34,8 +34,8 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
     printed: dict[str, str] = {}
     for command in commands:
         words = shlex.split(command)
-        if words[0] == "python":
-            started = subprocess.Popen([sys.executable, *words[1:-1]], stderr=subprocess.DEVNULL)
+        if words[-1] == "&":
+            started = subprocess.Popen([sys.executable, "-m", *words[:-1]], stderr=subprocess.DEVNULL)
             request.addfinalizer(started.wait)
             request.addfinalizer(started.kill)
             port = int(words[words.index("--port") + 1])

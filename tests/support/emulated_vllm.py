@@ -37,8 +37,8 @@ arguments = [word for flag, value in flags.items() if value is not None for word
 config = pathlib.Path(options.model, "config.json")
 arguments += ["--vocab-size", str(json.loads(config.read_text())["vocab_size"])] if config.is_file() else []
 arguments += [] if options.enable_prefix_caching else ["--no-prefix-caching"]
-command = [sys.executable, "-m", "harness.emulator", "--rules", "vllm-paged", "--cost-model", COST_MODEL, *arguments]
-os.execv(sys.executable, command)
+emulator = ("-m", "harness.emulator", "--rules", "vllm-paged", "--cost-model", COST_MODEL)
+os.execv(sys.executable, [sys.executable, *emulator, *arguments])
 """
 
 
