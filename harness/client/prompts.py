@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PlanError
-from harness.plan import PromptIds, TokenStreams
-from harness.plan.tokens import AS_PLANNED
+from harness.plan.tokens import AS_PLANNED, PromptIds, TokenStreams
 
 if TYPE_CHECKING:
     from harness.client.answer import Answer

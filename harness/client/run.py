@@ -35,7 +35,7 @@ from harness.client.single import Share, replay_here
 from harness.client.target import ReplayResult, Target
 from harness.clock import NS_PER_MS, monotonic_ns
 from harness.errors import ServerError, SpecError
-from harness.plan import Plan
+from harness.plan.model import Plan
 from harness.records.schema import CHUNKS, RowStream
 
 __all__ = ["ReplayEvent", "ReplayResult", "StopSignal", "Target", "replay"]

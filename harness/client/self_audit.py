@@ -15,8 +15,8 @@ from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.run import ReplayResult, Target, replay
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
-from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.spec import ClientSpec
+from harness.plan.model import Plan, RequestPlan, SessionPlan
+from harness.spec.sections import ClientSpec
 
 FloatArray = NDArray[np.float64]
 

@@ -19,7 +19,9 @@ from harness.plan.tokens import AS_PLANNED, PromptIds
 from harness.plan.words import TextSizes
 from harness.records.schema import RowStream
 from harness.redact import redacted_text
-from harness.spec import ClientSpec, RequestSpec, ServerSpec
+from harness.spec.request import RequestSpec
+from harness.spec.sections import ClientSpec
+from harness.spec.server import ServerSpec
 
 PORTS = {"http": 80, "https": 443}
 

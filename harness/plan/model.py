@@ -11,10 +11,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from harness.errors import PlanError
-from harness.spec import PromptForm, Treatment
+
+if TYPE_CHECKING:
+    from harness.spec import PromptForm, Treatment
 
 TokenIdRange = tuple[int, int]
 FORMAT = "harness-plan/1"

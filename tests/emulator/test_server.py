@@ -117,7 +117,9 @@ def test_a_busy_port_is_one_line_and_a_failure() -> None:
         port = taken.getsockname()[1]
         code, text = run_to_exit("--port", str(port))
     assert code == 1
-    assert re.fullmatch(rf"harness server emulator: 127\.0\.0\.1:{port}: cannot bind \(Address already in use\)\. .*\n", text)
+    assert re.fullmatch(
+        rf"harness server emulator: 127\.0\.0\.1:{port}: cannot bind \(Address already in use\)\. .*\n", text
+    )
 
 
 @pytest.mark.parametrize(
