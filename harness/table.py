@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -35,7 +36,7 @@ class TableForm(str, Enum):
     latex = "latex"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Table:
     """One table. A column's name ends in its unit (``elapsed_ms``); the caption says what a row is.
 
@@ -77,6 +78,10 @@ class Table:
         except ImportError as error:
             raise SpecError("pandas is not installed", hint="pip install pandas, or use records()") from error
         return DataFrame(self.records(), columns=list(self.columns))
+
+    def __repr__(self) -> str:
+        """The table as a terminal shows it."""
+        return to_text(self, shutil.get_terminal_size().columns)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

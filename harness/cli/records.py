@@ -211,7 +211,9 @@ def export(
     ],
     form: Annotated[
         str,
-        typer.Option("--format", help="vllm-bench, aiperf, guidellm, inference-perf, otel, csv or parquet."),
+        typer.Option(
+            "--format", help="vllm-bench, aiperf, guidellm, inference-perf, otel, prometheus, csv or parquet."
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder to write. Default: EXPERIMENT-FORMAT.")

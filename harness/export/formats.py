@@ -23,7 +23,7 @@ from harness.records import SealedRun, origin_of
 from harness.records.disk import csv_bytes, parquet_bytes
 from harness.records.schema import column
 
-# What a file holds: a table, lines of JSON in a .jsonl file, else one JSON value.
+# What a file holds: a table, bytes as they are, lines of JSON in a .jsonl file, else one JSON value.
 Content = Any
 
 
@@ -57,6 +57,8 @@ class Format:
 def _encoded(name: str, content: Content) -> bytes:
     if isinstance(content, pa.Table):
         return csv_bytes(content) if name.endswith(".csv") else parquet_bytes(content)
+    if isinstance(content, bytes):
+        return content
     values = content if name.endswith(".jsonl") else [content]
     return b"".join(json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n" for value in values)
 
