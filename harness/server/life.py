@@ -34,8 +34,8 @@ class LaunchPlan:
     force, as far as the launch shows them; log and metrics show the others. device_command: reports the devices' state;
     its first answer is in ``requested``. findings: they hold for every run on this server. scratch_variable: gives the
     server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
-    monotonic clock and the uncertainty, ns. appended: a file that a server of somebody else appends to, and where its
-    first line and what it appends during the run are kept.
+    monotonic clock and the uncertainty, ns. appended: files that a server of somebody else appends to, and where the
+    first line of each and what is appended during the run are kept.
     """
 
     backend: str
@@ -54,7 +54,7 @@ class LaunchPlan:
     findings: tuple[Finding, ...] = ()
     scratch_variable: str = ""
     read_offset: Callable[[], tuple[int, int]] | None = None
-    appended: tuple[Path, Path] | None = None
+    appended: tuple[tuple[Path, Path], ...] = ()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -98,7 +98,7 @@ class AttachedServer:
         self._clock = MonotonicClock()
         self._appended = launch.appended
         self._identity: dict[str, str] = {}
-        self._offset = 0 if launch.appended is None else launch.appended[0].stat().st_size
+        self._offsets = [source.stat().st_size for source, _kept in launch.appended]
 
     def __enter__(self) -> AttachedServer:
         return self
@@ -153,14 +153,12 @@ class AttachedServer:
         return self.stop()
 
     def _keep_appended(self) -> None:
-        """Copy the first line of the file, and what was appended since the run began."""
-        if self._appended is None:
-            return
-        source, kept = self._appended
-        with ServerError.on_os_error("cannot be copied", where=source), source.open("rb") as file:
-            first = file.readline()
-            file.seek(max(self._offset, len(first)))
-            kept.write_bytes(first + file.read())
+        """Copy the first line of each file, and what was appended since the run began."""
+        for (source, kept), offset in zip(self._appended, self._offsets, strict=True):
+            with ServerError.on_os_error("cannot be copied", where=source), source.open("rb") as file:
+                first = file.readline()
+                file.seek(max(offset, len(first)))
+                kept.write_bytes(first + file.read())
 
 
 ServerHandle = ServerProcess | AttachedServer

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.stack.vllm.step_log import FORMAT, SCHEMA
-
-COLUMNS = [name for name in SCHEMA.names if name not in ("kind", "n", "b")]
+from harness.stack.vllm.step_log import COLUMNS, FORMAT
 
 
 def tpu_batch(number: int, prefill: int, decode: int, requests: int, padded: int) -> dict[str, object]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import join_request_id, step_contexts
-from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts, step_log_of
+from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts, step_log_of, step_spans
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.engine import CostModel
 from harness.errors import SpecError
@@ -185,7 +185,9 @@ def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
     """Long stretches of pure decode steps. A request that comes or ends makes a mixed step or another n."""
     clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log)
     rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "at_ns")
-    for (kind, n, b, mode), group in groupby(enumerate(rows), key=lambda row: row[1][:-1]):
+    # The steps of several engines lie between each other.
+    alone = rows if len(log.engines) == 1 else ()
+    for (kind, n, b, mode), group in groupby(enumerate(alone), key=lambda row: row[1][:-1]):
         chosen = [(place, row[-1]) for place, row in group][EDGE_STEPS : -EDGE_STEPS or None]
         if kind != "decode" or b is None or len(chosen) <= MIN_BLOCKS * BLOCK_STEPS:
             continue
@@ -206,9 +208,9 @@ def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
 def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillPoint, ...]:
     """Every step of a vLLM that computed tokens of prompts, less the time of its decodes. Times in model ms.
 
-    decode: the cost model of those decodes. A step after an idle engine is left out: nobody knows when it began. So is
-    a work (tokens, and tokens that these attend to) that fewer than three steps had: one stall of the host would be its
-    time.
+    decode: the cost model of those decodes. A step after an idle engine is left out where nobody knows when it began.
+    So is a work (tokens, and tokens that these attend to) that fewer than three steps had: one stall of the host would
+    be its time.
     """
     points = [point for run in runs if run.is_valid for point in _chunks(run, decode)]
     num_of = Counter(point.work for point in points)
@@ -220,13 +222,12 @@ def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
     if log is None:
         return
     clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
-    rows = values_of(log.steps, "at_ns", "kind", "running", "generation_requests", "context_tokens")
-    works = zip(contexts[1:], attended_by_step(log)[1:], pairwise(rows), strict=True)
-    for context, attended, (before, (at_ns, kind, _running, n, tokens)) in works:
-        before_ns, _kind, still_running, *_work = before
-        if kind in ("prefill", "mixed") and still_running and tokens and n is not None:
-            period_ns = clock.from_monotonic_ns(at_ns) - clock.from_monotonic_ns(before_ns)
-            elapsed_ns = period_ns - decode.chunked_step_ns(n, n, round(context), 0)
+    rows = values_of(log.steps, "kind", "generation_requests", "context_tokens")
+    works = zip(contexts, attended_by_step(log), step_spans(log), rows, strict=True)
+    for context, attended, span, (kind, n, tokens) in works:
+        if kind in ("prefill", "mixed") and span is not None and tokens and n is not None:
+            since_ns, at_ns = map(clock.from_monotonic_ns, span)
+            elapsed_ns = at_ns - since_ns - decode.chunked_step_ns(n, n, round(context), 0)
             yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended)
 
 

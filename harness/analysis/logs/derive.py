@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.logs.engine_steps import read_run_steps, steps_table
+from harness.analysis.logs.engine_steps import read_run_steps, step_files, steps_table
 from harness.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
 from harness.analysis.logs.slots import SlotWalk
 from harness.clock import ScaledClock
@@ -133,8 +133,9 @@ def derived_from(
 
 def derived_of(run: SealedRun) -> Derived:
     """The derived tables of a sealed run, computed again from its raw files, once they are known to be as sealed."""
-    for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES, layout.STEP_LOG):
+    for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES):
         run.file(name)
+    step_files(run)
     return derive_tables(run.path, run.manifest)
 
 

@@ -20,19 +20,23 @@ def steps(
 ) -> None:
     """Show the decode steps (n, b) in a file of another stack: padding p, h(n), and what the file does not show.
 
-    Reads vLLM's step log, the batch statistics of tpu-inference, the profiler file of Gaudi, and a debug log of
-    vllm-rbln's native path. Example: `harness stack steps all_batches_stats_2026_11_23.jsonl --format json`
+    Reads vLLM's step log, the steps of its engine core with what became of each request, the batch statistics of
+    tpu-inference, the profiler file of Gaudi, and a debug log of vllm-rbln's native path.
+
+    Example: `harness stack steps all_batches_stats_2026_11_23.jsonl --format json`
     """
 
-    from harness.extras.other_stacks.steps import load_steps, step_tables
+    from harness.extras.other_stacks.steps import load_steps, request_records, request_table, step_tables
 
     steps_read = load_steps(file)
     tables = step_tables(steps_read)
     if form is TableForm.json:
         (whole,), shapes = (table.records() for table in tables)
         whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
-        print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes}, indent=1))
+        requests = request_records(steps_read)
+        print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes, "requests": requests}, indent=1))
     else:
+        tables = (*tables, *filter(None, [request_table(steps_read)]))
         print(printable_drawing(written(tables, form, terminal_width())), end="")
 
 

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pydantic_core
 
+from harness.clock import NS_PER_MS
 from harness.errors import RecordsError
+from harness.stack.vllm.core_steps import MARK
 from harness.stack.vllm.step_log import MAX_COUNT, SCHEMA, read_step_log
 from harness.table import Table
 
@@ -26,7 +29,8 @@ class StepFile:
     """The steps of a file. source: the stack, with the version that the format was read from.
 
     steps: columns of ``SCHEMA``. has_each_step: False where a file names each shape once, so that there are no counts.
-    notes: what the file does not show, and what its figures leave out.
+    notes: what the file does not show, and what its figures leave out. requests: see
+    ``harness.stack.vllm.core_steps.REQUESTS``; None where the file does not name them.
     """
 
     source: str
@@ -34,6 +38,7 @@ class StepFile:
     damaged: Sequence[bytes]
     notes: tuple[str, ...]
     has_each_step: bool = True
+    requests: pa.Table | None = None
 
     @property
     def first_damaged(self) -> str:
@@ -263,10 +268,16 @@ def ways_to_steps(packages: Collection[str] | None = None) -> list[str]:
 
 def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
     """The steps in a file of any known stack; RecordsError for any other file."""
-    if b'"vllm_step_log"' in content.split(b"\n", 1)[0]:
+    if any(mark in content.partition(b"\n")[0] for mark in (b'"vllm_step_log"', MARK)):
         log = read_step_log(content, where=where)
         damaged = [log.first_damaged.encode()] * log.num_damaged
-        return StepFile(f"vLLM {log.vllm or 'of unknown version'}, step log", log.steps, damaged, log.unseen)
+        name = f"vLLM {log.vllm or 'of unknown version'}"
+        if not log.cores:
+            return StepFile(f"{name}, step log", log.steps, damaged, log.unseen)
+        (core,) = log.cores
+        lost = f"{core.num_missing} steps are not in the file, {core.num_unended} never ended"
+        notes = (*([lost] if core.num_missing or core.num_unended else []), *log.unseen)
+        return StepFile(f"{name}, engine core {log.engines[0]}", log.steps, damaged, notes, requests=core.requests)
     for reader in _READERS:
         if reader.mark in content:
             return reader.read(content)
@@ -362,3 +373,43 @@ def step_tables(file: StepFile) -> tuple[Table, Table]:
         Table("steps", file.source, tuple(whole), (tuple(whole.values()),), notes=(*first, *file.notes)),
         Table("decode shapes", "requests n and padded size b of pure decode steps", columns, tuple(shapes)),
     )
+
+
+def request_records(file: StepFile) -> list[dict[str, Any]]:
+    """What became of each request, in the order of admission; empty where the file does not name them."""
+    rows = [] if file.requests is None else file.requests.to_pylist()
+    return [
+        {
+            "request_id": row["request_id"],
+            "queue_ms": _ms(row["queued_ns"], row["admitted_ns"]),
+            "prefill_ms": _ms(row["admitted_ns"], row["first_token_ns"]),
+            "decode_ms": _ms(row["first_token_ns"], row["last_ns"]),
+            **{name: row[name] for name in _REQUEST_COUNTS},
+        }
+        for row in rows
+    ]
+
+
+_REQUEST_COUNTS = (
+    *("prompt_tokens", "cached_tokens", "computed_tokens", "recomputed_tokens"),
+    *("prefill_steps", "decode_steps", "preemptions"),
+)
+
+
+def request_table(file: StepFile) -> Table | None:
+    """Median, 99th percentile and maximum over the requests; None where the file does not name them."""
+    records = request_records(file)
+    if not records:
+        return None
+    rows: list[tuple[str, int, float, float, float]] = []
+    for name in ("queue_ms", "prefill_ms", "decode_ms", *_REQUEST_COUNTS):
+        values = [float(record[name]) for record in records if record[name] is not None]
+        if values:
+            p50, p99 = (float(value) for value in np.percentile(values, [50, 99]))
+            rows.append((name, len(values), p50, p99, max(values)))
+    caption = "what became of each request: waiting, prompt until its last part, tokens after the first"
+    return Table("requests", caption, ("figure", "requests", "p50", "p99", "max"), tuple(rows))
+
+
+def _ms(since_ns: int | None, at_ns: int | None) -> float | None:
+    return None if since_ns is None or at_ns is None else (at_ns - since_ns) / NS_PER_MS

@@ -5,7 +5,7 @@ It is never started, restarted, stopped or configured here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -127,7 +127,7 @@ class AttachedBackend(ServerBackend):
             },
             files={"step_log": step_log} if server.step_log else {},
             observation=Observation(steps="step-log" if server.step_log else "none", has_kv_log=False),
-            appended=(Path(server.step_log), step_log) if server.step_log else None,
+            appended=tuple(_kept(server, step_log)),
             effective={
                 **{key: requested_settings(server)[key] for key in self.shown_keys},
                 **_shown_by_models(models),
@@ -135,6 +135,14 @@ class AttachedBackend(ServerBackend):
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
+
+
+def _kept(server: ServerSpec, step_log: Path) -> Iterator[tuple[Path, Path]]:
+    """The server's step logs, one per data-parallel engine, and where what it appends to them is kept."""
+    if server.step_log:
+        source = Path(server.step_log)
+        for path in layout.engine_files(source):
+            yield path, step_log.with_name(step_log.name + path.name[len(source.name) :])
 
 
 def _facts_of(server: ServerSpec) -> LaunchFacts:

@@ -18,7 +18,8 @@ from harness.spec import ServerSpec
 from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
 STEP_LOG = Plugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
-LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model"})
+CORE_STEPS = Plugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
+LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model", "observer"})
 """Keys that the launch itself applies; the step log shows the others."""
 SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
 FIXED_KEYS = frozenset({"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"})
@@ -85,11 +86,14 @@ def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
 
 
 def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
-    """The launch of ``vllm serve``, whose step log is written into the run's folder."""
+    """The launch of ``vllm serve``, whose step logs are written into the run's folder."""
     check_serving(server)
     vllm = find_vllm(server.environment)
-    step_log = (run_folder / layout.STEP_LOG).absolute()
-    plugin = STEP_LOG.variables(step_log, requested_plugins(server, os.environ))
+    files = {"step_log": (run_folder / layout.STEP_LOG).absolute()}
+    plugin = STEP_LOG.variables(files["step_log"], requested_plugins(server, os.environ))
+    if server.observer:
+        files["core_steps"] = (run_folder / layout.CORE_STEPS).absolute()
+        plugin |= {CORE_STEPS.file_variable: str(files["core_steps"])}
     return LaunchPlan(
         backend=backend,
         argv=(str(vllm.vllm), *serve_arguments(server, port)),
@@ -97,7 +101,7 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
         port=port,
         model=server.model,
         env=serve_environment(server, {}, [str(INSIDE)], plugin),
-        files={"step_log": step_log},
+        files=files,
         requested={"server": server.model_dump(mode="json"), "versions": dict(vllm.versions)},
         observation=Observation(steps="step-log", has_kv_log=False),
         effective={key: requested_settings(server)[key] for key in LAUNCH_KEYS},
@@ -107,13 +111,13 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
 
 def readiness(backend: str) -> Check:
     """The doctor's line: whether a vLLM is on PATH, and what its steps can show."""
-    seen = "step log of every engine step where the model runner reports its padding"
+    seen = "every engine step, stamped in the engine core, with its padding where the model runner reports it"
     try:
         versions = find_vllm().versions
         found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "vllm of unknown version"
         ok = True
         if versions.get("vllm", "").endswith("cpu"):
-            seen = "step log of every engine step; a CPU captures no graphs, so that b = n"
+            seen = "every engine step, stamped in the engine core; a CPU captures no graphs, so that b = n"
     except ServerError as error:
         found, ok = error.what, None
     return Check(

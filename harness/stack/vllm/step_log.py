@@ -1,14 +1,15 @@
-"""Step records of a vLLM server: their file as a table of (n, b) steps.
+"""Step records of a vLLM server: their file as a table of (n, b) steps, whoever wrote it.
 
-A damaged line is counted and quoted, never repaired and never an error. A value that the server did not show is null.
-Source of the columns: harness/stack/vllm/inside/vllm_step_log, format 1.
+The stat logger in the API server's process writes one kind of file, the observer in the engine core another. A damaged
+line is counted and quoted, never repaired and never an error. A value that the server did not show is null.
+Source of the columns: harness/stack/vllm/inside/vllm_step_log/logger.py, format 1.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pydantic_core
 
 from harness.errors import RecordsError
+from harness.stack.vllm.core_steps import MARK, CoreSteps, read_core_steps
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """Goes on the server's PYTHONPATH; it imports nothing of the harness."""
@@ -46,8 +48,19 @@ _COLUMNS = {
     "logger_ns": pa.int64(),
 }
 COLUMNS = tuple(_COLUMNS)
-SCHEMA = pa.schema([*_COLUMNS.items(), ("kind", pa.string()), ("n", pa.int64()), ("b", pa.int64())])
-"""The columns of a record, and derived: kind of the step; n and b of a decode step, null for others."""
+_DERIVED = {
+    "kind": pa.string(),
+    "n": pa.int64(),
+    "b": pa.int64(),
+    "began_ns": pa.int64(),
+    "decode_context": pa.int64(),
+}
+SCHEMA = pa.schema([*_COLUMNS.items(), *_DERIVED.items()])
+"""The columns of a record, and derived: kind of the step; n and b of a decode step, null for others.
+
+Of an engine core, null for others: began_ns, when schedule() was called; decode_context, summed sequence lengths of the
+step's decodes.
+"""
 _SETTINGS = {
     "model": "model",
     "max_num_seqs": "max_num_seqs",
@@ -71,7 +84,8 @@ class StepLog:
     """The file of a server. effective: its settings. steps: see ``SCHEMA``, instants in CLOCK_MONOTONIC ns.
 
     absent: settings and columns that this vLLM does not have. num_damaged: lines left out; first_damaged: the first of
-    them, shortened.
+    them, shortened. cores: the records of engine cores, where these are the file; at_ns is then the end of the step,
+    else its receipt by the API server. engines: data-parallel engines whose steps these are.
     """
 
     vllm: str
@@ -80,6 +94,8 @@ class StepLog:
     steps: pa.Table
     num_damaged: int
     first_damaged: str
+    cores: tuple[CoreSteps, ...] = ()
+    engines: tuple[int, ...] = (0,)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -90,6 +106,11 @@ class StepLog:
         if self.has_graphs and sizes:
             shown["decode_buckets"] = sorted(sizes)
         return shown
+
+    @property
+    def num_declared_engines(self) -> int:
+        """Data-parallel engines that the server has by its header."""
+        return max(len(self.engines), int(self.effective.get("data_parallel_size") or 1))
 
     @property
     def has_graphs(self) -> bool:
@@ -149,6 +170,8 @@ class StepLog:
 
 def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
     """The records of a server's file; RecordsError when it does not start with the header of a step log."""
+    if MARK in content.partition(b"\n")[0]:
+        return _log_of_core(read_core_steps(content, where=where))
     lines = content.split(b"\n")
     last = lines.pop()
     header = _header(lines[0] if lines else b"", where)
@@ -190,6 +213,65 @@ def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
         ),
         num_damaged=len(damaged),
         first_damaged=damaged[0][:120].decode("utf-8", "replace") if damaged else "",
+        engines=(engine if isinstance(engine := header.get("engine"), int) else 0,),
+    )
+
+
+def merged(logs: Sequence[StepLog]) -> StepLog:
+    """The logs of data-parallel engines as one, in the order of time; that of one engine as it is."""
+    if len(logs) == 1:
+        return logs[0]
+    first = logs[0]
+    return replace(
+        first,
+        absent=tuple(dict.fromkeys(name for log in logs for name in log.absent)),
+        steps=pa.concat_tables([log.steps for log in logs]).sort_by("at_ns"),
+        num_damaged=sum(log.num_damaged for log in logs),
+        first_damaged=next((log.first_damaged for log in logs if log.first_damaged), ""),
+        cores=tuple(core for log in logs for core in log.cores),
+        engines=tuple(engine for log in logs for engine in log.engines),
+    )
+
+
+def _log_of_core(core: CoreSteps) -> StepLog:
+    """The steps of an engine core in the columns of a step log; what only the API server sees is null."""
+    effective = cast("dict[str, Any]", core.header["effective"])
+    num_blocks = effective.get("num_gpu_blocks")
+    has_drafts = effective.get("num_speculative_tokens") is not None
+    rows: list[list[Any]] = []
+    derived: list[tuple[int, int | None]] = []
+    for place, (values, _ids, tokens, details) in enumerate(core.steps):
+        after = core.steps[place + 1].values if place + 1 < len(core.steps) else None
+        free, running = values["free_blocks"], values["running"]
+        row = dict.fromkeys(_COLUMNS)
+        row |= {name: values[name] for name in ("waiting", "skipped_waiting", "generated_tokens", "padded_tokens")}
+        row["runtime_mode"] = values["runtime_mode"]
+        row |= {"at_ns": values["end_ns"], "unpadded_tokens": sum(tokens), "logger_ns": values["observer_ns"]}
+        # Those that ended with this step are named in the next line.
+        row["running"] = None if running is None else max(0, running - (len(after["finished"]) if after else 0))
+        row["is_dummy"], row["preempted"] = False, len(values["preempted"])
+        if free is not None and isinstance(num_blocks, int) and num_blocks > 1:
+            # One block is a placeholder.
+            row["kv_usage"] = max(0.0, 1 - free / (num_blocks - 1))
+        if details is not None:
+            row |= {"context_requests": details.context_requests, "context_tokens": details.context_tokens}
+            row["generation_requests"] = details.generation_requests
+            row["generation_tokens"] = details.generation_tokens
+            row["prompt_tokens"] = details.prompt_tokens
+            if effective.get("enable_prefix_caching"):
+                row |= {"prefix_queries": details.queries, "prefix_hits": details.hits}
+        rows.append(list(row.values()))
+        # Rejected drafts are computed and leave the sequence.
+        derived.append((values["schedule_ns"], None if details is None or has_drafts else details.decode_context))
+    return StepLog(
+        vllm=str(core.header.get("vllm", "")),
+        effective=effective,
+        absent=core.absent,
+        steps=_table(rows, has_drafts=has_drafts, absent=core.absent, derived=derived),
+        num_damaged=core.num_damaged,
+        first_damaged=core.first_damaged,
+        cores=(core,),
+        engines=(int(core.header["engine"]),),
     )
 
 
@@ -251,21 +333,31 @@ def _fits(value: object, kind: pa.DataType) -> bool:
     return isinstance(value, int) and 0 <= value <= MAX_COUNT
 
 
-def _table(rows: Sequence[list[Any]], *, has_drafts: bool, absent: Sequence[str]) -> pa.Table:
+def _table(
+    rows: Sequence[list[Any]],
+    *,
+    has_drafts: bool,
+    absent: Sequence[str],
+    derived: Sequence[tuple[int | None, int | None]] = (),
+) -> pa.Table:
+    """Rows of ``COLUMNS`` with what follows from them. derived: (began_ns, decode_context) of each, where known."""
     kinds: list[Kind] = []
     sizes: list[int | None] = []
     padded: list[int | None] = []
     for row in rows:
         step = dict(zip(_COLUMNS, row, strict=True))
-        kind = _kind(step, has_drafts=has_drafts, shows_output="generated_tokens" not in absent)
+        # An engine core shows the work of a step, or it is not known.
+        shows_output = "generated_tokens" not in absent and not (derived and step["generation_requests"] is None)
+        kind = _kind(step, has_drafts=has_drafts, shows_output=shows_output)
         n = step["unpadded_tokens"] if step["generation_requests"] is None else step["generation_requests"]
         kinds.append(kind)
         sizes.append(n if kind == "decode" else None)
         padded.append(step["padded_tokens"] if kind == "decode" else None)
     columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in _COLUMNS]
+    began, contexts = ([pair[place] for pair in derived] if derived else [None] * len(rows) for place in (0, 1))
+    columns += [list(kinds), sizes, padded, list(began), list(contexts)]
     return pa.table(
-        [pa.array(column, field.type) for column, field in zip([*columns, kinds, sizes, padded], SCHEMA, strict=True)],
-        schema=SCHEMA,
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
     )
 
 

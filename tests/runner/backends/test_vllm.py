@@ -310,7 +310,7 @@ def test_the_doctor_says_what_the_stack_on_path_shows_of_its_steps(
     write_environment(tmp_path, versions={"vllm": "0.30.0", "tpu-inference": "0.32.0"})
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     found = backend_named("vllm").readiness().found
-    assert "vllm 0.30.0, tpu-inference 0.32.0; step log of every engine step" in found
+    assert "vllm 0.30.0, tpu-inference 0.32.0; every engine step, stamped in the engine core" in found
     (line,) = doctor_lines()
     assert "beside the vLLM here: tpu-inference: AGGREGATED_STATS_DIR" in line
     assert "VLLM_PROFILER_ENABLED" not in found

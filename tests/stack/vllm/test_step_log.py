@@ -16,8 +16,8 @@ from harness.errors import RecordsError
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stack.vllm.launch import STEP_LOG
 from harness.stack.vllm.step_log import (
+    COLUMNS,
     INSIDE,
-    SCHEMA,
     StepLog,
     load_step_log,
     read_step_log,
@@ -156,9 +156,9 @@ def serve(python: Path | str, search: list[Path], variables: dict[str, str], scr
 
 def log_of(*rows: dict[str, Any], **effective: Any) -> StepLog:
     """The file of a logger that wrote ``rows``; columns left out are null."""
-    header = {"vllm_step_log": 1, "columns": SCHEMA.names[:-3], "vllm": "0.30.0", "effective": effective, "absent": []}
+    header = {"vllm_step_log": 1, "columns": list(COLUMNS), "vllm": "0.30.0", "effective": effective, "absent": []}
     values = [
-        [{"at_ns": place, "logger_ns": 1000, **row}.get(name) for name in SCHEMA.names[:-3]]
+        [{"at_ns": place, "logger_ns": 1000, **row}.get(name) for name in list(COLUMNS)]
         for place, row in enumerate(rows)
     ]
     return read_step_log("".join(json.dumps(line) + "\n" for line in [header, *values]).encode())
@@ -377,6 +377,6 @@ def test_a_server_with_a_list_of_plugins_gets_the_logger_too(tmp_path: Path) -> 
 
 def whole_file() -> bytes:
     """Two decode steps."""
-    header = {"vllm_step_log": 1, "columns": SCHEMA.names[:-3], "vllm": "0.30.0", "effective": {}, "absent": []}
+    header = {"vllm_step_log": 1, "columns": list(COLUMNS), "vllm": "0.30.0", "effective": {}, "absent": []}
     rows = [[at, 3, 0, 0, 0.5, 64, 32, 3, 4, "FULL", 0, 0, 3, 3, False, 0, 3, 0, 900] for at in (5, 6)]
     return "".join(json.dumps(line) + "\n" for line in [header, *rows]).encode()

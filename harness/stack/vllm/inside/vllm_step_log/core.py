@@ -1,0 +1,319 @@
+# pyright: basic, reportMissingImports=false
+"""A vLLM plugin that observes the scheduler inside the engine core and writes a line of JSON per engine step.
+
+It changes nothing in the server: a wrapper calls the original exactly once, arguments and result unchanged, and its
+additions run inside a guard that switches the observer off at its first error. Every attribute but the scheduled tokens
+may be absent. Without VLLM_CORE_STEPS_FILE it does nothing.
+Source: vllm 0.30.0 to 0.33.0 (v1/core/sched/scheduler.py, async_scheduler.py and output.py, v1/engine/core.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from . import LOG, LineFile, engine_file, header_of, is_there, now_ns, plain, value_at
+
+FILE_VARIABLE = "VLLM_CORE_STEPS_FILE"
+FORMAT = 1
+COLUMNS = (
+    "step",
+    "schedule_ns",  # schedule() is called
+    "scheduled_ns",  # schedule() has returned
+    "update_ns",  # update_from_output() is called: the result of the model is there
+    "end_ns",  # update_from_output() has returned; null when it was never called
+    "requests",  # handles in the order of the batch; null: those of the line before
+    "tokens",  # of each request; one number when all have as many
+    "admitted",  # [handle, id, queued_ns, tokens of the request, cached tokens, prompt tokens]
+    "preempted",  # handles
+    "finished",  # handles; between the schedule() before and this one
+    "running",  # requests, after schedule()
+    "waiting",
+    "skipped_waiting",  # null from 0.31 on, where waiting holds them too
+    "free_blocks",  # of KV memory, after schedule()
+    "generated_tokens",
+    "unpadded_tokens",
+    "padded_tokens",
+    "runtime_mode",
+    "observer_ns",  # time of the observer itself, since the line before
+)
+MAX_PENDING = 64
+"""Steps that were scheduled and have not ended. Two with asynchronous scheduling, one per stage of a pipeline."""
+MAX_QUEUED = 100_000
+"""Requests whose arrival is remembered until they are admitted."""
+MARK = "_vllm_step_log_wraps"
+ATTRIBUTE = "_vllm_step_log_observer"
+
+
+def register() -> None:
+    """Entry point of ``vllm.general_plugins``: called in every process of the server, possibly more than once.
+
+    The engine core asks its configuration for the class of its scheduler; that class is then observed.
+    """
+    if not os.environ.get(FILE_VARIABLE):
+        return
+    try:
+        from vllm.config.scheduler import SchedulerConfig
+
+        choose = SchedulerConfig.get_scheduler_cls
+        if hasattr(choose, MARK):
+            return
+
+        @functools.wraps(choose)
+        def chosen(self: Any) -> Any:
+            scheduler_class = choose(self)
+            observe(scheduler_class)
+            return scheduler_class
+
+        setattr(chosen, MARK, True)
+        SchedulerConfig.get_scheduler_cls = chosen
+    except Exception as error:
+        LOG.warning("[CORE STEPS] not observing: %s: %s", type(error).__name__, error)
+
+
+def observe(scheduler_class: Any) -> None:
+    """Wrap what the engine core calls of a scheduler class; every scheduler made of it writes its own records."""
+    try:
+        if hasattr(scheduler_class.schedule, MARK):
+            return
+        for name in ("__init__", "add_request", "schedule", "update_from_output"):
+            getattr(scheduler_class, name)
+        _wrap_init(scheduler_class)
+        _wrap(scheduler_class, "add_request", Observer.added)
+        _wrap(scheduler_class, "schedule", Observer.scheduled)
+        _wrap(scheduler_class, "update_from_output", Observer.updated)
+    except Exception as error:
+        LOG.warning("[CORE STEPS] not observing: %s: %s", type(error).__name__, error)
+
+
+def _wrap_init(owner: Any) -> None:
+    original = owner.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        try:
+            if not hasattr(self, ATTRIBUTE):
+                setattr(self, ATTRIBUTE, Observer(self))
+        except Exception as error:
+            LOG.warning("[CORE STEPS] not observing: %s: %s", type(error).__name__, error)
+
+    owner.__init__ = made
+
+
+def _wrap(owner: Any, name: str, note: Callable[..., None]) -> None:
+    """Call ``note(observer, began_ns, scheduler, arguments, output)`` after each call of ``name`` from outside."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **options: Any) -> Any:
+        observer = getattr(self, ATTRIBUTE, None)
+        # A subclass that calls the function of its base makes one step, not two.
+        if observer is None or not observer.is_on or observer.is_inside:
+            return original(self, *args, **options)
+        observer.is_inside = True
+        began_ns = now_ns()
+        try:
+            output = original(self, *args, **options)
+        finally:
+            observer.is_inside = False
+        try:
+            note(observer, began_ns, self, args or tuple(options.values()), output)
+        except Exception as error:
+            observer.stop(error)
+        return output
+
+    setattr(wrapped, MARK, True)
+    setattr(owner, name, wrapped)
+
+
+class Observer:
+    """The records of one scheduler. Its engine core calls it from one thread."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.is_on = True
+        self.is_inside = False
+        config = value_at(scheduler, "vllm_config")
+        engine = value_at(config, "parallel_config.data_parallel_index") or 0
+        self._file = LineFile(engine_file(os.environ[FILE_VARIABLE], engine))
+        kind = type(scheduler)
+        names = {"vllm_core_steps": FORMAT, "columns": COLUMNS, "engine": engine}
+        self._file.write({**names, "scheduler": f"{kind.__module__}.{kind.__qualname__}", **header_of(config)})
+        self._handles: dict[str, int] = {}
+        self._num_handles = 0
+        self._queued_ns: dict[str, int] = {}
+        self._pending: deque[tuple[Any, dict[str, Any]]] = deque()
+        # Of the step that was scheduled last; and the requests of the record that was written last.
+        self._ids: list[str] | None = None
+        self._batch: list[int] = []
+        self._written: list[int] | None = None
+        self._num_steps = 0
+        self._observer_ns = 0
+        self._has_absent = False
+        self._free_blocks = value_at(scheduler, "kv_cache_manager.block_pool.get_num_free_blocks")
+
+    def stop(self, error: Exception) -> None:
+        """Log the first error; afterwards only the original functions run."""
+        self.is_on = False
+        self._pending.clear()
+        LOG.warning("[CORE STEPS] stopped after %d steps: %s: %s", self._num_steps, type(error).__name__, error)
+
+    # -- what is noted after a call of the function that a name says ---------------------------------------------
+
+    def added(self, began_ns: int, _scheduler: Any, arguments: Any, _output: Any) -> None:
+        """A request was put into the queue."""
+        name = value_at(arguments[0], "request_id")
+        if isinstance(name, str) and len(self._queued_ns) < MAX_QUEUED:
+            self._queued_ns.setdefault(name, began_ns)
+
+    def scheduled(self, began_ns: int, scheduler: Any, _arguments: Any, output: Any) -> None:
+        """A step was decided."""
+        ended_ns = now_ns()
+        if len(self._pending) >= MAX_PENDING:
+            self._write(self._pending.popleft()[1])
+        tokens: dict[str, int] = output.num_scheduled_tokens
+        counts = list(tokens.values())
+        # In this order: a name of a request that has ended may be used again.
+        finished = self._finished(value_at(output, "finished_req_ids"))
+        preempted = self._known(value_at(output, "preempted_req_ids"))
+        admitted = self._admitted(scheduler, output)
+        ids = list(tokens)
+        if ids != self._ids:
+            self._ids = ids
+            handles = self._handles
+            self._batch = [handles[name] if name in handles else self._new(name, admitted) for name in ids]
+        record = {
+            "step": self._num_steps,
+            "schedule_ns": began_ns,
+            "scheduled_ns": ended_ns,
+            "update_ns": None,
+            "end_ns": None,
+            "requests": self._batch,
+            "tokens": counts[0] if counts and counts.count(counts[0]) == len(counts) else counts,
+            "admitted": admitted,
+            "preempted": preempted,
+            "finished": finished,
+            "running": _length(scheduler, "running"),
+            "waiting": _length(scheduler, "waiting"),
+            "skipped_waiting": _length(scheduler, "skipped_waiting"),
+            "free_blocks": None if self._free_blocks is None else self._free_blocks(),
+            "generated_tokens": None,
+            "unpadded_tokens": None,
+            "padded_tokens": None,
+            "runtime_mode": None,
+        }
+        self._num_steps += 1
+        self._pending.append((output, record))
+        self._observer_ns += now_ns() - ended_ns
+
+    def updated(self, began_ns: int, scheduler: Any, arguments: Any, outputs: Any) -> None:
+        """A step has ended: its record is written."""
+        ended_ns = now_ns()
+        scheduled, model_output = arguments[:2]
+        while self._pending:
+            step, record = self._pending.popleft()
+            if step is scheduled:
+                break
+            self._write(record)
+        else:
+            raise LookupError("a step ended that was not scheduled")
+        graph = value_at(model_output, "cudagraph_stats")
+        record["update_ns"], record["end_ns"] = began_ns, ended_ns
+        record["generated_tokens"] = _num_generated(outputs)
+        if graph is not None:
+            record["unpadded_tokens"] = plain(value_at(graph, "num_unpadded_tokens"))
+            record["padded_tokens"] = plain(value_at(graph, "num_padded_tokens"))
+            record["runtime_mode"] = plain(value_at(graph, "runtime_mode"))
+        self._write(record)
+        if not self._has_absent:
+            self._has_absent = True
+            self._file.write({"absent": _absent(scheduler, scheduled, model_output)})
+        self._observer_ns += now_ns() - ended_ns
+
+    def _admitted(self, scheduler: Any, output: Any) -> list[list[Any]]:
+        """The requests that begin, or begin again after a preemption, with this step."""
+        admitted = []
+        for new in value_at(output, "scheduled_new_reqs") or ():
+            prompt = value_at(new, "prompt_token_ids")
+            length = value_at(new, "prompt_len") if prompt is None else len(prompt)
+            admitted.append(self._admission(scheduler, new.req_id, value_at(new, "num_computed_tokens"), length))
+        resumed = value_at(output, "scheduled_cached_reqs.resumed_req_ids")
+        if resumed:
+            computed = value_at(output, "scheduled_cached_reqs.num_computed_tokens") or ()
+            known = dict(zip(output.scheduled_cached_reqs.req_ids, computed, strict=False))
+            admitted += [self._admission(scheduler, name, known.get(name), None) for name in resumed]
+        return admitted
+
+    def _admission(self, scheduler: Any, name: str, cached: Any, prompt: Any) -> list[Any]:
+        handle = self._handles.get(name)
+        if handle is None:
+            handle = self._handles[name] = self._num_handles
+            self._num_handles += 1
+            # A handle is new: the batch is not that of the step before, whatever its names are.
+            self._ids = None
+        requests = value_at(scheduler, "requests") or {}
+        request = requests.get(name)
+        if prompt is None:
+            prompt = value_at(request, "num_prompt_tokens")
+        return [handle, name, self._queued_ns.pop(name, None), value_at(request, "num_tokens"), cached, prompt]
+
+    def _new(self, name: str, admitted: list[list[Any]]) -> int:
+        """The handle of a request whose admission was not seen."""
+        handle = self._handles[name] = self._num_handles
+        self._num_handles += 1
+        admitted.append([handle, name, self._queued_ns.pop(name, None), None, None, None])
+        return handle
+
+    def _known(self, names: Any) -> list[int]:
+        return sorted(self._handles[name] for name in names if name in self._handles) if names else []
+
+    def _finished(self, names: Any) -> list[int]:
+        if not names:
+            return []
+        finished = self._known(names)
+        for name in names:
+            self._handles.pop(name, None)
+            self._queued_ns.pop(name, None)
+        if finished:
+            self._ids = None
+        return finished
+
+    def _write(self, record: dict[str, Any]) -> None:
+        batch = record["requests"]
+        if batch is self._written:
+            record["requests"] = None
+        self._written = batch
+        self._file.write([*record.values(), self._observer_ns])
+        self._observer_ns = 0
+
+
+def _length(owner: Any, name: str) -> int | None:
+    value = value_at(owner, name)
+    try:
+        return None if value is None else len(value)
+    except TypeError:
+        return None
+
+
+def _num_generated(outputs: Any) -> int | None:
+    try:
+        return sum(len(output.new_token_ids) for one in outputs.values() for output in one.outputs)
+    except Exception:  # another form of outputs
+        return None
+
+
+def _absent(scheduler: Any, scheduled: Any, model_output: Any) -> list[str]:
+    """Columns that this vLLM cannot fill."""
+    places = {
+        "admitted": (scheduled, "scheduled_new_reqs"),
+        "preempted": (scheduled, "preempted_req_ids"),
+        "finished": (scheduled, "finished_req_ids"),
+        "running": (scheduler, "running"),
+        "waiting": (scheduler, "waiting"),
+        "free_blocks": (scheduler, "kv_cache_manager.block_pool.get_num_free_blocks"),
+        "padded_tokens": (model_output, "cudagraph_stats"),
+    }
+    return [name for name, (owner, place) in places.items() if not is_there(owner, place)]
