@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from harness.clock import utc_now
 from harness.emulator import logs
 from harness.emulator.config import EmulatorConfig
-from harness.emulator.core import Choices, EngineRequest, keyed_answer
+from harness.emulator.core import EngineRequest, keyed_answer
 from harness.emulator.driver import RealTimeDriver
 from harness.emulator.model import ContextHash, StopConditions, plan_answer, words_in
 from harness.emulator.protocol import (
@@ -110,20 +110,16 @@ class Api:
 
     def _answer_to(self, http: web.Request, body: AnyRequest, prompts: list[tuple[list[int], int]]) -> Answer:
         """The answer to a body, with the engine requests that make it; nothing is submitted yet."""
-        is_chat, num_choices = isinstance(body, ChatRequest), body.n or 1
+        is_chat = isinstance(body, ChatRequest)
         base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
         choices: list[Choice] = []
         for index, (prompt, max_tokens) in enumerate(prompts):
             external_id = response_id if is_chat else f"{response_id}-{index}"
-            # A common random end, and the choice in front where there are several.
-            # Source: vllm/v1/engine/input_processor.py, vllm/v1/engine/parallel_sampling.py.
-            engine_id, together = f"{external_id}-{uuid.uuid4().hex[:8]}", Choices(num_choices, num_choices)
-            for place in range(num_choices):
-                choice = self._choice(body, prompt, max_tokens, place)
-                choice.request.engine_id = engine_id if num_choices == 1 else f"{place}_{engine_id}"
-                choice.request.external_id, choice.request.choices = external_id, together
-                choices.append(choice)
+            choice = self._choice(body, prompt, max_tokens)
+            choice.request.engine_id = f"{external_id}-{uuid.uuid4().hex[:8]}"
+            choice.request.external_id = external_id
+            choices.append(choice)
         return Answer(
             body,
             choices,
@@ -132,15 +128,11 @@ class Api:
             with_token_details=self._config.enable_prompt_tokens_details,
         )
 
-    def _choice(self, body: AnyRequest, prompt: list[int], max_tokens: int, place: int) -> Choice:
+    def _choice(self, body: AnyRequest, prompt: list[int], max_tokens: int) -> Choice:
         tokens = np.asarray(prompt, dtype=np.int32)
-        # Several sampled answers to a prompt differ; the first equals the answer to a request without ``n``.
-        context = ContextHash.of(tokens, self._config.seed + place, words_in(self._config.vocab_size))
+        context = ContextHash.of(tokens, self._config.seed, words_in(self._config.vocab_size))
         conditions = StopConditions(
             body.min_tokens,
-            body.stop_token_ids or (),
-            body.stop_texts,
-            body.include_stop_str_in_output,
             0.0 if body.ignore_eos else self._config.eos_rate,
             self._config.fault.early_stop,
         )
@@ -159,10 +151,9 @@ class Api:
             context=context,
             planned_tokens=planned.num_tokens,
             planned_reason=planned.reason,
-            stop_reason=planned.stop_reason,
             answer=answer,
         )
-        return Choice(request, planned.text_limit)
+        return Choice(request)
 
     async def _stream(self, http: web.Request, answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})

@@ -24,26 +24,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
-class Choices:
-    """The answers to one prompt of a request with ``n``: each is a separate engine request."""
-
-    num: int = 1
-    num_open: int = 1
-    most_generated: int = 0
-
-    def finish(self, num_generated: int) -> bool:
-        """Count an ended answer; returns whether it was the last."""
-        self.num_open -= 1
-        self.most_generated = max(self.most_generated, num_generated)
-        return self.num_open == 0
-
-
-@dataclass(slots=True, eq=False)
 class EngineRequest:
     """One prompt on its way through the engine; times are model ns, -1 until they happen.
 
     planned_tokens: the tokens that it will generate, at most ``max_tokens``. answer: those tokens when they
-    had to be drawn ahead to find a stop condition, else empty and drawn one per step. kv_blocks: the inner block ids
+    had to be drawn ahead to find its end, else empty and drawn one per step. kv_blocks: the inner block ids
     that it held when it was admitted, then when it ended.
     """
 
@@ -56,7 +41,6 @@ class EngineRequest:
     context: ContextHash
     planned_tokens: int
     planned_reason: FinishReason = "length"
-    stop_reason: int | str | None = None
     answer: Sequence[int] = ()
     arrival_ns: int = -1
     queued_ns: int = -1
@@ -68,7 +52,6 @@ class EngineRequest:
     num_preemptions: int = 0
     kv_blocks: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
-    choices: Choices = field(default_factory=Choices)
 
     def draw_token(self) -> int:
         """The next token of the answer; moves the context on."""

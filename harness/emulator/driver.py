@@ -166,8 +166,8 @@ class RealTimeDriver:
         """Hand all engine requests of one HTTP request to the engine, stamped with now; refused while shutting down."""
         log = self.reporter.log
         if self._config.log_requests and not self.is_shutting_down:
-            for request in {choice.request.external_id: choice.request for choice in answer.choices}.values():
-                params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
+            for request in (choice.request for choice in answer.choices):
+                params = f"SamplingParams(n=1, max_tokens={request.max_tokens})"
                 received = f"Received request {request.external_id}: params: {params}, lora_request: None."
                 log.line(logs.RECEIVED, received)
         for index, choice in enumerate(answer.choices):

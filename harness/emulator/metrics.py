@@ -322,10 +322,9 @@ class ServerMetrics:
             "request_prompt_tokens": len(request.prompt),
             "request_generation_tokens": num_generated,
             "request_params_max_tokens": request.max_tokens,
+            "request_max_num_generation_tokens": num_generated,
+            "request_params_n": 1,
         }
-        if request.choices.finish(num_generated):
-            figures["request_max_num_generation_tokens"] = request.choices.most_generated
-            figures["request_params_n"] = request.choices.num
         if self.dialect.counts_preemptions:
             figures[PREEMPTIONS_PER_REQUEST] = request.num_preemptions
         for name, value in figures.items():

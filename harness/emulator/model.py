@@ -1,4 +1,4 @@
-"""The emulated model: a toy tokenizer, the next token, its log probabilities, and where an answer ends.
+"""The emulated model: a toy tokenizer, the next token, and where an answer ends.
 
 The next token is a pure function of all tokens before it, so the same prompt always gives the same answer, whether its
 KV was reused or not. No token depends on time or load. The scheduler sees only the length of an answer.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,6 @@ FIRST_WORD = 256
 NUM_WORDS = END_OF_TEXT - FIRST_WORD
 WORD_LETTERS = 4
 PIECES = re.compile(r"<\|(?:endoftext|im_start|im_end)\|>| [a-z]{4}")
-
-# Log probabilities: the drawn token is certain, the others share a floor.
-CERTAIN, UNLIKELY = 0.0, -60.0
-MOST_LOGPROBS = 20  # vLLM's default for --max-logprobs
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that multiplying modulo 2**64 loses nothing
@@ -157,29 +153,17 @@ class StopConditions:
     """Conditions that end an answer before its limit. eos_rate: chance that a token is EOS, 0 with ignore_eos."""
 
     min_tokens: int = 0
-    stop_token_ids: Sequence[int] = ()
-    stop_texts: Sequence[str] = ()
-    keep_stop_text: bool = False
     eos_rate: float = 0.0
     cut_short_by: int = 0
-
-    @property
-    def must_look_ahead(self) -> bool:
-        return bool(self.stop_token_ids or self.stop_texts or self.eos_rate)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
-    """The end of an answer. tokens: the answer if it was drawn ahead, else empty.
-
-    text_limit: characters of text that may be shown, -1 for all (a stop text is not shown, nor what follows it).
-    """
+    """The end of an answer. tokens: the answer if it was drawn ahead, else empty."""
 
     num_tokens: int
     reason: FinishReason = "length"
-    stop_reason: int | str | None = None
     tokens: tuple[int, ...] = ()
-    text_limit: int = -1
 
 
 def draw_answer(context: ContextHash, num_tokens: int) -> tuple[int, ...]:
@@ -194,84 +178,20 @@ def draw_answer(context: ContextHash, num_tokens: int) -> tuple[int, ...]:
 def plan_answer(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:
     """The answer to a prompt: ``max_tokens`` long, unless a stop condition applies after ``min_tokens``."""
     answer = PlannedAnswer(max_tokens)
-    if conditions.must_look_ahead:
+    if conditions.eos_rate:
         answer = _look_ahead(context, max_tokens, conditions)
     if conditions.cut_short_by:
         # The fault "early-stop": the server ignores min_tokens.
         num_tokens = max(1, answer.num_tokens - conditions.cut_short_by)
-        return PlannedAnswer(num_tokens, "stop", None, answer.tokens[:num_tokens], answer.text_limit)
+        return PlannedAnswer(num_tokens, "stop", answer.tokens[:num_tokens])
     return answer
 
 
 def _look_ahead(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:
     tokens: list[int] = []
-    text = ""
-    stops = set(conditions.stop_token_ids)
     while len(tokens) < max_tokens:
-        may_stop = len(tokens) + 1 >= conditions.min_tokens
-        token = EOS if may_stop and context.wants_eos(conditions.eos_rate) else context.next_token()
-        context = context.after(token)
-        tokens.append(token)
-        text += decode([token])
-        if not may_stop:
-            continue
-        if token == EOS or token in stops:
-            return PlannedAnswer(len(tokens), "stop", None if token == EOS else token, tuple(tokens))
-        for stop_text in conditions.stop_texts:
-            if (place := text.find(stop_text)) >= 0:
-                limit = place + len(stop_text) if conditions.keep_stop_text else place
-                return PlannedAnswer(len(tokens), "stop", stop_text, tuple(tokens), limit)
+        if len(tokens) + 1 >= conditions.min_tokens and context.wants_eos(conditions.eos_rate):
+            return PlannedAnswer(len(tokens) + 1, "stop", (*tokens, EOS))
+        tokens.append(context.next_token())
+        context = context.after(tokens[-1])
     return PlannedAnswer(max_tokens, tokens=tuple(tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class WantedLogprobs:
-    """num_top: alternatives to list per token, 0 for none. as_ids: tokens are named ``token_id:N``."""
-
-    num_top: int
-    is_chat: bool
-    as_ids: bool = False
-
-    def of(self, tokens: Sequence[int], first_offset: int = 0) -> dict[str, Any]:
-        """The ``logprobs`` field of some tokens; first_offset: characters of text before them."""
-        return self._of_chat(tokens) if self.is_chat else self._of_completion(tokens, first_offset)
-
-    def _of_completion(self, tokens: Sequence[int], first_offset: int) -> dict[str, Any]:
-        names = [self._name(token) for token in tokens]
-        offsets: list[int] = []
-        for name in names:
-            offsets.append(first_offset)
-            first_offset += len(name)
-        # The token itself is listed even when no alternative was asked for.
-        tops = [
-            {self._name(other): value for other, value in self._ranked(token, max(1, self.num_top))} for token in tokens
-        ]
-        return {
-            "text_offset": offsets,
-            "token_logprobs": [CERTAIN] * len(names),
-            "tokens": names,
-            "top_logprobs": tops,
-        }
-
-    def _of_chat(self, tokens: Sequence[int]) -> dict[str, Any]:
-        entries = [
-            {
-                **self._entry(token, CERTAIN),
-                "top_logprobs": [self._entry(*pair) for pair in self._ranked(token, self.num_top)],
-            }
-            for token in tokens
-        ]
-        return {"content": entries}
-
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = decode([token], skip_special_tokens=False)
-        return {"token": self._name(token), "logprob": logprob, "bytes": list(text.encode())}
-
-    def _name(self, token: int) -> str:
-        return f"token_id:{token}" if self.as_ids else decode([token], skip_special_tokens=False)
-
-    @staticmethod
-    def _ranked(token: int, count: int) -> list[tuple[int, float]]:
-        """``token`` and the words that follow it in the vocabulary, ``count`` in all."""
-        others = [(FIRST_WORD + (token + place) % NUM_WORDS, UNLIKELY) for place in range(1, count)]
-        return [(token, CERTAIN), *others][:count]

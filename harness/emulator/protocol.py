@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from harness.emulator.model import (
-    MOST_LOGPROBS,
-    NUM_WORDS,
-    VOCAB_SIZE,
-    WantedLogprobs,
-    chat_prompt,
-    encode,
-    words_in,
-)
+from harness.emulator.model import NUM_WORDS, VOCAB_SIZE, chat_prompt, encode, words_in
 from harness.stack.rbln.rules.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-EchoMode = Literal["", "before", "alone"]
 TokenId = Annotated[int, Field(ge=0)]
-GREEDY_BELOW = 1e-5  # vllm/sampling_params.py, _SAMPLING_EPS
+# What vLLM does and the emulator does not, with the values that ask for nothing.
+NOT_EMULATED: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "stop": (None, "", []),
+    "stop_token_ids": (None, []),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+    "echo": (None, False),
+    "tools": (None,),
+    "tool_choice": (None, "none"),
+}
 # The type of errors that FastAPI's validation finds, and of those that vLLM itself finds.
 BAD_FORM, BAD_VALUE = "Bad Request", "BadRequestError"
 
@@ -80,10 +82,8 @@ class _GenerationRequest(BaseModel):
     model: str | None = None
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
-    n: int | None = Field(1, ge=1, le=16384)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX)
-    stop: str | list[str] | None = []
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0)
@@ -92,16 +92,12 @@ class _GenerationRequest(BaseModel):
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
-    stop_token_ids: list[int] | None = []
-    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     skip_special_tokens: bool = True
     priority: int = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     request_id: str = ""
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    prompt_logprobs: int | None = None
     cache_salt: str | None = None
 
     @model_validator(mode="before")
@@ -110,21 +106,10 @@ class _GenerationRequest(BaseModel):
         # vLLM checks these before the types.
         if data.get("stream_options") and not data.get("stream"):
             raise _wrong("stream_options", "stream options need stream=true")
-        if data.get("stream") and (data.get("prompt_logprobs") or 0) != 0:
-            raise _wrong("prompt_logprobs", "prompt_logprobs are not available in a stream")
         salt = data.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
             raise ValueError("cache_salt must be a text that is not empty")
         return data
-
-    @property
-    def echo_mode(self) -> EchoMode:
-        """Whether the prompt stands before the answer, or is all of it."""
-        return ""
-
-    @property
-    def stop_texts(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
     def include_usage(self) -> bool:
@@ -139,8 +124,6 @@ class CompletionRequest(_GenerationRequest):
     """Body of POST /v1/completions."""
 
     prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
-    echo: bool | None = False
-    logprobs: int | None = None
     max_tokens: int | None = 16
     suffix: str | None = None
     add_special_tokens: bool = True
@@ -148,27 +131,13 @@ class CompletionRequest(_GenerationRequest):
     @model_validator(mode="before")
     @classmethod
     def _completion_combinations(cls, data: Any) -> Any:
-        num_top = data.get("logprobs")
-        if isinstance(num_top, int) and num_top < 0:
-            raise _wrong("logprobs", "logprobs must not be negative")
         if data.get("prompt") in (None, ""):
             raise _wrong("prompt", "a prompt must be given, and not be empty")
         return data
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
-        # With ``echo`` nothing need be generated; vLLM then generates one token and does not show it.
-        return (1 if self.echo_mode == "alone" else self.max_tokens), "max_tokens"
-
-    @property
-    def echo_mode(self) -> EchoMode:
-        return "" if not self.echo else "alone" if self.max_tokens == 0 else "before"
-
-    @property
-    def wanted_logprobs(self) -> WantedLogprobs | None:
-        if self.logprobs is None:
-            return None
-        return WantedLogprobs(self.logprobs, is_chat=False, as_ids=bool(self.return_tokens_as_token_ids))
+        return self.max_tokens, "max_tokens"
 
     @property
     def has_ids(self) -> bool:
@@ -209,28 +178,9 @@ class ChatRequest(_GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    logprobs: bool | None = False
-    top_logprobs: int | None = 0
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = "none"
-    tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _chat_combinations(cls, data: Any) -> Any:
-        if data.get("tools") == []:
-            raise ValueError("tools must not be empty: leave the field out")
-        num_top = data.get("top_logprobs")
-        if isinstance(num_top, int) and not isinstance(num_top, bool):
-            if num_top < -1:
-                raise _wrong("top_logprobs", "top_logprobs must not be below -1")
-            if num_top != 0 and not data.get("logprobs"):
-                raise _wrong("top_logprobs", "top_logprobs need logprobs=true")
-        if data.get("tool_choice") not in (None, "none") and data.get("tools") is None:
-            raise ValueError("tool_choice needs tools")
-        return data
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
@@ -239,20 +189,11 @@ class ChatRequest(_GenerationRequest):
         return self.max_tokens, "max_tokens"
 
     @property
-    def wanted_logprobs(self) -> WantedLogprobs | None:
-        if not self.logprobs or self.top_logprobs is None:
-            return None
-        num_top = VOCAB_SIZE if self.top_logprobs == -1 else self.top_logprobs
-        return WantedLogprobs(num_top, is_chat=True, as_ids=bool(self.return_tokens_as_token_ids))
-
-    @property
     def has_ids(self) -> bool:
         return False
 
     def prompts(self, num_words: int = NUM_WORDS) -> list[list[int]]:
         """Token ids of the templated conversation."""
-        if self.tools is not None and self.tool_choice != "none":
-            raise ApiError('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
         if not self.messages:
             raise ApiError("at least one message must be given")
         turns = [(message.role, message.text) for message in self.messages]
@@ -315,14 +256,13 @@ def checked_prompts(
 ) -> list[tuple[list[int], int]]:
     """Token ids of every prompt, and the number of tokens to generate at most; raises ApiError for a wrong value.
 
-    What vLLM does and the emulator does not is refused, so that no difference stays unnoticed. With vllm-rbln 0.11.1
-    ``prompt_logprobs``, and ``echo`` with ``logprobs``, end the engine.
+    What vLLM does and the emulator does not is refused, so that no difference stays unnoticed.
     """
-    wanted = request.wanted_logprobs
-    if request.prompt_logprobs is not None or (request.echo_mode and wanted):
-        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        message = f"the emulator does not support {param} of a prompt"
-        raise ApiError(message, param, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
+    for name, value in (request.model_extra or {}).items():
+        # By their text: 0 logprobs are asked for, False are not.
+        if name in NOT_EMULATED and repr(value) not in map(repr, NOT_EMULATED[name]):
+            message = f"the emulator does not support {name}"
+            raise ApiError(message, name, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
     try:
         prompts = request.prompts(words_in(vocab_size))
     except UnicodeEncodeError as error:
@@ -330,13 +270,6 @@ def checked_prompts(
     checked = [(prompt, _output_limit(request, prompt, max_model_len)) for prompt in prompts]
     if request.has_ids and (largest := max(map(max, prompts))) >= vocab_size:
         raise ApiError(f"Token id {largest} is out of vocabulary")
-    if not all(request.stop_texts):
-        raise ApiError("stop cannot contain an empty string.")
-    temperature = 1.0 if request.temperature is None else request.temperature
-    if request.n is not None and request.n > 1 and temperature < GREEDY_BELOW:
-        raise ApiError(f"n must be 1 when using greedy sampling, got {request.n}.")
-    if wanted is not None and wanted.num_top > MOST_LOGPROBS:
-        raise ApiError(f"{wanted.num_top} logprobs are more than the {MOST_LOGPROBS} that are allowed", "logprobs")
     return checked
 
 

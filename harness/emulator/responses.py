@@ -42,29 +42,21 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """An engine request's part of an answer.
+    """An engine request's part of an answer: that to one prompt.
 
-    text_limit: characters that it may show, -1 for all. num_shown: characters in a stream so far. is_begun: its stream
-    has begun. template: what stands around the text and the tokens of its events.
+    is_begun: its stream has begun. template: what stands around the text and the tokens of its events.
     """
 
     request: EngineRequest
-    text_limit: int = -1
     tokens: list[int] = field(default_factory=list)
-    num_shown: int = 0
     is_begun: bool = False
     template: tuple[bytes, bytes, bytes] | None = None
-
-    def text(self, tokens: list[int]) -> str:
-        """The text of tokens that follow what was shown, cut where a stop text begins."""
-        text = decode(tokens)
-        return text if self.text_limit < 0 else text[: max(0, self.text_limit - self.num_shown)]
 
 
 class Answer:
     """The answer to one HTTP request, in the making.
 
-    body: with the name of the model. choices: all choices of a prompt together. transport: where a stream goes; None:
+    body: with the name of the model. choices: one for each prompt. transport: where a stream goes; None:
     the answer goes out as a whole.
     """
 
@@ -82,8 +74,7 @@ class Answer:
         self.is_chunked = True
         self.finished = asyncio.Event()
         self._body, self._dialect, self._with_token_details = body, dialect, with_token_details
-        self._is_chat, self._logprobs = isinstance(body, ChatRequest), body.wanted_logprobs
-        self._num_choices = body.n or 1
+        self._is_chat = isinstance(body, ChatRequest)
         self._head = {"id": response_id, "created": int(utc_now().timestamp()), "model": body.model}
         self._num_open = len(choices)
         self._first_cached_tokens: int | None = None
@@ -96,8 +87,8 @@ class Answer:
         if self.transport is not None:
             self.send(self._chunk(index, choice, new))
         if choice.request.finish_reason is not None:
-            if index >= len(self.choices) - self._num_choices:
-                # With several prompts vLLM reports the reuse of the last one alone, and of its last choice to end.
+            if index == len(self.choices) - 1:
+                # With several prompts vLLM reports the reuse of the last one alone.
                 self._last_cached_tokens = choice.request.cached_tokens
             self._num_open -= 1
             if self._num_open == 0:
@@ -141,7 +132,7 @@ class Answer:
 
     @property
     def _prompt_tokens(self) -> int:
-        return sum(len(choice.request.prompt) for choice in self.choices[:: self._num_choices])
+        return sum(len(choice.request.prompt) for choice in self.choices)
 
     @property
     def _num_tokens(self) -> int:
@@ -151,26 +142,26 @@ class Answer:
         return recorded("answers")[f"{'chat' if self._is_chat else 'completion'}{part}"]
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        shown, text = self._choice(" choice", index, choice.tokens, 0), choice.text(choice.tokens)
+        shown, text = self._choice(" choice", index, choice.tokens), decode(choice.tokens)
         if self._is_chat:
             message = {**self._recorded(" message"), "content": text}
             if not self._dialect.has_empty_tool_calls:
                 del message["tool_calls"]
             return {**shown, "message": message}
         prompt = choice.request.prompt.tolist() if self._body.return_token_ids else None
-        return {**shown, "text": self._with_echo(choice.request, text), "prompt_token_ids": prompt}
+        return {**shown, "text": text, "prompt_token_ids": prompt}
 
-    def _choice(self, part: str, index: int, tokens: list[int], text_before: int) -> dict[str, Any]:
+    def _choice(self, part: str, index: int, tokens: list[int]) -> dict[str, Any]:
         """What a whole choice and one of an event have in common."""
         request = self.choices[index].request
         choice = {
             **self._recorded(part),
             "index": index,
-            "logprobs": None if self._logprobs is None else self._logprobs.of(tokens, text_before),
+            "logprobs": None,
             "finish_reason": request.finish_reason,
             "token_ids": tokens if self._body.return_token_ids else None,
         }
-        return choice if request.finish_reason is None else {**choice, "stop_reason": request.stop_reason}
+        return choice if request.finish_reason is None else {**choice, "stop_reason": None}
 
     def _whole_usage(self) -> dict[str, Any]:
         cached = self._last_cached_tokens if self._with_token_details else 0
@@ -184,9 +175,8 @@ class Answer:
         return {**shown, "prompt_tokens_details": details, "completion_tokens_details": None}
 
     def _chunk(self, index: int, choice: Choice, new: list[int]) -> bytes:
-        """The event of new tokens; a chat's first comes with one that opens each choice."""
-        request, text, text_before = choice.request, choice.text(new), choice.num_shown
-        choice.num_shown += len(text)
+        """The event of new tokens; a chat's first comes with one that opens it."""
+        request, text = choice.request, decode(new)
         if self._first_cached_tokens is None:
             self._first_cached_tokens = request.cached_tokens
         if choice.template is not None and request.finish_reason is None:
@@ -197,26 +187,23 @@ class Answer:
             return b"".join((head, written, middle, tokens, tail))
         opening = b""
         if self._is_chat and not choice.is_begun:
-            opening = b"".join(self._opening(each) for each in range(self._num_choices))
-        shown = self._event(index, text, new, text_before)
-        is_plain = not self._body.continuous_usage and self._logprobs is None
-        if is_plain and request.finish_reason is None:
-            head, _, rest = self._event(index, TEXT_MARK, [TOKENS_MARK], 0).rpartition(json.dumps(TEXT_MARK).encode())
+            opening = self._opening(index)
+        shown = self._event(index, text, new)
+        if not self._body.continuous_usage and request.finish_reason is None:
+            head, _, rest = self._event(index, TEXT_MARK, [TOKENS_MARK]).rpartition(json.dumps(TEXT_MARK).encode())
             middle, _, tail = rest.partition(f"[{TOKENS_MARK}]".encode())
             choice.template = (head, middle, tail)
         return opening + shown
 
-    def _event(self, index: int, text: str, tokens: list[int], text_before: int) -> bytes:
+    def _event(self, index: int, text: str, tokens: list[int]) -> bytes:
         choice, request = self.choices[index], self.choices[index].request
-        shown = self._choice(" chunk choice", index, tokens, text_before)
+        shown = self._choice(" chunk choice", index, tokens)
         if self._is_chat:
             shown["delta"] = {"content": text}
         else:
             shown["text"] = text
             if not choice.is_begun:
-                shown["text"] = self._with_echo(request, text)
-                has_prompt = self._body.return_token_ids or self._body.echo_mode
-                shown["prompt_token_ids"] = request.prompt.tolist() if has_prompt else None
+                shown["prompt_token_ids"] = request.prompt.tolist() if self._body.return_token_ids else None
         choice.is_begun = True
         body = {**self._recorded(" chunk"), **self._head, "choices": [shown]}
         if self._body.continuous_usage:
@@ -236,10 +223,3 @@ class Answer:
         if self._body.return_token_ids:
             body["prompt_token_ids"] = choice.request.prompt.tolist()
         return event(body)
-
-    def _with_echo(self, request: EngineRequest, text: str) -> str:
-        """The prompt's text before the answer's, when asked for; with token ids, vLLM shows it as those only."""
-        if not self._body.echo_mode:
-            return text
-        prompt = "" if self._body.return_token_ids else decode(request.prompt.tolist(), skip_special_tokens=False)
-        return prompt if self._body.echo_mode == "alone" else prompt + text

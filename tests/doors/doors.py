@@ -113,7 +113,7 @@ REQUEST = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "logprobs": True}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
 EMULATOR = {"server": {"kv_slots": 16, "decode_buckets": [1, 2, 8]}, "port": 0, "fault": ["crash-after-steps=3"]}
 TOOL = {"tool_name": "Bash", "tool_internal_latency_ms": 5.5, "tool_wall_latency_ms": 7}
 WHEEL = (

@@ -51,11 +51,3 @@ def test_eos_law_never_strikes_before_min_tokens() -> None:
     }
     assert min(lengths) >= 20
     assert len(lengths) > 5
-
-
-def test_a_stop_text_ends_the_answer_and_is_not_shown() -> None:
-    whole = plan_answer(ContextHash(5), 30, StopConditions(stop_token_ids=[0])).tokens
-    stop = decode(whole[10:12])[2:-2]
-    planned = plan_answer(ContextHash(5), 30, StopConditions(stop_texts=[stop]))
-    assert (planned.reason, planned.stop_reason, planned.num_tokens) == ("stop", stop, 12)
-    assert decode(planned.tokens)[: planned.text_limit] == decode(whole[:10]) + decode(whole[10:11])[:2]
