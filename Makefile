@@ -142,7 +142,7 @@ calibration: runtime  ## fit two known cost models from emulator runs and say ho
 	  -o runs/calibration --resume
 
 bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator
-	@$(BIN)/harness bench
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 setup: dev  ## only the set-up
 

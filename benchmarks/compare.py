@@ -63,7 +63,7 @@ def read_figures(path: Path) -> dict[str, Figure]:
     try:
         (figures,) = _FILE.validate_json(path.read_bytes()).values()
     except (OSError, ValueError, ValidationError) as error:
-        hint = "Write one with: harness bench -o FILE"
+        hint = "Write one with: python -m benchmarks -o FILE"
         raise SpecError("is no file of measured figures", where=str(path), hint=hint) from error
     return figures
 

@@ -201,7 +201,7 @@ def search(
     from harness.sim.search.run import search as run_search
 
     console = terminal()
-    spec = _space(space, changes)
+    spec = read_space(space, changes)
     folder = output or Path("runs") / f"search-{spec.name}"
     with _runner(cluster, workers, compute_here) as run_chunks, _progress(console, spec) as on_progress:
         try:
@@ -231,7 +231,7 @@ def ratios(
     from harness.sim.simulate import LABEL, UNCHANGED, ablation
 
     console = terminal()
-    spec = _space(space, changes)
+    spec = read_space(space, changes)
     if not console.is_terminal:
         console.width = 160
     predictor = Predictor(spec)
@@ -288,38 +288,14 @@ def advise(
     if any(run.server.is_paged for run in sealed):
         lines = list(capture_advice(sealed, output, condition=baseline))
     else:
-        chosen = _space(space, None) if space else None
+        chosen = read_space(space, None) if space else None
         lines = list(run_advice(sealed, output, condition=baseline, space=chosen).lines())
     for line in lines:
         print(line)
 
 
-def coverage(
-    space: SpaceArgument = "paper",
-    trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
-    changes: SetOption = None,
-) -> None:
-    """Check that 90 % intervals contain 90 % of emulated outcomes.
-
-    For every N, of cost ratio and of reuse.
-
-    Example: `harness predict coverage paper --trials 100 --set rules=vendor-0.11.1`
-    """
-    from harness.advise.coverage import check_coverage
-    from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
-
-    spec = _space(space, changes)
-    if not rule_set(spec.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
-        print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({spec.rules})")
-        spec = spec.model_copy(update={"rules": NEWEST_STABLE})
-    for users in spec.inputs.users:
-        with time_left(f"N={users}") as tell:
-            counts = check_coverage(spec, trials, users=users, tell=tell)
-        for line in counts.lines():
-            print(line, flush=True)
-
-
-def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
+def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
+    """A search space by its name or file, with ``--set`` changes applied; SpecError for an experiment."""
     from harness.sim.search.space import parse_space
     from harness.spec import load_toml
 

@@ -151,7 +151,6 @@ GROUPS = {
             "search": "predict:search",
             "ratios": "predict:ratios",
             "advise": "predict:advise",
-            "coverage": "predict:coverage",
         },
     ),
     "prereg": _group(
@@ -223,7 +222,7 @@ HEADINGS: dict[str, dict[str, Any]] = {
         "query": "records:query",
         "verify": "records:verify",
     },
-    "More": {**GROUPS, "bench": "bench:bench"},
+    "More": {**GROUPS},
 }
 # Words that a newcomer tries.
 FIRST_WORDS = {"demo": ["run", "demo"], "list": ["runs"], "help": ["--help"], "version": ["--version"]}

@@ -1,4 +1,4 @@
-"""The short form of `harness bench channels`: noise seldom withholds an answer, and a turned sign is noticed."""
+"""The short form of `benchmarks channels`: noise seldom withholds an answer, and a turned sign is noticed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What `harness bench --compare` says of two sittings follows from their ratios to the yardstick alone."""
+"""What `benchmarks --compare` says of two sittings follows from their ratios to the yardstick alone."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from benchmarks.compare import changes, read_figures, write_figures
 from benchmarks.figure import Figure, Measured, in_turns
 from harness.errors import SpecError
-from tests.support.command_line import harness
+from tests.support.checkout import ROOT
 
 QUIET = (10.0, 10.1, 9.9, 10.05, 9.95)
 
@@ -77,12 +79,23 @@ def test_own_code_and_yardstick_take_turns() -> None:
     assert str(measured) == "2 [2 .. 2] times as good as the other"
 
 
+def benchmarks(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_an_unknown_section_is_one_line_with_those_that_are_there() -> None:
+    done = benchmarks("nothing")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "unknown section 'nothing'. Use one of ['parser', " in done.stderr
+
+
 def test_the_parser_is_measured_written_and_found_slower_than_a_faster_past(tmp_path: Path) -> None:
-    first = harness("bench", "parser", "-o", str(tmp_path / "now.json"))
+    first = benchmarks("parser", "-o", str(tmp_path / "now.json"))
     assert (first.returncode, first.stdout.count("times as good as a loop that only splits the lines")) == (0, 2)
     document = json.loads((tmp_path / "now.json").read_text())
     for one in next(iter(document.values())).values():
         one["measured"]["samples"] = times(one["measured"]["samples"], 100)
     (tmp_path / "old.json").write_text(json.dumps(document))
-    again = harness("bench", "parser", "--compare", str(tmp_path / "old.json"))
+    again = benchmarks("parser", "--compare", str(tmp_path / "old.json"))
     assert (again.returncode, again.stdout.count(" slower: ")) == (4, 2)

@@ -1,4 +1,4 @@
-"""The short form of `harness bench coverage`: intervals and bounds hold as often as they say, on a small population."""
+"""The short form of `benchmarks coverage`: intervals and bounds hold as often as they say, on a small population."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form of `harness bench devices`: the device as a block keeps its word, a device for each condition not."""
+"""The short form of `benchmarks devices`: the device as a block keeps its word, a device for each condition not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form of `harness bench gate`: false verdicts stay below alpha, and passes come as power promises."""
+"""The short form of `benchmarks gate`: false verdicts stay below alpha, and passes come as power promises."""
 
 from __future__ import annotations
 

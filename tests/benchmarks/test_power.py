@@ -1,4 +1,4 @@
-"""The short form of `harness bench power`: adjusted plans keep their promise, and plans for one comparison do not."""
+"""The short form of `benchmarks power`: adjusted plans keep their promise, and plans for one comparison do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `harness bench simulator` measures can be built: the largest plans, too, are within what a workload may ask."""
+"""What `benchmarks simulator` measures can be built: the largest plans, too, are within what a workload may ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form of `harness bench stopping`: what it measures moves as it must."""
+"""The short form of `benchmarks stopping`: what it measures moves as it must."""
 
 from __future__ import annotations
 

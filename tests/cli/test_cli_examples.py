@@ -20,13 +20,11 @@ from tests.traces.test_importing_privately import planted
 
 # Why an example is not run here, by the words it begins with.
 NOT_RUN = {
-    "bench": "takes minutes",
     "doctor --url": "needs a server",
     "fleet status": "needs runs of a fleet",
     "fleet worker": "runs until it is ended",
     "paper rules": "takes minutes",
     "paper signs": "takes minutes",
-    "predict coverage": "takes minutes",
     "predict noise": "needs runs of a real server",
     "gate": "needs a baseline; its exit code is the answer",
     "open": "needs a published archive",

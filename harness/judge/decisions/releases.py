@@ -155,7 +155,7 @@ def _names(pairs: Iterable[tuple[SealedRun, SealedRun]], releases: tuple[str, st
 
 MIN_POINTS = 6
 MIN_BETWEEN = 2
-# Of the variance of a point. With it at most one null series in twenty shows a change (`harness bench history`).
+# Of the variance of a point. With it at most one null series in twenty shows a change (`python -m benchmarks history`).
 PENALTY = 10.5
 
 

@@ -212,7 +212,7 @@ def test_errors_that_cannot_be_are_refused_by_name(tmp_path: Path, change: tuple
 
 
 def test_intervals_hold_a_truth_that_is_drawn_from_the_covariance_of_the_fit() -> None:
-    # The short form of `harness bench costs`; three Monte Carlo errors of so many experiments.
+    # The short form of `python -m benchmarks costs`; three Monte Carlo errors of so many experiments.
     found = coverage_of_drawn_truth(12, 300)
     assert found.whole > 0.95 - 0.038
     assert found.blocks_alone < found.whole

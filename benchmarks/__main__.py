@@ -1,25 +1,25 @@
-"""``harness bench``: what the harness can do on this machine, beside its marks.
+"""``python -m benchmarks``: what the harness can do on this machine, beside its marks.
 
 Prints the figures. Writes only the file that ``--output`` names.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from benchmarks import client as client_scenarios
+from benchmarks.compare import COMPARED, changes, read_figures, write_figures
+from benchmarks.figure import Figure
+from benchmarks.figures import SECTIONS
 from harness.cli.terminal import say, terminal
-from harness.errors import ExitCode, SpecError
+from harness.errors import ExitCode, HarnessError, SpecError
 from harness.outputs import check_output
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console
-
-    from benchmarks.figure import Figure
 
 
 def bench(
@@ -52,22 +52,16 @@ def bench(
     `--compare` compares these ratios, so files of two machines too, beyond the noise of repeated samples; exit code 4
     when something got slower.
 
-    Example: `harness bench parser simulator -o new.json --compare old.json`
+    Example: `python -m benchmarks parser simulator -o new.json --compare old.json`
     """
-
-    try:
-        from benchmarks.compare import COMPARED, changes, read_figures, write_figures
-        from benchmarks.figures import SECTIONS
-    except ModuleNotFoundError as error:
-        hint = "Clone the repository and run: make bench"
-        raise SpecError("the benchmarks are not part of an installed wheel", where="bench", hint=hint) from error
-
     wanted = sections or [*SECTIONS, "client"]
     unknown = sorted(set(wanted) - {*SECTIONS, "client"})
     if unknown:
-        raise SpecError(f"unknown section {unknown[0]!r}", where="bench", hint=f"Use one of {[*SECTIONS, 'client']}")
+        raise SpecError(f"unknown section {unknown[0]!r}", hint=f"Use one of {[*SECTIONS, 'client']}")
     if peers and "client" not in wanted:
-        raise SpecError("peers stand beside the client only", where="--peer", hint="harness bench client --peer ...")
+        raise SpecError(
+            "peers stand beside the client only", where="--peer", hint="Name the section: client --peer ..."
+        )
     # Both are looked at before minutes of measuring.
     then = None if compare is None else read_figures(compare)
     if output is not None:
@@ -91,6 +85,13 @@ def _printed(console: Console, figures: Iterator[Figure]) -> Iterator[Figure]:
 
 
 def _client(quick: bool, peers: list[str]) -> list[Figure]:
-    from benchmarks import client
+    words = [word for peer in peers for word in ("--peer", peer)]
+    return client_scenarios.main(["--quick", *words] if quick else words)
 
-    return client.main([*(["--quick"] if quick else []), *(word for peer in peers for word in ("--peer", peer))])
+
+if __name__ == "__main__":
+    try:
+        typer.run(bench)
+    except HarnessError as error:
+        sys.stderr.write(f"benchmarks: {error}\n")
+        sys.exit(int(error.exit_code))

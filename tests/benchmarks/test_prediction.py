@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.advise.coverage import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
+from benchmarks.prediction import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
 from harness.experiment import build_plan

@@ -1,25 +1,28 @@
 """Checks predicted intervals: how often they contain the outcomes of emulated experiments; that should be their level.
 
 The emulator's core runs on a virtual clock with plans, jitter and true costs that the interval never used. This checks
-how the interval is computed, not how well the model describes a real server.
+how the interval is computed, not how well the model describes a real server: ``python -m benchmarks.prediction``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+import typer
 
 from harness.analysis.stats import FloatArray, binomial_cdf
+from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
 from harness.compiled.records import records_of
 from harness.emulator.core import StepEnd
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.engine.state import STEP_DECODE, STEP_PREFILL
-from harness.errors import SpecError
+from harness.errors import HarnessError, SpecError
 from harness.experiment import build_plan
 from harness.plan import Plan
 from harness.plan.build import derive_seed
@@ -95,11 +98,10 @@ def check_coverage(
     *,
     users: int | None = None,
     name: str = "",
-    tell: Callable[[float], None] = lambda _share: None,
 ) -> Coverage:
     """Emulate ``trials`` experiments of a named configuration of the space beside its baseline.
 
-    users: default, the first N. name: default, the first named configuration. tell: receives the share that is done.
+    users: default, the first N. name: default, the first named configuration.
     Raises SpecError when the space names no configuration, or the emulator does not run its rules.
     """
     if not space.named:
@@ -120,7 +122,6 @@ def check_coverage(
         seed = derive_seed(space.prediction.seed, f"coverage/{count}/{trial}") % SEED_RANGE
         outcomes.append(emulated(space, candidate, count, seed))
         given.append(predicted(_given(space, seed), candidate, count))
-        tell((trial + 1) / trials)
     level = space.prediction.level
     anew = None if new is None else _counted([new] * trials, outcomes, level)
     return Coverage(chosen, count, level, tuple(outcomes), anew, _counted(given, outcomes, level))
@@ -260,3 +261,29 @@ def _given(space: SpaceSpec, seed: int) -> SpaceSpec:
     return space.model_copy(
         update={"inputs": inputs, "prediction": space.prediction.model_copy(update={"plans": "given"})}
     )
+
+
+def main(
+    space: Annotated[str, typer.Argument(help="A search space by its name or file.")] = "paper",
+    trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the space.")] = None,
+) -> None:
+    """Check that 90 % intervals contain 90 % of emulated outcomes, for every N, of cost ratio and of reuse.
+
+    Example: `python -m benchmarks.prediction paper --trials 100 --set rules=vendor-0.11.1`
+    """
+    spec = read_space(space, changes)
+    if not rule_set(spec.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
+        print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({spec.rules})")
+        spec = spec.model_copy(update={"rules": NEWEST_STABLE})
+    for users in spec.inputs.users:
+        for line in check_coverage(spec, trials, users=users).lines():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except HarnessError as error:
+        sys.stderr.write(f"benchmarks.prediction: {error}\n")
+        sys.exit(int(error.exit_code))
