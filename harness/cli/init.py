@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from harness.cli.addresses import RunsOption
+from harness.cli.inputs import BlockTokensOption, RecordedWaitsOption, TimeUnitOption, read_options
 from harness.cli.terminal import escape_markup, printable_lines, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError, in_one_line
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from harness.experiment import PlannedRuns
     from harness.runner.backends.base import FirstExperiment, Line
     from harness.server.probe import ProbeReport
-    from harness.traces.recording import TraceFile
+    from harness.traces.recording import ReadOptions, TraceFile
 
 # What two drawn requests of a session can take together, rounded up.
 DRAWN_TOKENS = 2_560
@@ -61,6 +62,9 @@ def init(
         str,
         typer.Option("--from", metavar="FILE", help="Replay recorded agents, as `harness trace import` reads them."),
     ] = "",
+    block_tokens: BlockTokensOption = 0,
+    time_unit: TimeUnitOption = "",
+    waits: RecordedWaitsOption = "",
     url: Annotated[str, typer.Option("--for", metavar="URL", help="Measure this server: it is asked what it is.")] = "",
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
     slots: Annotated[
@@ -80,7 +84,11 @@ def init(
     path, imported = _new_file(name), Path(f"{name}.jsonl")
     is_new = not imported.exists()
     try:
-        draft = _draft(name, _kind(backend, url), source, url, api_key_env)
+        if not source and (block_tokens or time_unit or waits):
+            hint = "Name the recordings with --from, or leave these options out"
+            raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits", hint=hint)
+        options = read_options(block_tokens, time_unit, waits)
+        draft = _draft(name, _kind(backend, url), source, url, api_key_env, options)
         if slots is not None or buckets:
             draft = _with_change(draft, slots, _sizes(buckets))
         elif source:
@@ -145,12 +153,12 @@ class Draft:
         return replace(self, start=start, workload=replace(self.workload, notes=notes))
 
 
-def _draft(name: str, kind: str, source: str, url: str, api_key_env: str) -> Draft:
+def _draft(name: str, kind: str, source: str, url: str, api_key_env: str, options: ReadOptions) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
     from harness.runner.backends import backend_named
 
     start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
-    return Draft(name, kind, start, _recorded(source, name, start) if source else _drawn(start))
+    return Draft(name, kind, start, _recorded(source, name, start, options) if source else _drawn(start))
 
 
 def _check(draft: Draft, *, is_running: bool) -> None:
@@ -357,11 +365,11 @@ def _drawn(start: FirstExperiment) -> Workload:
     return Workload(tuple(lines))
 
 
-def _recorded(source: str, name: str, start: FirstExperiment) -> Workload:
+def _recorded(source: str, name: str, start: FirstExperiment, options: ReadOptions) -> Workload:
     """The whole of a recorded trace, imported where it is not yet; lengths divided where they are too long."""
     from harness.runner.backends.base import SLOT_TOKENS
 
-    written, trace, notes = _trace_of(source, name)
+    written, trace, notes = _trace_of(source, name, options)
     requests = [request for recording in trace.recordings for request in recording.requests]
     longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
     # Lengths are rounded up, prompt and answer each.
@@ -383,19 +391,22 @@ def _recorded(source: str, name: str, start: FirstExperiment) -> Workload:
     return Workload(tuple(lines), slots, notes, min(AGENTS_AT_A_TIME, len(trace.recordings)))
 
 
-def _trace_of(source: str, name: str) -> tuple[str, TraceFile, tuple[str, ...]]:
+def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
     """(the trace as the experiment names it, its content, what the import says)."""
     from harness.cli.inputs import import_notes
     from harness.traces.importing import import_trace
-    from harness.traces.recording import is_trace, load_trace, read_trace
+    from harness.traces.recording import ReadOptions, is_trace, load_trace, read_trace
 
     path = Path(source)
     if not path.exists() or is_trace(path):
+        if options != ReadOptions():
+            what = "is a trace already: block tokens, time unit and waits were settled by its import"
+            raise SpecError(what, where=source, hint="Leave these options out, or give the recordings themselves")
         return source, load_trace(source), ()
     output = Path(f"{name}.jsonl")
     if output.exists():
         raise SpecError("is there already", where=str(output), hint="Choose another name: harness init NAME")
-    head, notes = import_trace([path], output, name=name)
+    head, notes = import_trace([path], output, name=name, options=options)
     return str(output), read_trace(output), tuple(import_notes(output, head, notes))
 
 

@@ -5,7 +5,10 @@ Writes only the files that the commands name; prints counts, never text of a rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +92,7 @@ def waits_import(
     tables: Annotated[
         list[str] | None, typer.Option("--table", help="Which table of a DuckDB file holds the tools. Repeatable.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another file of this name.")] = False,
 ) -> None:
     """Make a tool-wait distribution from a TraceLab release, or from any recording that `harness trace import` reads.
 
@@ -98,16 +102,30 @@ def waits_import(
         from harness.traces.waits import import_recorded_waits
 
         check_trace_format(kind)
-        counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind)
+        counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
         print(f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out")
         print(f"wrote {output}")
         return
     from harness.traces.waits import import_tracelab
 
-    summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()))
+    summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force)
     for line in summary.lines():
         print(line)
     print(f"wrote {output}")
+
+
+BlockTokensOption = Annotated[
+    int, typer.Option(min=0, help="Tokens of a named block, where the format does not say; 0: its usual size.")
+]
+TimeUnitOption = Annotated[
+    str, typer.Option(help="Unit of bare numbers of time: s, ms, us or ns; default: the format's own.")
+]
+RecordedWaitsOption = Annotated[
+    str,
+    typer.Option(
+        help="Wait distribution for recordings without times: a shipped one, or a file; default: tracelab-v0.0.2."
+    ),
+]
 
 
 def trace_import(
@@ -119,15 +137,9 @@ def trace_import(
         str, typer.Option("--format", help="Format of the files; `auto` looks at them. All: harness trace formats.")
     ] = "auto",
     name: Annotated[str, typer.Option(help="Name of the trace; default: the file's stem.")] = "",
-    block_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of a named block, where the format does not say; 0: its usual size.")
-    ] = 0,
-    time_unit: Annotated[
-        str, typer.Option(help="Unit of bare numbers of time: s, ms, us or ns; default: the format's own.")
-    ] = "",
-    waits: Annotated[
-        str, typer.Option(help="Wait distribution for recordings without times: a shipped one, or a file.")
-    ] = "tracelab-v0.0.2",
+    block_tokens: BlockTokensOption = 0,
+    time_unit: TimeUnitOption = "",
+    waits: RecordedWaitsOption = "",
     force: Annotated[bool, typer.Option("--force", help="Replace another trace of this name.")] = False,
 ) -> None:
     """Read recorded agents and write one trace: counts, times and waits only, no text, path or command.
@@ -138,10 +150,10 @@ def trace_import(
     """
     from harness.inputs import standard_input_as_file
     from harness.traces.importing import check_new
-    from harness.traces.recording import ReadOptions, is_trace
+    from harness.traces.recording import is_trace
 
     check_trace_format(kind)
-    options = ReadOptions(block_tokens, _time_unit_ns(time_unit), waits)
+    options = read_options(block_tokens, time_unit, waits)
     if not is_trace(output):
         check_new(output, may_replace=force)
     if Path("-") not in sources:
@@ -179,12 +191,14 @@ def _import(
     _show(str(output))
 
 
-def _time_unit_ns(unit: str) -> int:
-    """Nanoseconds of a unit of time, 0 for none; SpecError for one that is unknown."""
+def read_options(block_tokens: int, time_unit: str, waits: str) -> ReadOptions:
+    """What a person says of recordings that do not say it; SpecError for an unknown unit of time."""
+    from harness.traces.recording import DEFAULT_WAITS, ReadOptions
+
     units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-    if unit not in units:
-        raise SpecError(f"unknown unit {unit!r}", where="--time-unit", hint="Use s, ms, us or ns")
-    return units[unit]
+    if time_unit not in units:
+        raise SpecError(f"unknown unit {time_unit!r}", where="--time-unit", hint="Use s, ms, us or ns")
+    return ReadOptions(block_tokens, units[time_unit], waits or DEFAULT_WAITS)
 
 
 def trace_formats(
@@ -232,12 +246,15 @@ def trace_show(
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
     max_context: Annotated[int, typer.Option(help="Also say what fits so many tokens of prompt and answer.")] = 0,
     scale: Annotated[str, typer.Option(help="With every length divided, as workload.scale: 1/k.")] = "1",
+    everything: Annotated[
+        bool, typer.Option("--all", help="All lines, each whole; else one screen of 24 x 80.")
+    ] = False,
 ) -> None:
-    """Sessions, requests, lengths, waits by kind, sharing and ceilings of a trace.
+    """A trace on one screen: lengths, waits and ceilings; what was assumed, estimated and dropped; how to replay it.
 
     Example: `harness trace show coding-agent --max-context 8000 --picture coding-agent.svg`
     """
-    _show(trace)
+    _show(trace, is_whole=everything)
     if max_context or scale != "1":
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
@@ -292,9 +309,53 @@ def sealed_run(experiment: str, run: str, runs: Path) -> SealedRun:
     return labels[run]
 
 
-def _show(trace: str) -> None:
-    from harness.traces.recording import describe_trace, open_trace
+# A terminal's usual size; the last line is the next prompt's.
+SCREEN_LINES, SCREEN_COLUMNS, KEY_WIDTH = 24, 80, 16
+
+
+def _show(trace: str, *, is_whole: bool = False) -> None:
+    """A trace's facts, what its import changed, and the command that replays it; on one screen, or the whole."""
+    from harness.traces.recording import changes_at_import, describe_trace, open_trace
 
     path = Path(trace) if Path(trace).is_file() else find_shipped("traces", trace, what="trace")
     with open_trace(path) as reader:
-        print_facts(describe_trace(reader))
+        facts, name = describe_trace(reader), reader.head.name
+        changes = changes_at_import(reader.head)
+    parts = {key: [_shortened(printable_lines(value), is_whole=is_whole)] for key, value in facts.items()}
+    parts |= {
+        kind: [line for each in reasons or ["nothing"] for line in _wrapped(printable_lines(each), is_whole=is_whole)]
+        for kind, reasons in changes.items()
+    }
+    parts["replay"] = [shlex.join(["harness", "init", _experiment_name(name), "--from", trace])]
+    if not is_whole:
+        _cut_to_screen(
+            parts, tuple(changes), "... all of it: " + shlex.join(["harness", "trace", "show", trace, "--all"])
+        )
+    for key, lines in parts.items():
+        for place, line in enumerate(lines):
+            print(f"{'' if place else key:<{KEY_WIDTH}}{line}")
+
+
+def _shortened(text: str, *, is_whole: bool) -> str:
+    width = SCREEN_COLUMNS - KEY_WIDTH
+    return text if is_whole or len(text) <= width else text[: width - 3] + "..."
+
+
+def _wrapped(text: str, *, is_whole: bool) -> list[str]:
+    return [text] if is_whole else textwrap.wrap(text, SCREEN_COLUMNS - KEY_WIDTH - len(" ..."), subsequent_indent="  ")
+
+
+def _cut_to_screen(parts: dict[str, list[str]], kinds: Sequence[str], note: str) -> None:
+    """Shorten the longest of these kinds, line by line, until all parts fit a screen; each keeps a line."""
+    is_cut = False
+    while sum(map(len, parts.values())) + is_cut >= SCREEN_LINES:
+        longest = max(kinds, key=lambda kind: len(parts[kind]))
+        is_cut = True
+        parts[longest] = [*parts[longest][:-2], parts[longest][-2].rstrip(" .") + " ..."]
+    if is_cut:
+        parts[""] = [note]
+
+
+def _experiment_name(trace: str) -> str:
+    """A name that ``harness init`` takes, for a trace of any name."""
+    return re.sub(r"[^a-z0-9]+", "-", trace.lower()).strip("-")[:20].strip("-") or "replay"

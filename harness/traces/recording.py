@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -406,27 +407,41 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     prompt_tokens = sum(counts.prompts)
     facts = {
         "trace": reader.head.name,
-        "format": reader.head.source_format,
+        "format": f"{reader.head.source_format}, arrivals {reader.head.arrivals}",
         "sha256": reader.sha256,
         "recordings": str(counts.num_recordings),
         "requests": str(len(counts.prompts)),
-        "arrivals": reader.head.arrivals,
         "prompt tokens": _spread(np.array(counts.prompts)),
-        "generated tokens": _spread(np.array(counts.answers)),
-        "requests that wait for several": str(counts.num_joins),
-        "requests that several wait for": str(counts.num_forks),
-        "answers that the client leaves": str(counts.num_left),
-        "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
-        "ceiling, endless cache": f"{counts.endless_tokens / prompt_tokens:.1%} of prompt tokens",
-        "ceiling, turn before": f"{counts.kept_tokens / prompt_tokens:.1%} of prompt tokens",
+        "output tokens": _spread(np.array(counts.answers)),
     }
     for kind in WAIT_KINDS[1:]:
         if waits_ns := counts.waits_ns[kind]:
-            facts[f"waits for a {kind}, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
-    for what, reasons in (("dropped at import", reader.head.dropped), ("broken at import", reader.head.broken)):
-        if reasons:
-            facts[what] = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
-    return facts | ({"assumed at import": "; ".join(reader.head.labels)} if reader.head.labels else {})
+            facts[f"{kind} waits, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
+    return facts | {
+        "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
+        "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
+        "endless cache": f"ceiling {counts.endless_tokens / prompt_tokens:.1%} of prompt tokens",
+        "turn before": f"ceiling {counts.kept_tokens / prompt_tokens:.1%} of prompt tokens",
+    }
+
+
+# Words of the labels whose numbers are no counts or times of the recording.
+_ESTIMATES = re.compile(r"estimated|characters|waits drawn from|made up")
+
+
+def changes_at_import(head: TraceHead) -> dict[str, list[str]]:
+    """What the import assumed, estimated and dropped, and which lines were broken; most of a kind first."""
+    estimated = [label for label in head.labels if _ESTIMATES.search(label)]
+    return {
+        "assumed": [label for label in head.labels if label not in estimated],
+        "estimated": estimated,
+        "dropped": _by_count(head.dropped),
+        "broken": _by_count(head.broken),
+    }
+
+
+def _by_count(reasons: Mapping[str, int]) -> list[str]:
+    return [f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda each: -each[1])]
 
 
 def _spread(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> str:

@@ -26,7 +26,7 @@ from harness.outputs import write_atomic
 from harness.plan.waits import parse_waits
 from harness.spec.base import tomllib
 from harness.traces.base import bounded_lines, opened, parsed_json, sha256_of
-from harness.traces.importing import read_recordings
+from harness.traces.importing import check_new, read_recordings
 
 BATCH_ROWS = 2_000
 _FOREIGN_STARTS = {
@@ -232,17 +232,19 @@ class ImportSummary:
         return report
 
 
-def import_tracelab(
+def import_tracelab(  # noqa: PLR0913  # keywords with defaults, of one call
     source: Path,
     output: Path,
     *,
     name: str,
     tables: tuple[str, ...] = (),
     max_malformed: int = 100,
+    may_replace: bool = True,
 ) -> ImportSummary:
     """Write ``output``, a wait distribution called ``name``, from a release's JSONL, JSONL.gz or DuckDB file.
 
     tables: which tables of a DuckDB file to read; needed only when several could be meant.
+    may_replace: whether another file of that name is replaced.
     Raises SpecError when the file is unreadable, foreign, holds no usable call, or has more than ``max_malformed``
     unreadable rounds; RecordsError when ``output`` cannot be written. Nothing is written then.
     """
@@ -254,7 +256,7 @@ def import_tracelab(
     )
     excluded = [{"name": tool, "calls": calls} for tool, calls in sorted(summary.excluded.items())]
     table = _wait_table(name, f"tool calls of {summary.source}", _provenance(summary), summary.tools)
-    _write_waits(output, {**table, "excluded": excluded}, note)
+    _write_waits(output, {**table, "excluded": excluded}, note, may_replace=may_replace)
     return summary
 
 
@@ -359,10 +361,12 @@ class RecordedWaits:
     num_other: int
 
 
-def import_recorded_waits(sources: Iterable[Path], output: Path, *, name: str, kind: str = "auto") -> RecordedWaits:
+def import_recorded_waits(
+    sources: Iterable[Path], output: Path, *, name: str, kind: str = "auto", may_replace: bool = True
+) -> RecordedWaits:
     """Write ``output``, the waits for tools of recorded agents as a distribution.
 
-    Raises SpecError as ``read_recordings`` does, and when no tool was waited for.
+    Raises SpecError as ``read_recordings`` does, when no tool was waited for, and where another file is in the way.
     """
     chosen, recordings, notes = read_recordings(sources, kind=kind)
     requests = [request for recording in recordings for request in recording.requests]
@@ -384,7 +388,8 @@ def import_recorded_waits(sources: Iterable[Path], output: Path, *, name: str, k
         "quantiles": "numpy.percentile, linear",
     }
     described = f"waits for tools of recorded agents ({chosen})"
-    _write_waits(output, _wait_table(name, described, provenance, [_quantiles("tools", waited_ms)]))
+    table = _wait_table(name, described, provenance, [_quantiles("tools", waited_ms)])
+    _write_waits(output, table, may_replace=may_replace)
     return counted
 
 
@@ -400,7 +405,10 @@ def _wait_table(
     }
 
 
-def _write_waits(output: Path, table: Mapping[str, Any], note: str = "") -> None:
+def _write_waits(output: Path, table: Mapping[str, Any], note: str = "", *, may_replace: bool) -> None:
     text = note + tomli_w.dumps(table)
     parse_waits(tomllib.loads(text), where=str(output))  # Never hand out a file that would be refused.
+    if output.is_file() and output.read_bytes() == text.encode():
+        return
+    check_new(output, may_replace=may_replace)
     write_atomic(output, [text.encode()], what="the wait distribution")

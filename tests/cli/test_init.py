@@ -27,6 +27,7 @@ from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 from tests.support.stacks import write_artifact, write_environment, write_patched_stack
+from tests.traces.test_mooncake import sharing
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +230,21 @@ def test_a_trace_that_is_imported_already_is_replayed_where_it_lies(folder: Path
     harness("init", "first", "--from", "coding-agent")
     assert begun("--from", "coding-agent", "--backend", "sim").workload.trace == "coding-agent"
     assert sorted(path.name for path in folder.iterdir()) == ["first.toml", "mine.toml"]
+
+
+def test_what_recordings_do_not_say_is_given_as_to_an_import(folder: Path) -> None:
+    (folder / "m.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sharing(64, 256, prompt=2048)))
+    with pytest.raises(AssertionError, match="block names than their prompt has blocks of 512 tokens"):
+        harness("init", "mine", "--from", "m.jsonl")
+    assert not Path("mine.jsonl").exists()
+    begun("--from", "m.jsonl", "--block-tokens", "64", "--time-unit", "s")
+    trace = load_trace("mine.jsonl")
+    assert trace.head.block_tokens == 64
+    assert [one.start_ns for one in trace.recordings] == [0, 1_000_000_000_000], "1,000 s, not 1,000 ms"
+    with pytest.raises(AssertionError, match="goes with --from"):
+        harness("init", "other", "--block-tokens", "64")
+    with pytest.raises(AssertionError, match="is a trace already"):
+        harness("init", "other", "--from", "coding-agent", "--block-tokens", "64")
 
 
 def test_nothing_is_ever_written_over(folder: Path) -> None:

@@ -25,6 +25,22 @@ def harness(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
+@pytest.mark.parametrize("kind", ["claude", "tracelab"])
+def test_another_file_of_waits_is_replaced_only_by_force_and_the_same_import_may_run_again(kind: str) -> None:
+    tool = {"tool_name": "Bash", "tool_internal_latency_ms": 20}
+    rows = SOUND["claude"]() if kind == "claude" else [json.dumps({"provider": "claude", "tools": [tool] * 3})]
+    Path("a.jsonl").write_text("\n".join(rows))
+    Path("mine.toml").write_text("mine")
+    command = ("plan", "waits", "import", "a.jsonl", "--format", kind, "-o")
+    refused = harness(*command, "mine.toml")
+    assert "is there already, with other content. Replace it with --force" in str(refused.exception)
+    assert Path("mine.toml").read_text() == "mine"
+    for output in ("w.toml", "w.toml", "mine.toml"):
+        done = harness(*command, output, *(["--force"] if output == "mine.toml" else []))
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert "mine" in Path("mine.toml").read_text()
+
+
 def test_another_trace_is_replaced_only_by_force_and_the_same_import_may_run_again() -> None:
     Path("a.jsonl").write_text("\n".join(SOUND["claude"]()))
     Path("b.jsonl").write_text("\n".join(SOUND["codex"]()))
@@ -54,7 +70,7 @@ def test_a_broken_line_is_named_by_its_file(folder: Path) -> None:
 def test_what_a_file_does_not_say_is_given_and_a_wrong_word_for_it_is_refused() -> None:
     Path("in.jsonl").write_text("\n".join(map(json.dumps, sharing(64, 4096))))
     words = ("trace", "import", "in.jsonl", "-o", "t.jsonl", "--block-tokens", "64")
-    assert "named blocks                    192 of 64 tokens" in harness(*words).output
+    assert "named blocks    192 of 64 tokens" in harness(*words).output
     assert "Use s, ms, us or ns" in str(harness(*words, "--time-unit", "minutes").exception)
 
 

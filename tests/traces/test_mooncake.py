@@ -30,7 +30,7 @@ def imported(*files: Path, **options: Any) -> TraceFile:
 
 def ceiling(folder: Path) -> str:
     with open_trace(folder / "out.jsonl") as reader:
-        return describe_trace(reader)["ceiling, endless cache"]
+        return describe_trace(reader)["endless cache"].removeprefix("ceiling ")
 
 
 def sharing(size: int, shared: int, prompt: int = 8192, last: int = 0) -> list[dict[str, Any]]:
