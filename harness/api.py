@@ -100,15 +100,20 @@ def experiment_with(
     return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
 
 
-def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
-    """The places against their baselines; SpecError where both sides are of other benchmarks."""
+def compared(
+    places: Sequence[str], baseline: str | None, runs: Path, targets: Mapping[str, float] | None = None
+) -> Table:
+    """The places against their baselines; SpecError where both sides are of other benchmarks.
+
+    targets: keys of [slo] that differ from those of the experiments.
+    """
     from harness.judge.compare.across import compare_all, compare_with_peer, pairs_of
 
     peer = _peer_side([Path(place) for place in places])
     base = None if baseline is None else _peer_side([Path(baseline)])
     if peer is None and base is None:
-        sides = [side for place in places for side in sides_at(place, runs)]
-        return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
+        sides = [side for place in places for side in sides_at(place, runs, targets)]
+        return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs, targets)))
     if peer is not None and (baseline is None or base is not None):
         raise SpecError(
             "only other benchmarks' results to compare",
@@ -116,7 +121,7 @@ def compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
             hint="Name sealed runs as the other side: --baseline FOLDER/EXPERIMENT/CONDITION",
         )
     ours = [baseline] if peer is not None and baseline is not None else places
-    sides = [side for place in ours for side in sides_at(place, runs)]
+    sides = [side for place in ours for side in sides_at(place, runs, targets)]
     theirs = peer or base
     assert theirs is not None
     return compare_with_peer(sides, theirs, is_baseline=peer is None)
@@ -130,8 +135,11 @@ def _peer_side(places: Sequence[Path]) -> PeerSide | None:
     return next((side for side in sides if side is not None), None)
 
 
-def sides_at(address: str, runs: Path) -> list[Side]:
-    """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
+def sides_at(address: str, runs: Path, targets: Mapping[str, float] | None = None) -> list[Side]:
+    """The conditions with valid runs at an address; SpecError that says what was looked for when there are none.
+
+    targets: keys of [slo] that differ from those of the experiments.
+    """
     from harness.analysis.stats import grouped
     from harness.judge.compare.across import Side
     from harness.records import RunStore
@@ -145,7 +153,9 @@ def sides_at(address: str, runs: Path) -> list[Side]:
         place = runs / address
     choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
     for root, experiment, condition in choices:
-        sealed = grouped(RunStore(root).sealed(experiment or None), lambda run: run.experiment)
+        there = RunStore(root).sealed(experiment or None)
+        there = [run.with_targets(**targets) for run in there] if targets else there
+        sealed = grouped(there, lambda run: run.experiment)
         found = [
             Side(f"{root}/{named}/{name}", tuple(valid), tuple(every))
             for named, every in sealed.items()

@@ -16,7 +16,7 @@ from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
 from harness.kinds import kind_named
-from harness.plan import Plan, check_fits
+from harness.plan import STEADY_START, Plan, check_fits
 from harness.plan.build import derive_seed, draw_plan, requested_keys
 from harness.run_key import RunKey
 from harness.spec import (
@@ -164,7 +164,7 @@ def traced_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         "assumed_at_import": "; ".join(trace.head.labels),
     }
     if is_steady:
-        provenance["warm_up_requests"] = left.num_warm_ups
+        provenance[STEADY_START] = left.num_warm_ups
     return Plan(
         source="trace",
         seed=base_seed,

@@ -48,7 +48,7 @@ CONFIDENCE = 0.99
 # as this part of them would, if each of them had the same (docs/error-rates.md).
 MOST_OPEN_QUANTILE = 0.9
 LEAST_SHARED = 0.6
-QUEUED = ("ttft", "e2e", "queue")
+QUEUED = ("ttft", "e2e", "queue", "session")
 HOW_SURE = (
     "interval: 95 %, over runs like these, from six runs and ten values beyond the percentile on; typical run: with "
     "99 % confidence, half of all runs like these have this percentile of their own at or below it, from seven runs on "
@@ -123,7 +123,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate per second of model time: mean over runs, and its t interval on the log scale, None below three runs."""
+    """A rate in model time: mean over runs, and its t interval on the log scale, None below three runs."""
 
     mean: float
     interval: Interval | None
@@ -157,7 +157,12 @@ def window_of(run: SealedRun) -> WindowSpec:
     return WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
 
 
-def _window_ns(run: SealedRun, requests: pa.Table) -> tuple[int, int]:
+def slo_of(run: SealedRun) -> SloSpec:
+    """The latency targets that the experiment of a run states."""
+    return SloSpec.model_validate(run.manifest.requested_experiment.get("slo") or {})
+
+
+def window_ns(run: SealedRun, requests: pa.Table) -> tuple[int, int]:
     """[first, last) instants of a run's window; nothing is in it where a user finished too few requests."""
     window = window_of(run)
     due_ns = requests.column("due_ns").to_numpy()
@@ -177,7 +182,7 @@ def requests_in_window(run: SealedRun) -> pa.Table:
     """The requests of a run that were due in its measurement window, whatever became of them."""
     requests = run.table("requests")
     due_ns = requests.column("due_ns").to_numpy()
-    first_ns, last_ns = _window_ns(run, requests)
+    first_ns, last_ns = window_ns(run, requests)
     return requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
 
 
@@ -218,11 +223,11 @@ def latencies(run: SealedRun) -> Latencies:
         span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
         device=place["device"],
         unit=place["unit"],
-        has_open_arrivals=_has_open_arrivals(run),
+        has_open_arrivals=has_open_arrivals(run),
     )
 
 
-def _has_open_arrivals(run: SealedRun) -> bool:
+def has_open_arrivals(run: SealedRun) -> bool:
     """Whether sessions that wait for no other one start at different times; True where the plan cannot be read."""
     plan = run.plan_if_readable
     return plan is None or len({session.start_offset_ns for session in plan.sessions if session.after is None}) > 1
@@ -268,7 +273,7 @@ def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures
     observed = [answered for run in runs if len((answered := latencies(run)).turn)]
     if not observed:
         return None
-    slo = SloSpec.model_validate(runs[0].manifest.requested_experiment.get("slo") or {})
+    slo = slo_of(runs[0])
     good = [_is_good(run, slo) for run in observed] if slo.is_set else None
     spans_s = [run.span_ns / NS_PER_S for run in observed]
     counts = [len(run.turn) for run in observed]
@@ -386,21 +391,29 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
                 "unit": "ms",
                 "num_values": distribution.num_values,
             }
-            for percentile in distribution.percentiles:
-                name = f"p{percentile.q * 100:.0f}"
-                paths = {
-                    "": "value",
-                    "_low": "interval.low",
-                    "_high": "interval.high",
-                    "_typical_bound": "typical_bound",
-                }
-                values_ns = cells(percentile, {name + end: path for end, path in paths.items()})
-                row |= {key: ratio(value_ns, NS_PER_MS) for key, value_ns in values_ns.items()}
-                row[f"{name}_no_interval"] = None if percentile.why is None else percentile.why.value
-            rows.append(row)
+            rows.append(row | percentile_cells(distribution.percentiles))
         for name in ("tokens_per_s", "requests_per_s", "goodput_per_s"):
             if (rate := getattr(condition, name)) is not None:
                 row = {"condition": condition.condition, "group": "all", "metric": name, "unit": "1/s"}
-                ends = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high"}
-                rows.append({**row, "num_values": condition.num_runs, **cells(rate, ends)})
+                rows.append({**row, "num_values": condition.num_runs, **cells(rate, RATE_CELLS)})
     return rows
+
+
+RATE_CELLS = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high"}
+_PERCENTILE_CELLS = {
+    "": "value",
+    "_low": "interval.low",
+    "_high": "interval.high",
+    "_typical_bound": "typical_bound",
+}
+
+
+def percentile_cells(percentiles: Sequence[Percentile]) -> dict[str, float | str | None]:
+    """Percentiles in ms, with the ends of their intervals, the bound of a typical run, and why there is no interval."""
+    row: dict[str, float | str | None] = {}
+    for percentile in percentiles:
+        name = f"p{percentile.q * 100:.0f}"
+        values_ns = cells(percentile, {name + end: path for end, path in _PERCENTILE_CELLS.items()})
+        row |= {key: ratio(value_ns, NS_PER_MS) for key, value_ns in values_ns.items()}
+        row[f"{name}_no_interval"] = None if percentile.why is None else percentile.why.value
+    return row

@@ -47,6 +47,15 @@ ReplicatesOption = Annotated[int | None, typer.Option(help="Use this number of r
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")]
 TableFormOption = Annotated[TableForm, typer.Option("--format", help="How the table is written.")]
 TableFormsOption = Annotated[TableForm, typer.Option("--format", help="How the tables are written.")]
+SessionTargetOption = Annotated[
+    float | None,
+    typer.Option(
+        "--session-target",
+        metavar="SECONDS",
+        help="Count the sessions that finish within so many seconds of their own time. Default: [slo] session_s.",
+        min=1e-9,
+    ),
+]
 PrintedOutput = Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")]
 # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
@@ -88,6 +97,13 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     from harness.records import store
 
     return store.sealed_runs(runs, address)
+
+
+def held_to(sealed: Sequence[SealedRun], session_target_s: float | None) -> list[SealedRun]:
+    """The runs with this target of a session, s; None: with that of their experiment."""
+    if session_target_s is None:
+        return list(sealed)
+    return [run.with_targets(session_s=session_target_s) for run in sealed]
 
 
 def store_at(runs: Path) -> RunStore:

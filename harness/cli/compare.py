@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.api import compared, sides_at
-from harness.cli.addresses import RunsOption, TableFormOption, complete_sealed, valid_runs
+from harness.cli.addresses import RunsOption, SessionTargetOption, TableFormOption, complete_sealed, held_to, valid_runs
 from harness.cli.terminal import print_tables, terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
 from harness.table import Table, TableForm, table_of, to_text, with_four_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from harness.judge.decisions.gate import GatePolicy, GateResult, GateRun
     from harness.judge.decisions.releases import Placed
@@ -41,6 +41,7 @@ def compare(
         str | None,
         typer.Option(help="Compare with this place instead: a condition, or conditions of the same names."),
     ] = None,
+    session_target: SessionTargetOption = None,
     runs: RunsOption = Path("runs"),
     form: TableFormOption = TableForm.text,
 ) -> None:
@@ -57,7 +58,8 @@ def compare(
 
     Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
-    table = compared(list(dict.fromkeys(places)), baseline, runs)
+    targets = None if session_target is None else {"session_s": session_target}
+    table = compared(list(dict.fromkeys(places)), baseline, runs, targets)
     if form in (TableForm.csv, TableForm.json):
         print_tables([table], form)
         return
@@ -115,9 +117,10 @@ def gate(
             "--fail-above",
             metavar="FIGURE=RATIO",
             help="Largest accepted ratio to the baseline. Repeatable. Default: cost, tpot, reuse and padding 1.01, "
-            "ttft_p50 1.05, ttft_p99 1.10; itl_p50 and e2e_p50 have none.",
+            "ttft_p50 1.05, ttft_p99 1.10; the others have none.",
         ),
     ] = None,
+    session_target: SessionTargetOption = None,
     alpha: Annotated[
         float, typer.Option(help="Of a false pass, and of a false worse, at any number of looks.", min=1e-6, max=0.49)
     ] = 0.05,
@@ -147,6 +150,9 @@ def gate(
             where="harness gate",
             hint="Judge with --against BASE, or write a baseline with --save-baseline FOLDER",
         )
+    if save_baseline is not None and session_target is not None:
+        hint = "Set it in the experiment ([slo] session_s), and run that"
+        raise SpecError("a baseline has the targets of its experiment", where="--session-target", hint=hint)
     if save_baseline is not None:
         from harness.export.baseline import save_baseline as save
 
@@ -157,7 +163,7 @@ def gate(
     from harness.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
-    result = _looked(new, against, runs, policy)
+    result = _looked(new, against, runs, policy, session_target)
     _print(result, form)
     if junit is not None:
         write_text(junit, gate_junit(result))
@@ -168,12 +174,12 @@ def gate(
     raise typer.Exit(int(codes.get(result.verdict, ExitCode.CANNOT_TELL)))
 
 
-def _looked(new: str, against: str, runs: Path, policy: GatePolicy) -> GateResult:
+def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_target_s: float | None) -> GateResult:
     """The gate, as one more look at the new runs, which is recorded beside them."""
     from harness.judge.decisions.gate import judge, pair_keys
     from harness.judge.decisions.gate_looks import placed, read_looks, write_looks
 
-    ours, theirs = _side(new, runs), _side(against, runs)
+    ours, theirs = (_side(address, runs, session_target_s) for address in (new, against))
     folder = _records_of(new, runs)
     if folder is None:
         result = judge(ours, theirs, policy)
@@ -192,12 +198,14 @@ def _records_of(address: str, runs: Path) -> Path | None:
     return None if is_baseline(Path(address)) else valid_runs(address, runs)[0].path.parents[1]
 
 
-def _side(address: str, runs: Path) -> list[GateRun]:
+def _side(address: str, runs: Path, session_target_s: float | None) -> list[GateRun]:
     from harness.export.baseline import is_baseline, load_baseline
     from harness.judge.decisions.gate import gate_run
 
     place = Path(address)
-    return load_baseline(place) if is_baseline(place) else [gate_run(run) for run in valid_runs(address, runs)]
+    if is_baseline(place):
+        return load_baseline(place)
+    return [gate_run(run) for run in held_to(valid_runs(address, runs), session_target_s)]
 
 
 def _print(result: GateResult, form: GateForm) -> None:
@@ -226,12 +234,14 @@ def history(
         list[str] | None,
         typer.Option(
             "--figure",
-            help="cost, ttft_p50, ttft_p99, tpot, itl_p50, e2e_p50, reuse or padding. Repeatable. Default: cost.",
+            help="cost, ttft_p50, ttft_p99, tpot, itl_p50, e2e_p50, session_p50, session_p90, session_p99, "
+            "session_goodput, tokens, reuse or padding. Repeatable. Default: cost.",
         ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Plots as a page (.html) or a picture (.svg).")
     ] = None,
+    session_target: SessionTargetOption = None,
     runs: RunsOption = Path("runs"),
     form: TableFormOption = TableForm.text,
 ) -> None:
@@ -245,7 +255,9 @@ def history(
     from harness.judge.decisions.releases import histories
     from harness.report.pages import history_lines, history_table, write_history
 
-    results = histories([point for place in places for point in _placed(place, runs)], figures or ["cost"])
+    targets = None if session_target is None else {"session_s": session_target}
+    points = [point for place in places for point in _placed(place, runs, targets)]
+    results = histories(points, figures or ["cost"])
     table = history_table(results)
     if form not in (TableForm.csv, TableForm.json):
         table = with_four_digits(table, ("value", "low", "high"))
@@ -254,14 +266,14 @@ def history(
         write_history(output, results)
 
 
-def _placed(address: str, runs: Path) -> Iterator[Placed]:
+def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> Iterator[Placed]:
     """The conditions at an address, each with its valid runs."""
     from harness.export.baseline import is_baseline, load_baseline
     from harness.judge.decisions.gate import gate_run
     from harness.judge.decisions.releases import Placed
 
     if not is_baseline(Path(address)):
-        yield from (Placed(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs))
+        yield from (Placed(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs, targets))
         return
     loaded = load_baseline(Path(address))
     for condition in dict.fromkeys(run.condition for run in loaded):

@@ -16,7 +16,9 @@ from harness.cli.addresses import (
     MaybeSealedArgument,
     RunsOption,
     SealedArgument,
+    SessionTargetOption,
     complete_sealed,
+    held_to,
     sealed_runs,
     store_at,
     valid_runs,
@@ -221,6 +223,7 @@ def export(
     otlp: Annotated[
         str, typer.Option("--otlp", metavar="URL", help="With otel: also send the spans to this collector.")
     ] = "",
+    session_target: SessionTargetOption = None,
     runs: RunsOption = Path("runs"),
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
@@ -236,7 +239,7 @@ def export(
     if otlp and chosen.send is None:
         raise SpecError(f"spans are sent as otel, not as {form}", where="--otlp", hint="Use --format otel")
     send = chosen.send(otlp) if otlp and chosen.send else None
-    selected = valid_runs(name, runs)
+    selected = held_to(valid_runs(name, runs), session_target)
     experiment = selected[0].experiment
     for path in write_runs(selected, chosen, output or Path(f"{experiment}-{chosen.name}"), may_replace=force):
         print(f"wrote {path}")

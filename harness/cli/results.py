@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.api import note_look
-from harness.cli.addresses import RunsOption, SealedArgument, TableFormOption, sealed_runs
+from harness.cli.addresses import RunsOption, SealedArgument, SessionTargetOption, TableFormOption, held_to, sealed_runs
 from harness.cli.terminal import say, terminal
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 def report(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
+    session_target: SessionTargetOption = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`; of an archive: here")
     ] = None,
@@ -53,7 +54,7 @@ def report(
     page = output or beside / f"{sealed[0].experiment}.html"
     if force:
         check_output(page).unlink(missing_ok=True)
-    conclude(terminal(), sealed, check_report_page(page), None, by="report")
+    conclude(terminal(), sealed, check_report_page(page), None, by="report", session_target_s=session_target)
 
 
 def table(
@@ -68,6 +69,7 @@ def table(
     predicted: Annotated[
         bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
     ] = False,
+    session_target: SessionTargetOption = None,
     form: TableFormOption = TableForm.text,
 ) -> None:
     """Print what each condition cost, and what its users felt.
@@ -87,9 +89,9 @@ def table(
         print(_predicted_written(sealed, form), end="")
         return
     if form is not TableForm.text:
-        print(conditions_written(sealed, form, figures), end="")
+        print(conditions_written(held_to(sealed, session_target), form, figures), end="")
         return
-    out, summary = terminal(), summarise(sealed)
+    out, summary = terminal(), summarise(held_to(sealed, session_target))
     if figures is Figures.conditions:
         _print_answer(out, summary, sealed)
         out.print()
@@ -170,16 +172,18 @@ def conclude(
     title: str | None,
     by: str = "run",
     source: Path | str = "",
+    session_target_s: float | None = None,
 ) -> NextStep | None:
     """Print answer and tables, and write the report; what the runs suggest next.
 
     by: the command, for the ledger of frozen runs. source: the file of the experiment, for the next command.
+    session_target_s: of a session, where it is not that of the experiment.
     """
     from harness.analysis.cost.speeds import drift
     from harness.judge.summary import summarise
     from harness.report import on_terminal, summary_tables, write_report
 
-    summary = summarise(sealed)
+    summary = summarise(held_to(sealed, session_target_s))
     console.print()
     _print_answer(console, summary, sealed)
     for shown in summary_tables(summary):

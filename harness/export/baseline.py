@@ -23,7 +23,7 @@ from harness.records.manifest import load_manifest
 SUMS = "SHA256SUMS"
 TABLE = "figures.csv"
 MANIFESTS = "manifests"
-COLUMNS = ("condition", "replicate", "device", "unit", "num_requests", "figure", "amount", "units")
+COLUMNS = ("condition", "replicate", "device", "unit", "num_requests", "num_sessions", "figure", "amount", "units")
 _RESTORE = "Restore the folder from its commit or artifact, or save the baseline again"
 
 
@@ -35,6 +35,7 @@ class _Place(NamedTuple):
     device: str
     unit: int
     num_requests: int
+    num_sessions: int
 
 
 def is_baseline(folder: Path) -> bool:
@@ -64,9 +65,9 @@ def load_baseline(folder: Path) -> list[GateRun]:
     try:
         with open(folder / TABLE, encoding="utf-8", newline="") as stream:
             for row in csv.DictReader(stream, strict=True):
-                place = _Place(
-                    row["condition"], row["replicate"], row["device"], int(row["unit"]), int(row["num_requests"])
-                )
+                # Earlier versions saved no number of sessions.
+                numbers = [int(row.get(name) or 0) for name in ("unit", "num_requests", "num_sessions")]
+                place = _Place(row["condition"], row["replicate"], row["device"], *numbers)
                 values = figures.setdefault(place, {})
                 values[row["figure"]] = Value(float(row["amount"]), float(row["units"])) if row["amount"] else None
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
@@ -77,7 +78,8 @@ def load_baseline(folder: Path) -> list[GateRun]:
         name = _manifest_name(place.condition, place.replicate)
         if name not in listed:
             raise RecordsError(f"has no {name}", where=str(folder), hint=_RESTORE)
-        runs.append(GateRun(load_manifest(folder / name), place.device, place.unit, place.num_requests, values))
+        numbers = (place.device, place.unit, place.num_requests)
+        runs.append(GateRun(load_manifest(folder / name), *numbers, values, place.num_sessions))
     return runs
 
 
@@ -110,7 +112,8 @@ def _table(runs: Sequence[GateRun]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in runs:
-        place = (run.condition, run.manifest.replicate, run.device, run.unit, run.num_requests)
+        numbers = (run.num_requests, run.num_sessions)
+        place = (run.condition, run.manifest.replicate, run.device, run.unit, *numbers)
         writer.writerows((*place, name, *(run.values.get(name) or ("", ""))) for name in FIGURES)
     return text.getvalue()
 

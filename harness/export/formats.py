@@ -14,8 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.analysis.sessions import Outcome, session_times
 from harness.errors import SpecError
-from harness.export.measured import MeasuredRequest, MeasuredRun, measured
+from harness.export.measured import UNIX_NS, MeasuredRequest, MeasuredRun, measured
 from harness.judge.summary import summarise
 from harness.outputs import write_atomic
 from harness.plugins import Registry
@@ -108,6 +109,44 @@ def _rows(run: MeasuredRun, schema: pa.Schema) -> pa.Table:
     )
 
 
+_SESSIONS = (
+    column("session", _INT, "session of the plan that it begins with"),
+    column("num_requests", _INT, "its requests, of all its parts", "requests"),
+    column("first_ns", _INT, "its first send", UNIX_NS),
+    column("last_ns", _INT, "its last token; of a session that did not finish its last instant", UNIX_NS),
+    column("wait_ns", _INT, "time between the two in which nothing of it was due or in flight", "ns"),
+    column("outcome", _TEXT, "finished, left (the client left its last answer, as planned) or failed"),
+    column("own_ns", _INT, "last_ns - first_ns - wait_ns; null where it did not finish", "ns", nullable=True),
+)
+
+
+def sessions_table(runs: Sequence[SealedRun]) -> pa.Table:
+    """A row for each session that began in the measurement window, by its first send; none where a plan is unknown."""
+    schema = pa.schema([*_RUN, *_SESSIONS], metadata={"origin": origin_of(runs)})
+    return pa.Table.from_pylist([row for run in runs for row in _session_rows(run)], schema=schema)
+
+
+def _session_rows(run: SealedRun) -> Iterator[dict[str, Any]]:
+    times = session_times(run)
+    if times is None:
+        return
+    of_run = measured(run)
+    named = {**of_run.metadata, "replicate": run.replicate, "model": of_run.model}
+    columns = (times.session, times.num_requests, times.first_ns, times.last_ns, times.wait_ns, times.outcome)
+    for session, number, first_ns, last_ns, wait_ns, outcome in zip(*(each.tolist() for each in columns), strict=True):
+        is_finished = outcome == Outcome.FINISHED
+        yield {
+            **named,
+            "session": session,
+            "num_requests": number,
+            "first_ns": first_ns + of_run.wall_ns,
+            "last_ns": last_ns + of_run.wall_ns,
+            "wait_ns": wait_ns,
+            "outcome": Outcome(outcome).name.lower(),
+            "own_ns": last_ns - first_ns - wait_ns if is_finished else None,
+        }
+
+
 def serving_table(runs: Sequence[SealedRun]) -> pa.Table:
     """The serving figures of each condition, as ``harness table --serving`` has them, with their origin."""
     origin = origin_of(runs)
@@ -125,6 +164,7 @@ FORMATS: Mapping[str, Format] = Registry(
             ("instants of tokens and gaps between them (Parquet has them)",),
             of_all={
                 "requests.csv": partial(requests_table, has_tokens=False),
+                "sessions.csv": sessions_table,
                 "serving.csv": serving_table,
             },
         ),
@@ -133,6 +173,7 @@ FORMATS: Mapping[str, Format] = Registry(
             (),
             of_all={
                 "requests.parquet": partial(requests_table, has_tokens=True),
+                "sessions.parquet": sessions_table,
                 "serving.parquet": serving_table,
             },
         ),

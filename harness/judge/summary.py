@@ -7,9 +7,9 @@ those that its two conditions have. Nothing is averaged over ratios and nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from harness.analysis.figures import (
 )
 from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
+from harness.analysis.sessions import SessionFigures, session_figures, session_rows
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
@@ -45,6 +46,7 @@ from harness.spec import Factor, Factors
 from harness.spec.sections import Channel
 from harness.table import Cell, Table, table_of, to_html
 
+Shown = TypeVar("Shown")
 # Columns of ``to_arrow`` that a notebook shows.
 SHOWN = (
     *("condition", "baseline", "num_counted_runs", "a_ns", "b_ns", "ratio_a", "ratio_a_low", "ratio_a_high", "ratio_b"),
@@ -136,6 +138,7 @@ class ExperimentSummary:
     status: SequentialStatus | None = None
     backend: str = ""
     serving: tuple[ServingFigures, ...] = ()
+    sessions: tuple[SessionFigures, ...] = ()
     speeds: Speeds | None = None
     window: str = ""
     served: str = ""
@@ -220,8 +223,8 @@ class ExperimentSummary:
         return next((figures for figures in self.serving if figures.condition == condition), None)
 
     def serving_to_arrow(self) -> pa.Table:
-        """One row per condition, group of requests and metric, in ms, and one per rate."""
-        return self._with_origin(serving_rows(self.serving))
+        """One row per condition, group of requests and metric, in ms, and one per rate; then the same of sessions."""
+        return self._with_origin([*serving_rows(self.serving), *session_rows(self.sessions)])
 
     @property
     def reuse_by_wait(self) -> tuple[ReuseByWait, ...]:
@@ -281,6 +284,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     )
     status = status_until_decided(runs)
     by_device = speeds(figures)
+    of_counted = [run for run in ordered if run.key in {one.key for one in counted}]
     return ExperimentSummary(
         experiment=names.pop(),
         title=ordered[0].manifest.title,
@@ -296,7 +300,8 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         backend=backend,
         served=served_by(ordered),
         declared=declared_by(ordered),
-        serving=_serving([run for run in ordered if run.key in {one.key for one in counted}]),
+        serving=_of_each(serving_figures, of_counted),
+        sessions=_of_each(session_figures, of_counted),
         speeds=by_device,
         window=window_of(ordered[0]).in_words("model s" if ordered[0].manifest.clock.scale != 1 else "s"),
     )
@@ -327,9 +332,11 @@ def _measures(runs: Sequence[SealedRun]) -> dict[str, float | None]:
     return {measure.column: value_over(measure, runs) for name, measure in MEASURES.items() if name not in own}
 
 
-def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
-    by_condition = grouped(runs, lambda run: run.condition)
-    figures = (serving_figures(name, group) for name, group in by_condition.items())
+def _of_each(
+    figures_of: Callable[[str, Sequence[SealedRun]], Shown | None], runs: Sequence[SealedRun]
+) -> tuple[Shown, ...]:
+    """Figures of the runs of each condition that has any."""
+    figures = (figures_of(name, group) for name, group in grouped(runs, lambda run: run.condition).items())
     return tuple(each for each in figures if each is not None)
 
 

@@ -16,6 +16,8 @@ from harness.errors import PlanError
 from harness.plan.model import Followers, Plan
 
 LEAVES, SENDS = range(2)
+# In the provenance of a plan whose first sessions begin in the middle: requests that only warm it up.
+STEADY_START = "warm_up_requests"
 
 
 class ClientEvent(NamedTuple):
@@ -132,6 +134,36 @@ def users_of(after: IntArray) -> IntArray:
     while not np.array_equal(further := users[users], users):
         users = further
     return users
+
+
+def whole_sessions(plan: Plan) -> IntArray:
+    """The whole session that each session of a plan is a part of, by the lowest index in it; shape (sessions,).
+
+    A recording is cut where it forks or joins. A part that continues a text, or that starts after an agent's wait, is
+    one with all that it waits for; a session that only starts after another is the next one of that user.
+    """
+    whole = list(range(plan.num_sessions))
+
+    def first_of(index: int) -> int:
+        while whole[index] != index:
+            whole[index] = index = whole[whole[index]]
+        return index
+
+    for session in plan.sessions:
+        if session.continues is None and not session.is_start_waited:
+            continue
+        parts = {first_of(session.index), *map(first_of, session.predecessors)}
+        if session.continues is not None:
+            parts.add(first_of(session.continues))
+        for part in parts:
+            whole[part] = min(parts)
+    return np.array([first_of(index) for index in range(plan.num_sessions)], dtype=np.int64)
+
+
+def begun_in_the_middle(plan: Plan, whole: IntArray) -> set[int]:
+    """The whole sessions that a steady start does not send from their beginning on. whole: see ``whole_sessions``."""
+    first = [session.index for session in plan.sessions if session.after is None]
+    return set(whole[first].tolist()) if STEADY_START in plan.provenance else set()
 
 
 class UserTimelines(NamedTuple):

@@ -234,6 +234,13 @@ class SealedRun:
             self._values[name] = self._read_table(name)
         return cast("pa.Table", self._values[name])
 
+    def with_targets(self, **targets: float) -> SealedRun:
+        """The same run held to other targets than its experiment states: keys of [slo]. Its files stay as they are."""
+        experiment = self.manifest.requested_experiment
+        experiment["slo"] = dict(experiment.get("slo") or {}) | targets
+        requested = self.manifest.requested | {"experiment": experiment}
+        return SealedRun(self.path, self.manifest.model_copy(update={"requested": requested}))
+
     def once(self, compute: Callable[[SealedRun], Value]) -> Value:
         """``compute(self)``, at most once for this object."""
         if compute not in self._values:

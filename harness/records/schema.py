@@ -196,6 +196,26 @@ LATENCIES = pa.schema(
     ]
 )
 
+# Computed from requests, chunks and the plan by each query.
+SESSIONS = pa.schema(
+    [
+        column("session", _INT32, "the session of the plan that it begins with; its parts are one session"),
+        column("num_requests", _INT64, "its requests, of all its parts", "requests"),
+        column("due_ns", _INT64, "when its first request should leave", CLOCK_NS),
+        column("first_ns", _INT64, "its first send", CLOCK_NS),
+        column(
+            "last_ns",
+            _INT64,
+            "its last token; the end of its last answer without streaming, or where it did not finish",
+            CLOCK_NS,
+        ),
+        column("wait_ns", _INT64, "time between the two in which nothing of it was due or in flight", "ns"),
+        column("own_ns", _INT64, "last_ns - first_ns - wait_ns; null where it did not finish", "ns", nullable=True),
+        column("outcome", _TEXT, "finished, left (the client left its last answer, as planned) or failed"),
+        column("is_whole", _BOOL, "false where a steady start begins it in the middle"),
+    ]
+)
+
 # Tables that ``harness records derive`` computes from raw files again, and with them all tables of a run.
 DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, "metrics": METRICS}
 TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS, **DERIVED_TABLES}
@@ -325,6 +345,7 @@ EXPLAINED_TABLES: dict[str, tuple[str, pa.Schema]] = {
     "metrics": ("A sample of a scrape; `derived/metrics.parquet`.", METRICS),
     "scrapes": ("A scrape of the server's metrics, raw; `scrapes.jsonl`.", SCRAPES),
     "latencies": ("An answered request and what it waited for; computed by each query.", LATENCIES),
+    "sessions": ("A whole session, in the window or not; computed by each query.", SESSIONS),
 }
 INTRODUCTION = """\
 Each table of `harness query` and of `RunStore.connect()`, also as `valid_...` (`valid_runs`, `valid_requests`, ...)

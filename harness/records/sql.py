@@ -43,7 +43,7 @@ _TOO_LARGE = ("Out of Memory", "maximum total string size")
 _memory_lock = threading.RLock()
 # What each run has files of.
 RUN_TABLES = (*schema.TABLES, "scrapes")
-VIEWS = ("runs", *RUN_TABLES, "latencies")
+VIEWS = ("runs", *RUN_TABLES, "latencies", "sessions")
 QUERY_HINT = f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'
 # The suffix that the engine adds to a response id in its log (docs/stack.md, "Request ids").
 ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
@@ -128,10 +128,14 @@ def _load_tables(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun], s
 
 
 def _is_read(name: str, sql: str) -> bool:
-    """Whether a statement, in lower case, may read this table: by its name, by way of latencies, or by query()."""
+    """Whether a statement, in lower case, may read this table: by its name, by way of a view over it, or by query()."""
     # query() and query_table() take names as text, which may be concatenated.
-    is_below = "latencies" in sql and name in ("requests", "chunks", "kv_events")
+    is_below = any(view in sql and name in tables for view, tables in _BELOW.items())
     return name in sql or is_below or "query" in sql
+
+
+# The tables that computed views read.
+_BELOW = {"latencies": ("requests", "chunks", "kv_events"), "sessions": ("requests", "chunks")}
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -234,10 +238,29 @@ def _create_views(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) 
     """The views that people query, over the tables and views of the schema ``internal``."""
     rows = pa.Table.from_pylist([_run_row(run) for run in runs], schema=schema.RUNS)
     _create_table(connection, "runs", rows)
+    _create_parts(connection, runs)
     for name in VIEWS:
-        source = _LATENCIES if name == "latencies" else f"select * from internal.{name}"
+        source = {"latencies": _LATENCIES, "sessions": _SESSIONS}.get(name, f"select * from internal.{name}")
         connection.execute(f"create view {name} as {source}")
         connection.execute(f"create view valid_{name} as select * from {name} where is_valid")
+
+
+def _create_parts(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
+    """A function of a run's place that says which session each session of its plan is a part of; read when called."""
+    from harness.plan import begun_in_the_middle, whole_sessions
+
+    def parts_of(place: int) -> list[dict[str, object]]:
+        plan = runs[place].plan_if_readable
+        if plan is None:
+            return []
+        whole = whole_sessions(plan)
+        begun = begun_in_the_middle(plan, whole)
+        return [{"whole": index, "is_whole": index not in begun} for index in whole.tolist()]
+
+    connection.create_function("parts_of", parts_of, ["BIGINT"], "STRUCT(whole BIGINT, is_whole BOOLEAN)[]")
+    keys = [{**run.key._asdict(), "is_valid": run.is_valid, "place": place} for place, run in enumerate(runs)]
+    columns = pa.schema([*schema.RUN_COLUMNS, pa.field("place", pa.int64())])
+    _create_table(connection, "plans", pa.Table.from_pylist(keys, schema=columns))
 
 
 def _run_row(run: SealedRun) -> dict[str, object]:
@@ -282,6 +305,42 @@ join (select experiment, condition, replicate,
 left join first_tokens t using (experiment, condition, replicate, session, request)
 left join admissions a using (experiment, condition, replicate, response_id)
 where r.status = 'ok'
+"""
+
+
+_SESSIONS = """
+with parts as (
+    select experiment, condition, replicate, unnest(range(len(parts))) as session, unnest(parts) as part
+    from (select *, parts_of(place) as parts from internal.plans)
+), last_tokens as (
+    select experiment, condition, replicate, session, request, max(coalesce(kernel_ns, received_ns)) as token_ns
+    from chunks where num_tokens > 0 group by all
+), timed as (
+    select r.*, part.whole, part.is_whole, coalesce(sent_ns, due_ns) as left_ns, coalesce(done_ns, due_ns) as ended_ns,
+        case when is_streamed then token_ns end as token_ns
+    from requests r
+    join parts using (experiment, condition, replicate, session)
+    join (select experiment, condition, replicate,
+            coalesce(json_extract(requested, '$.client.stream')::boolean, true) as is_streamed from runs) s
+        using (experiment, condition, replicate)
+    left join last_tokens t using (experiment, condition, replicate, session, request)
+), in_order as (
+    select *, max(ended_ns) over (partition by experiment, condition, replicate, whole order by due_ns
+        rows between unbounded preceding and 1 preceding) as before_ns from timed
+), whole as (
+    select experiment, condition, replicate, is_valid, whole as session, count(*) as num_requests,
+        min(due_ns) as due_ns, min(left_ns) as first_ns, max(ended_ns) as done_ns,
+        arg_max(coalesce(token_ns, ended_ns), row(ended_ns, session, request)) as token_ns,
+        coalesce(sum(greatest(due_ns - before_ns, 0)), 0)::bigint as wait_ns,
+        case when bool_or(status not in ('ok', 'aborted')) then 'failed'
+            when arg_max(status, row(ended_ns, session, request)) = 'aborted' then 'left'
+            else 'finished' end as outcome,
+        bool_and(is_whole) as is_whole
+    from in_order group by experiment, condition, replicate, is_valid, whole
+)
+select experiment, condition, replicate, is_valid, session::integer as session, num_requests, due_ns, first_ns, last_ns,
+    wait_ns, case when outcome = 'finished' then last_ns - first_ns - wait_ns end as own_ns, outcome, is_whole
+from (select *, case when outcome = 'finished' then token_ns else done_ns end as last_ns from whole)
 """
 
 

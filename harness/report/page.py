@@ -42,7 +42,7 @@ from harness.report.plots import (
     step_histograms,
 )
 from harness.report.svg import Sheet
-from harness.report.terminal import share_cells
+from harness.report.terminal import for_documents, sessions_tables, share_cells
 from harness.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
 from harness.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.spec import factors_text
@@ -161,6 +161,7 @@ def render_page(view: ReportView) -> str:
         reuse_by_wait=view.summary.reuse_by_wait,
         how_reused=HOW_REUSED,
         share_cells=share_cells,
+        sessions=list(map(for_documents, sessions_tables(view.summary))),
         csv_links=csv_links(view.summary),
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,

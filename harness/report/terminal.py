@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.reuse_by_wait import HOW_REUSED, Share
 from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
+from harness.analysis.sessions import HOW_TIMED, SessionFigures
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.clock import NS_PER_S
 from harness.judge.compare.answer import main_answers
@@ -123,7 +124,7 @@ def status_lines(status: SequentialStatus) -> list[str]:
 
 def summary_tables(summary: ExperimentSummary) -> list[Table]:
     """Costs, what users felt, and where several devices made the runs, these."""
-    return [conditions_table(summary), serving_table(summary), *summary.device_tables]
+    return [conditions_table(summary), serving_table(summary), *sessions_tables(summary), *summary.device_tables]
 
 
 def on_terminal(table: Table, width: int) -> RichTable:
@@ -164,7 +165,56 @@ def serving_table(summary: ExperimentSummary) -> Table:
 
 def serving_tables(summary: ExperimentSummary) -> list[Table]:
     """All serving figures, a table per condition: every group of requests, intervals and bounds of a typical run."""
-    return [_all_of(figures, summary) for figures in summary.serving]
+    return [*(_all_of(figures, summary) for figures in summary.serving), *sessions_tables(summary)]
+
+
+def sessions_tables(summary: ExperimentSummary) -> list[Table]:
+    """A row per condition: own times of sessions in s of the run's clock, and sessions within the target per hour.
+
+    Empty where no session finished that began in the window.
+    """
+    if not summary.sessions:
+        return []
+    targets = sorted({one.target_s for one in summary.sessions if one.target_s is not None})
+    within = ("within\n/h", "share\n[%]") if targets else ()
+    rows = [
+        (
+            one.condition,
+            f"{one.num_finished:,}" + (f"+{one.num_others:,}" if one.num_others else ""),
+            *(_seconds(percentile) for percentile in one.percentiles),
+            *(within_cells(one) if targets else ()),
+        )
+        for one in summary.sessions
+    ]
+    others = any(one.num_others for one in summary.sessions)
+    notes = [
+        f"{HOW_TIMED[0].upper()}{HOW_TIMED[1:]}; below: its interval, or why there is none.",
+        *(["+: sessions that failed, or whose last answer the client left."] if others else []),
+        *(
+            [f"Within: finished within {' or '.join(f'{target:g}' for target in targets)} s of own time."]
+            if targets
+            else []
+        ),
+    ]
+    columns = ("condition", "sessions", *(f"p{one.q * 100:.0f}" for one in summary.sessions[0].percentiles), *within)
+    return [Table(f"Sessions [s{_model_time(summary)}]", " ".join(notes), columns, tuple(rows), summary.origin)]
+
+
+def within_cells(figures: SessionFigures) -> tuple[str, str]:
+    """Sessions within the target per hour with their interval, and their share in per cent."""
+    rate, share = figures.within_per_h, figures.share_within
+    if rate is None or share is None:
+        return DASH, DASH
+    interval = "" if rate.interval is None else f"\n{rate.interval.low:,.4g}\u2013{rate.interval.high:,.4g}"
+    return f"{rate.mean:,.4g}{interval}", f"{100 * share:.1f}"
+
+
+def _seconds(percentile: Percentile) -> str:
+    """A percentile in s above its interval, or why there is none."""
+    interval, below = percentile.interval, _WHY[percentile.why] if percentile.why else ""
+    if interval is not None:
+        below = f"{interval.low / NS_PER_S:.4g}\u2013{interval.high / NS_PER_S:.4g}"
+    return f"{percentile.value / NS_PER_S:.4g}\n{below}"
 
 
 def reuse_by_wait_table(summary: ExperimentSummary) -> Table:

@@ -62,7 +62,10 @@ class LimitsSpec(Spec):
 
 
 class SloSpec(Spec):
-    """Latency targets of a request. Goodput counts the requests per second that meet every target that is set."""
+    """Latency targets. Goodput counts the requests per second that meet every target of a request that is set.
+
+    ``session_s`` is the target of a whole session: see "Sessions" in docs/method.md.
+    """
 
     ttft_ms: float | None = Field(default=None, gt=0, description="model ms to the first token")
     tpot_ms: float | None = Field(
@@ -73,6 +76,9 @@ class SloSpec(Spec):
         default=100.0, gt=0, le=100, description="percentile of the request's gaps that itl_ms limits; 100: every gap"
     )
     e2e_ms: float | None = Field(default=None, gt=0, description="model ms from the send to the end of the answer")
+    session_s: float | None = Field(
+        default=None, gt=0, description="model s from a session's first send to its last token, less its waits"
+    )
 
     @model_validator(mode="after")
     def _percentile_has_a_limit(self) -> SloSpec:
@@ -82,6 +88,7 @@ class SloSpec(Spec):
 
     @property
     def is_set(self) -> bool:
+        """Whether a request has any target."""
         return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.itl_ms, self.e2e_ms))
 
 

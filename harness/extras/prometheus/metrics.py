@@ -30,7 +30,13 @@ NO_ROOM = (
 BOARD = Path(__file__).with_name("grafana.json")
 OF_RUN, OF_CONDITION, OF_RATIO = "harness_run_", "harness_condition_", "harness_cost_ratio"
 # Ends of column names, and what stands for them in base units: the end, and how many column units make one.
-_UNITS = {"_s_per_token": ("_seconds_per_token", 1), "_per_s": ("_per_second", 1), "_ms": ("_seconds", 1000)}
+_UNITS = {
+    "_s_per_token": ("_seconds_per_token", 1),
+    "_per_s": ("_per_second", 1),
+    "_per_h": ("_per_second", 3600),
+    "_ms": ("_seconds", 1000),
+    "_s": ("_seconds", 1),
+}
 _SERIES = ("experiment", "condition", "backend", "origin")
 
 

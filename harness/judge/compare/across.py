@@ -17,7 +17,6 @@ import numpy as np
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.figures import RunFigures, cells, figures_at, run_figures, same
-from harness.analysis.serving import latencies
 from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, contrast, grouped, paired
 from harness.errors import SpecError
 from harness.judge.compare.answer import source_of
@@ -258,15 +257,16 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Ite
     of = _value_of(side, base, measure)
     values = [[of(run) for run in group] for group in runs]
     known = [[value for value in group if value is not None and measure.has_ratio(value)] for group in values]
-    if not known[0] or not known[1] or (pairs and list(map(len, known)) != list(map(len, values))):
+    if not all(any(value.amount for value in group) for group in known):
+        return
+    if pairs and list(map(len, known)) != list(map(len, values)):
         return
     logs = (log_values(known[0]), log_values(known[1]))
     sealed = [[run for run in group if isinstance(run, SealedRun)] for group in runs]
     figures = [[run_figures(run) for run in group] for group in sealed]
     estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if pairs else _welch(*logs)
     plans = min(map(num_plans, figures)) if all(figures) else 0
-    needed = measure.requests_needed
-    is_few = all(sealed) and needed > 1 and min(sum(map(_num_answered, group)) for group in sealed) < needed
+    why_not = _why_not(measure, sealed) if all(sealed) else ""
     yield _Row(
         measure=measure,
         names={
@@ -286,13 +286,18 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Ite
         num_plans=plans,
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
         looks=_looks(side, base, measure),
-        why_not=f"too few requests ({needed} are needed)" if is_few else "",
+        why_not=why_not,
     )
 
 
-def _num_answered(run: SealedRun) -> int:
-    """Requests whose first token was seen."""
-    return int(np.count_nonzero(~np.isnan(latencies(run).ttft_ns)))
+def _why_not(measure: Measure, sides: Sequence[Sequence[SealedRun]]) -> str:
+    """Why these runs have a ratio and no interval; empty where they have both."""
+    if len({measure.target_of(run.manifest) for side in sides for run in side}) > 1:
+        return f"other targets ([slo] {measure.target})"
+    needed = measure.num_needed
+    if needed > 1 and min(sum(map(measure.counted.number, side)) for side in sides) < needed:
+        return f"too few {measure.counted.value} ({needed} are needed)"
+    return ""
 
 
 def _looks(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> ComparisonLooks | None:

@@ -14,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.figures import run_figures
-from harness.analysis.serving import latencies
+from harness.analysis.serving import latencies, slo_of
+from harness.analysis.sessions import session_times
 from harness.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun
+from harness.records.manifest import Manifest, table_at
 
 
 class Value(NamedTuple):
@@ -35,14 +37,29 @@ class Kind(str, Enum):
     QUANTILE = "mean over runs of each run's quantile"
 
 
+class Counted(str, Enum):
+    """What a quantile is over."""
+
+    REQUESTS = "requests"
+    SESSIONS = "sessions"
+
+    def number(self, run: SealedRun) -> int:
+        """How many a run has: requests whose first token was seen, sessions that finished."""
+        if self is Counted.REQUESTS:
+            return int(np.count_nonzero(~np.isnan(latencies(run).ttft_ns)))
+        times = session_times(run)
+        return 0 if times is None else len(times.own_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One figure of a run.
 
     name: as users ask for it. column: the name with its unit, as tables have it. of: None where the run does not show
-    it. is_lower_better: which way is better. words: what a shown ratio below and above 1 is called. quantile: over the
-    requests of a run. limit: the largest ratio to a baseline that ``harness gate`` accepts unless the user gives
-    another; None: judged only when it is named. least: no run can have less; there a value has no meaning.
+    it. is_lower_better: which way is better. words: what a shown ratio below and above 1 is called. quantile: over what
+    is counted of a run. limit: the largest ratio to a baseline that ``harness gate`` accepts unless the user gives
+    another; None: judged only when it is named. least: no run can have less; there a value has no meaning. may_be_zero:
+    of some runs of a ratio of sums. target: the key of [slo] that it depends on.
     """
 
     name: str
@@ -55,15 +72,24 @@ class Measure:
     quantile: float | None = None
     limit: float | None = None
     least: float = 0.0
+    may_be_zero: bool = False
+    counted: Counted = Counted.REQUESTS
+    target: str = ""
 
     @property
-    def requests_needed(self) -> int:
-        """Requests a side from which on it is judged: MIN_BEYOND beyond a quantile."""
+    def num_needed(self) -> int:
+        """Requests or sessions a side from which on it is judged: MIN_BEYOND beyond a quantile."""
         return 1 if self.quantile is None else round(MIN_BEYOND / (1 - self.quantile))
 
     def has_ratio(self, value: Value | None) -> bool:
         """Whether a value can stand in a ratio: it is known, above 0 and not below what a run can have."""
-        return value is not None and value.amount > 0 and value.units > 0 and value.amount / value.units >= self.least
+        if value is None or value.units <= 0 or value.amount < 0 or (value.amount == 0 and not self.may_be_zero):
+            return False
+        return value.amount / value.units >= self.least
+
+    def target_of(self, manifest: Manifest) -> object:
+        """The target in [slo] that its value in a run depends on; None where it depends on none."""
+        return table_at(manifest.requested_experiment, "slo").get(self.target)
 
 
 def log_values(values: Sequence[Value]) -> FloatArray:
@@ -124,6 +150,37 @@ def _reuse(run: SealedRun) -> Value | None:
 def _padding(run: SealedRun) -> Value | None:
     padded, slots = run_figures(run).padding
     return Value(slots, slots - padded) if slots > padded else None
+
+
+def _session(q: float) -> Callable[[SealedRun], Value | None]:
+    """A percentile of the own time over the sessions of a run, s."""
+
+    def value(run: SealedRun) -> Value | None:
+        times = session_times(run)
+        if times is None or not len(times.own_ns):
+            return None
+        return Value(quantile(times.own_ns.astype(np.float64), q) / NS_PER_S)
+
+    return value
+
+
+def _within_target(run: SealedRun) -> Value | None:
+    times, target_s = session_times(run), slo_of(run).session_s
+    if times is None or target_s is None or not times.span_h:
+        return None
+    return Value(times.num_within(target_s), times.span_h)
+
+
+def _session_measure(percent: int) -> Measure:
+    return Measure(
+        f"session_p{percent}",
+        f"session_p{percent}_s",
+        f"p{percent} of the own time of a session (first send to last token, less its waits), s",
+        _session(percent / 100),
+        Kind.QUANTILE,
+        quantile=percent / 100,
+        counted=Counted.SESSIONS,
+    )
 
 
 COST_WORDS = ("cheaper", "dearer")
@@ -190,6 +247,18 @@ MEASURES: Mapping[str, Measure] = {
             _percentile("e2e_ns", 0.5),
             Kind.QUANTILE,
             quantile=0.5,
+        ),
+        *map(_session_measure, (50, 90, 99)),
+        Measure(
+            "session_goodput",
+            "session_goodput_per_h",
+            "sessions finished within [slo] session_s, per hour",
+            _within_target,
+            Kind.SUM,
+            is_lower_better=False,
+            may_be_zero=True,
+            counted=Counted.SESSIONS,
+            target="session_s",
         ),
         Measure("tokens", "tokens_per_s", "generated tokens per second", _tokens_per_s, is_lower_better=False),
         Measure(

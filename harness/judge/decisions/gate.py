@@ -16,10 +16,9 @@ import numpy as np
 
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import place_of
-from harness.analysis.serving import latencies
 from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, grouped, t_quantile
 from harness.errors import SpecError
-from harness.judge.compare.measures import MEASURES, OF_SERVERS, Kind, Measure, Value, log_values
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, Counted, Kind, Measure, Value, log_values
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.judge.planning.stopping import boundaries_at
 from harness.records import SealedRun, origin_of
@@ -41,18 +40,17 @@ class GateVerdict(str, Enum):
     CANNOT_TELL = "cannot tell"
 
 
-# The measures that can be judged: a higher value is worse. Those with a limit are judged unless the user names others.
+# The measures that can be judged. Those with a limit are judged unless the user names others.
 # Modelled device time (A) is priced by a cost model and cannot see that a device became slower; B is the cost.
-FIGURES: Mapping[str, Measure] = {
-    name: measure for name, measure in MEASURES.items() if measure.is_lower_better and name not in OF_SERVERS
-}
+FIGURES: Mapping[str, Measure] = {name: measure for name, measure in MEASURES.items() if name not in OF_SERVERS}
 
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
     """The figures of one valid run, of sealed records or of a saved baseline.
 
-    num_requests: answered requests with a time to first token. device, unit: where in a fleet it ran.
+    num_requests: answered requests with a time to first token. num_sessions: sessions that finished; 0 of a baseline
+    that an earlier version saved. device, unit: where in a fleet it ran.
     """
 
     manifest: Manifest
@@ -60,6 +58,7 @@ class GateRun:
     unit: int
     num_requests: int
     values: Mapping[str, Value | None]
+    num_sessions: int = 0
 
     @property
     def condition(self) -> str:
@@ -76,9 +75,9 @@ class GateRun:
 def gate_run(run: SealedRun) -> GateRun:
     """Every figure of a sealed run."""
     place = place_of(run)
-    num_requests = int(np.count_nonzero(~np.isnan(latencies(run).ttft_ns)))
+    numbers = {f"num_{counted.value}": counted.number(run) for counted in Counted}
     values = {name: figure.of(run) for name, figure in FIGURES.items()}
-    return GateRun(run.manifest, place["device"], place["unit"], num_requests, values)
+    return GateRun(run.manifest, place["device"], place["unit"], values=values, **numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +135,11 @@ def _threshold(text: str) -> tuple[str, float]:
 class GateTest:
     """One figure of one condition against its baseline.
 
-    new, baseline: means over the pairs. ratio: of all pairs. low, high: the limits that decide: "worse" where ``low``
-    lies above the limit, a pass where ``high`` lies below it. Over every look each holds with its share of alpha:
-    ``high`` with alpha, ``low`` with alpha over the number of figures. looks: how often this figure was looked at.
-    more_blocks: pairs missing for a verdict; None where no number up to MANY would do, or none is missing.
+    new, baseline: means over the pairs. ratio: new over baseline; where more is better, baseline over new. low, high:
+    the limits that decide: "worse" where ``low`` lies above the limit, a pass where ``high`` lies below it. Over every
+    look each holds with its share of alpha: ``high`` with alpha, ``low`` with alpha over the number of figures. looks:
+    how often this figure was looked at. more_blocks: pairs missing for a verdict; None where no number up to MANY would
+    do, or none is missing.
     """
 
     condition: str
@@ -254,21 +254,26 @@ def _not_carried(figure: Measure, pairs: Sequence[_Pair]) -> str:
     """Why these runs cannot carry the figure, in words; "" where they can."""
     if not any(run.values.get(figure.name) for pair in pairs for run in pair):
         return "which neither side observed"
-    num_requests = _requests_a_side(pairs)
-    if num_requests >= figure.requests_needed:
+    number = _number_a_side(figure, pairs)
+    if number >= figure.num_needed:
         return ""
-    blocks = _blocks_for_requests(figure, pairs)
-    return f"which needs {figure.requests_needed:,} requests a side ({num_requests:,} here), about {blocks:,} blocks"
+    blocks, what = _blocks_for_number(figure, pairs), figure.counted.value
+    return f"which needs {figure.num_needed:,} {what} a side ({number:,} here), about {blocks:,} blocks"
 
 
-def _requests_a_side(pairs: Sequence[_Pair]) -> int:
-    return min(sum(run.num_requests for run in side) for side in zip(*pairs, strict=True))
+def _number_a_side(figure: Measure, pairs: Sequence[_Pair]) -> int:
+    """Requests or sessions that the figure counts, of the side that has fewer."""
+    return min(sum(_number(figure, run) for run in side) for side in zip(*pairs, strict=True))
 
 
-def _blocks_for_requests(figure: Measure, pairs: Sequence[_Pair]) -> int:
-    """Pairs that would have the requests that a figure needs, as many in each."""
-    num_requests = _requests_a_side(pairs)
-    return math.ceil(figure.requests_needed * len(pairs) / num_requests) if num_requests else MANY
+def _number(figure: Measure, run: GateRun) -> int:
+    return run.num_requests if figure.counted is Counted.REQUESTS else run.num_sessions
+
+
+def _blocks_for_number(figure: Measure, pairs: Sequence[_Pair]) -> int:
+    """Pairs that would have the requests or sessions that a figure needs, as many in each."""
+    number = _number_a_side(figure, pairs)
+    return math.ceil(figure.num_needed * len(pairs) / number) if number else MANY
 
 
 def _pairs(new: Sequence[GateRun], base: Sequence[GateRun]) -> list[_Pair]:
@@ -301,22 +306,31 @@ def _tested(
     sides = list(zip(*known, strict=True))
     means = [sum(value.amount for value in side) / sum(value.units for value in side) for side in sides]
     empty = replace(empty, new=means[0], baseline=means[1])
-    num_requests = _requests_a_side(pairs)
-    if num_requests < figure.requests_needed:
-        why = f"{num_requests} requests a side, {figure.requests_needed} are needed"
-        return replace(empty, why=why, more_blocks=_blocks_for_requests(figure, pairs) - len(pairs))
+    targets = {str(figure.target_of(run.manifest)) for pair in pairs for run in pair}
+    if not all(means) or len(targets) > 1:
+        why = "0 on one side, which has no ratio" if len(targets) == 1 else f"other targets ([slo] {figure.target})"
+        return replace(empty, why=why)
+    number = _number_a_side(figure, pairs)
+    if number < figure.num_needed:
+        why = f"{number} {figure.counted.value} a side, {figure.num_needed} are needed"
+        return replace(empty, why=why, more_blocks=_blocks_for_number(figure, pairs) - len(pairs))
     looks = [[pair for pair in pairs if _key(pair) in keys] for keys in earlier]
     estimates = [one for look in (*looks, pairs) if (one := estimate_at(figure, look)) is not None]
     if estimate_at(figure, pairs) is None:
         why = f"{len(pairs)} pairs, {MIN_REPLICATES} are needed for an interval"
         return replace(empty, why=why, more_blocks=max(1, MIN_REPLICATES - len(pairs)))
+    if not figure.is_lower_better:
+        # Worse is above 1 for every figure.
+        estimates = [one._replace(mean=-one.mean) for one in estimates]
     return _with_limits(empty, estimates, policy, family)
 
 
 def estimate_at(figure: Measure, pairs: Sequence[_Pair]) -> Estimate | None:
     """The mean log ratio of pairs that all have the figure; None where they are too few, or hold too few requests."""
     known = _known(figure, pairs)
-    if not known or len(known) < len(pairs) or _requests_a_side(pairs) < figure.requests_needed:
+    if not all(any(value.amount for value in side) for side in zip(*known, strict=True)):
+        return None
+    if not known or len(known) < len(pairs) or _number_a_side(figure, pairs) < figure.num_needed:
         return None
     return estimate_of(_log_ratios(figure, known).tolist(), [run for run, _ in pairs])
 

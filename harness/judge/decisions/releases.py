@@ -251,6 +251,8 @@ def _history(key: tuple[str, str], places: Sequence[Placed], figure: str) -> His
     kinds = sorted({run.manifest.kind.name for runs in chosen for run in runs})
     if len(kinds) > 1:
         notes = [*notes, f"several kinds of server: {', '.join(kinds)}; a change may be from one to another"]
+    if len({FIGURES[figure].target_of(run.manifest) for runs in chosen for run in runs}) > 1:
+        notes = [*notes, f"the points have other targets: [slo] {FIGURES[figure].target}"]
     if len(points) < MIN_POINTS:
         notes = [*notes, f"{len(points)} points: change points are sought from {MIN_POINTS} on"]
     origin = origin_of(run for runs in chosen for run in runs)
@@ -269,8 +271,9 @@ def _of_same_plans(places: Sequence[Placed]) -> tuple[list[list[GateRun]], list[
 
 
 def _point(one: Placed, runs: Sequence[GateRun], figure: str) -> HistoryPoint | None:
-    values = [value for run in runs if (value := run.values.get(figure)) is not None and value.amount > 0]
-    if len(values) < len(runs) or not values:
+    known = [run.values.get(figure) for run in runs]
+    values = [value for value in known if value is not None and FIGURES[figure].has_ratio(value)]
+    if len(values) < len(runs) or not any(value.amount for value in values):
         return None
     logs = log_values(values) if FIGURES[figure].kind is Kind.SUM else np.log([value.amount for value in values])
     estimate = estimate_of(logs.tolist(), list(runs))

@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from harness.export import named_format, write_runs
+from harness.extras.prometheus.metrics import metric_name
 from harness.judge.compare.measures import MEASURES, value_over
 from harness.judge.summary import summarise
 from harness.records import SealedRun
@@ -64,7 +65,10 @@ def test_every_measure_of_runs_and_conditions_is_read_back_in_base_units(
             found = value_of(samples, f"harness_{prefix}_{name}", condition="base-waits", **replicate)
             assert found == pytest.approx(expected / per_unit)
     written = {each.name for each in samples}
-    assert len([name for name in written if name.startswith("harness_run_")]) == len(MEASURES) - 1
+    known = [one for name, one in MEASURES.items() if name != "cost" and value_over(one, of_base) is not None]
+    assert len([name for name in written if name.startswith("harness_run_")]) == len(known) > 5
+    assert metric_name(MEASURES["session_p90"]) == "session_p90_seconds"
+    assert metric_name(MEASURES["session_goodput"]) == "session_goodput_per_second"
 
 
 def test_each_sample_says_where_its_figure_is_from(samples: list[Any]) -> None:
