@@ -14,8 +14,9 @@ is a row with a status, not an exception.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -88,6 +89,14 @@ class SpecError(HarnessError):
     """What a person wrote cannot be run."""
 
     exit_code = ExitCode.BAD_SPEC
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> SpecError:
+    """The error for a name that is none of those known: it lists them, a near one first. what: a table, a condition."""
+    listed = list(known)
+    near = difflib.get_close_matches(name, listed, n=1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    return SpecError(f"there is no {what} {name!r}", hint=f"{meant}Use one of {', '.join(listed) or '(none)'}")
 
 
 class PlanError(SpecError):

@@ -16,7 +16,7 @@ from enum import Enum
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import SpecError
+from harness.errors import SpecError, unknown_name
 from harness.outputs import escape_bidi
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def column(self, name: str) -> list[Cell]:
-        """The cells of one column."""
+        """The cells of one column; SpecError that lists the columns when there is none of that name."""
+        if name not in self.columns:
+            raise unknown_name("column", name, self.columns)
         place = self.columns.index(name)
         return [row[place] for row in self.rows]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import harness
+from harness.errors import SpecError
 from tests.support.checkout import ROOT
 from tests.support.report_runs import seal_demo
 
@@ -31,6 +32,17 @@ def test_a_comparison_prints_as_a_table_in_a_terminal_and_a_notebook(
     assert any(re.match(r" +condition +baseline", line) for line in lines)
     assert "<table" in compared._repr_html_()
     assert "rows=" not in repr(compared)
+
+
+def test_a_name_that_is_none_is_refused_with_those_that_are(root: Path) -> None:
+    runs = harness.open_runs(root / "runs/notebook/demo")
+    for ask, said in (
+        (lambda: runs[0].table("request"), "there is no table 'request'. Did you mean 'requests'? Use one of "),
+        (lambda: harness.summarise(runs).condition("base"), "there is no condition 'base'. Did you mean 'base-"),
+        (lambda: harness.compare(root / "runs/notebook/demo").column("rato"), "Did you mean 'ratio'? Use one of "),
+    ):
+        with pytest.raises(SpecError, match=re.escape(said)):
+            ask()
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])

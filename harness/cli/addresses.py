@@ -64,6 +64,14 @@ _SEALED = typer.Argument(
     autocompletion=complete_sealed,
 )
 SealedArgument = Annotated[str, _SEALED]
+RunsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="EXPERIMENT[/CONDITION[/REPLICATE]]",
+        help="Sealed runs. After an experiment alone, CONDITION/REPLICATE may follow as words of their own.",
+        autocompletion=complete_sealed,
+    ),
+]
 MaybeSealedArgument = Annotated[str | None, _SEALED]
 
 
@@ -127,6 +135,23 @@ def valid_runs(address: str, runs: Path) -> list[SealedRun]:
         known = ", ".join(run.label for run in sealed if run.is_valid)
         raise SpecError("no valid sealed runs of that name", where=address, hint=f"Valid there: {known or 'none'}")
     return valid
+
+
+def named_runs(words: Sequence[str], runs: Path) -> list[SealedRun]:
+    """Sealed runs, INVALID ones too: EXPERIMENT[/CONDITION[/REPLICATE]] each, or an experiment and CONDITION/REPLICATE.
+
+    Raises SpecError that lists the runs there are.
+    """
+    experiment, label = _experiment_and_label(words[0].rstrip("/"), runs)
+    if label and len(words) > 1:
+        return [run for word in words for run in named_runs([word], runs)]
+    sealed = sealed_runs(runs, experiment)
+    wanted = words[1:] or [label]
+    for each in wanted:
+        if each and not any(each in (run.condition, run.label) for run in sealed):
+            listed = ", ".join(run.label for run in sealed)
+            raise SpecError(f"no sealed run {each!r}", where=experiment, hint=f"Runs: {listed}")
+    return [run for each in wanted for run in sealed if each in ("", run.condition, run.label)]
 
 
 def _experiment_and_label(address: str, runs: Path) -> tuple[str, str]:

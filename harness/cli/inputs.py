@@ -16,16 +16,15 @@ import typer
 
 from harness.cli.addresses import (
     ExperimentArgument,
+    RunsArgument,
     RunsOption,
-    SealedArgument,
-    sealed_runs,
+    named_runs,
 )
 from harness.cli.terminal import print_facts, printable_lines
 from harness.errors import SpecError
 from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
-    from harness.records import SealedRun
     from harness.traces.recording import ReadNotes, ReadOptions, TraceHead
 
 
@@ -266,20 +265,23 @@ def trace_show(
 
 
 def trace_export(
-    experiment: SealedArgument,
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    name: RunsArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     form: Annotated[str, typer.Option("--format", help="agentic-mooncake, otel or csv.")] = "agentic-mooncake",
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Write one sealed run as a trace that others replay; nothing of a prompt is in it.
 
-    Example: `harness trace export demo base-waits/0 --format otel -o spans.json --runs runs/today`
+    Example: `harness trace export demo/base-waits/0 --format otel -o spans.json --runs runs/today`
     """
     from harness.export.traces import export_trace
     from harness.outputs import write_atomic
 
-    write_atomic(output, [export_trace(sealed_run(experiment, run, runs), form)], what="the trace")
+    found = named_runs(name, runs)
+    if len(found) > 1:
+        hint = f"Name one of {', '.join(run.label for run in found)}"
+        raise SpecError(f"{len(found)} runs, and a trace is of one", where=" ".join(name), hint=hint)
+    write_atomic(output, [export_trace(found[0], form)], what="the trace")
     print(f"wrote {output}")
 
 
@@ -299,14 +301,6 @@ def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
     plan = build_plan(workload, 0, 0)
     print(f"at scale {scale}: {plan.num_requests} requests in {plan.num_sessions} sessions")
     print(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
-
-
-def sealed_run(experiment: str, run: str, runs: Path) -> SealedRun:
-    """The run "condition/replicate" of an experiment; SpecError that lists those there are."""
-    labels = {sealed.label: sealed for sealed in sealed_runs(runs, experiment)}
-    if run not in labels:
-        raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")
-    return labels[run]
 
 
 # A terminal's usual size; the last line is the next prompt's.

@@ -38,7 +38,7 @@ def power(
         float | None,
         typer.Option(help="What counts as equal. Default: of the experiment's [stop], else 0.02.", min=1e-4, max=0.999),
     ] = None,
-    precision: Annotated[float, typer.Option(help="Half width of a plain interval, as a share.", min=1e-4)] = 0.01,
+    precision: Annotated[float, typer.Option(help="Half width of a plain interval.", min=1e-4, max=0.999)] = 0.01,
     alpha: Annotated[
         float, typer.Option(help="Of all comparisons together, in equal parts; a rule has its own.", min=1e-6, max=0.5)
     ] = 0.05,

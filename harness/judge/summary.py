@@ -34,7 +34,7 @@ from harness.analysis.sessions import SessionFigures, session_figures, session_r
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
-from harness.errors import SpecError
+from harness.errors import SpecError, unknown_name
 from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, value_over
 from harness.judge.compare.pairs import common_replicates, counted_runs, num_plans, without_a
@@ -183,8 +183,11 @@ class ExperimentSummary:
         return {condition.name: place for place, condition in enumerate(self.conditions)}
 
     def condition(self, name: str) -> ConditionFigures:
-        """The condition of that name; KeyError when there is none."""
-        return {condition.name: condition for condition in self.conditions}[name]
+        """The condition of that name; SpecError that lists them when there is none."""
+        by_name = {condition.name: condition for condition in self.conditions}
+        if name not in by_name:
+            raise unknown_name("condition", name, by_name)
+        return by_name[name]
 
     def to_arrow(self) -> pa.Table:
         """One row per condition."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from harness.errors import PlanError, RecordsError, in_one_line
+from harness.errors import PlanError, RecordsError, in_one_line, unknown_name
 from harness.kinds import BackendKind, origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
@@ -226,7 +226,9 @@ class SealedRun:
         return path
 
     def table(self, name: str) -> pa.Table:
-        """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none."""
+        """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none; SpecError for others."""
+        if name not in schema.TABLES:
+            raise unknown_name("table", name, schema.TABLES)
         if name == "chunks":
             # It has a row for each token: too large to keep for every run of an experiment.
             return self._read_table(name)

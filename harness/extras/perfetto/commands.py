@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument
-from harness.cli.inputs import sealed_run
+from harness.cli.addresses import RunsArgument, RunsOption, named_runs
 
 
 def perfetto(
-    experiment: SealedArgument,
-    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
+    name: RunsArgument,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
@@ -22,8 +20,8 @@ def perfetto(
 ) -> None:
     """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
 
-    Example: `harness trace perfetto demo base-waits/0 -o trace.json.gz --runs runs/today`
+    Example: `harness trace perfetto demo/base-waits/0 -o trace.json.gz --runs runs/today`
     """
     from harness.extras.perfetto.trace import write_perfetto
 
-    print(f"trace: {write_perfetto([sealed_run(experiment, label, runs) for label in run], output)}")
+    print(f"trace: {write_perfetto(named_runs(name, runs), output)}")

@@ -10,8 +10,9 @@ import pytest
 
 from harness.extras.perfetto.trace import write_perfetto
 from harness.runner import run_experiment
+from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
-from tests.support.report_runs import Shape, seal_run
+from tests.support.report_runs import Shape, seal_demo, seal_run
 
 
 def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:
@@ -26,6 +27,25 @@ def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:
     assert max(event["args"]["n"] + event["args"]["padding"] for event in counters) == 8
     assert [event["ts"] for event in counters] == sorted(event["ts"] for event in counters)
     assert trace["otherData"]["demo/base-waits/0"]["time_scale"] == 4.0
+
+
+def test_runs_are_named_as_for_every_other_export(tmp_path: Path) -> None:
+    runs = seal_demo(tmp_path / "runs", num_replicates=2)
+    assert {run.experiment for run in runs} == {"demo"}
+    for words, held in (
+        (["demo/base-waits/0"], ["base-waits/0"]),
+        (["demo", "base-waits/0", "bucket6-waits/1"], ["base-waits/0", "bucket6-waits/1"]),
+        (["demo/base-waits/1", "demo/bucket6-waits/0"], ["base-waits/1", "bucket6-waits/0"]),
+        (["demo/base-waits"], ["base-waits/0", "base-waits/1"]),
+    ):
+        done = harness("trace", "perfetto", *words, "-o", "t.json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert set(json.loads((tmp_path / "t.json").read_text())["otherData"]) == {f"demo/{run}" for run in held}
+    refused = harness("trace", "perfetto", "demo/base-waits/7", "-o", "t.json", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "no sealed run 'base-waits/7'. Runs: base-nowaits/0, " in " ".join(refused.stderr.split())
+    several = harness("trace", "export", "demo/base-waits", "-o", "e.jsonl", cwd=tmp_path)
+    assert "2 runs, and a trace is of one. Name one of base-waits/0, base-waits/1" in " ".join(several.stderr.split())
 
 
 def test_every_step_is_a_slice_that_names_its_requests_and_shares_it_among_them(tmp_path: Path) -> None:
