@@ -6,6 +6,7 @@ from usage. There is no socket and no clock here.
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeAlias
 
 import pydantic_core
@@ -32,6 +33,7 @@ MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
 # In place of a missing kernel stamp.
 NO_KERNEL_STAMP = -1
+_TAGS = re.compile(r"<[^>]*>")
 _from_json: Any = pydantic_core.from_json
 
 # What an answer may contain where nothing depends on it, by code: the words of a finding.
@@ -421,5 +423,7 @@ def describe_error_body(body: bytes | bytearray) -> str:
         document = None
     if isinstance(document, dict):
         return error_message(document)  # pyright: ignore[reportUnknownArgumentType]
-    text = printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))
+    text = body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")
+    # Proxies answer with pages.
+    text = printable(_TAGS.sub(" ", text) if text.lstrip().startswith("<") else text)
     return text or "the body is empty"

@@ -16,6 +16,7 @@ from harness.client.target import Endpoint
 from harness.errors import printable
 
 MAX_HEAD_BYTES = 64 << 10
+COMPRESSED = "compressed, which was not asked for. Turn compression off in the proxy, or ask the server's own address"
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
 # When more receives wait, they are interpreted at once, so memory stays bounded whatever a server sends.
 MAX_WAITING_PIECES = 32
@@ -112,7 +113,7 @@ class Exchange:
         assert self._parser is not None
         self.has_head = True
         if self._is_compressed and self._parser.get_status_code() == 200:
-            self.problem = "compressed, which was not asked for"
+            self.problem = COMPRESSED
 
     def on_body(self, body: bytes) -> None:
         self._new_body.append(body)

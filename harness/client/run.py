@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
+from harness.client.arrivals import held_facts
 from harness.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
 from harness.client.replay_state import ReplayEvent
 from harness.client.single import Share, replay_here
@@ -76,6 +77,9 @@ def replay(
             result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
     result.audit.update(stall_facts(stalls, result.requests))
     result.audit.update(stamp_facts(result.chunks, target.clock.scale))
+    if not target.is_strict:
+        # Only before a server that somebody else started may a proxy stand.
+        result.audit.update(held_facts(result.chunks, result.requests))
     result.audit.update(pause_facts(result.audit["client_pauses_ns"], result.requests, target.clock.scale))
     return result
 

@@ -78,10 +78,10 @@ def check_hosts(runs: Iterable[PlannedRun]) -> None:
 def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
     """One error for everything that running servers lack, and for settings that nothing would show."""
     lacks: list[str] = []
-    by_server: dict[tuple[str, str], list[PlannedRun]] = {}
+    by_server: dict[tuple[str, str, str], list[PlannedRun]] = {}
     for run in runs:
-        by_server.setdefault((run.server.url, run.server.api_key_env), []).append(run)
-    for (url, _), group in by_server.items():
+        by_server.setdefault((run.server.url, run.server.api_key_env, run.server.model), []).append(run)
+    for (url, _, _), group in by_server.items():
         lacks += [f"{redacted_text(url)}: {lack}" for lack in backend_named(group[0].spec.backend).lacks(group)]
     try:
         refuse_unshown_settings(runs)

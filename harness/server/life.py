@@ -194,6 +194,15 @@ def names_of_models(reply: Reply) -> str:
         return ""
 
 
+def model_entry(reply: Reply, name: str = "") -> dict[str, Any]:
+    """What a list of models says of the model ``name``, or of its first one; LookupError where it has none."""
+    models: Any = reply.json()
+    try:
+        return next(model for model in models["data"] if not name or model["id"] == name)
+    except (StopIteration, TypeError):
+        raise LookupError(name) from None
+
+
 def stated_version(reply: Reply) -> str:
     """The version in an answer to GET /version; empty where it has none."""
     answer: Any = reply.json()

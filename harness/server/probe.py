@@ -9,7 +9,9 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.client.answer import TOLERATED
+from harness.client.answer import TOLERATED, describe_error_body
+from harness.client.arrivals import held_facts
+from harness.client.exchange import COMPRESSED
 from harness.client.single import replay_here
 from harness.client.target import Endpoint, Target
 from harness.clock import NS_PER_S, ScaledClock
@@ -17,26 +19,30 @@ from harness.plan import PromptIds, draw_plan
 from harness.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.server.ask import HTTP_OK, Reply
 from harness.server.clean_start import SEED_BITS
-from harness.server.life import MODELS, VERSION, get_at, stated_version, unhealthy
+from harness.server.life import MODELS, VERSION, get_at, model_entry, names_of_models, stated_version, unhealthy
 from harness.server.vocabulary import OUT_OF_VOCABULARY, asked_vocabulary, range_within
 from harness.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
 MANY_IDS = 256
 NO_KEY = (401, 403)
-NOT_THIS_FORM = (400, 404, 405, 415, 422, 501)
+# Gateways say 500 to a form that they do not translate.
+NOT_THIS_FORM = (400, 404, 405, 415, 422, 500, 501)
+# A proxy answers, and not the server behind it.
+NO_SERVER_BEHIND = (502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a replay needs of a server.
 
-    request_timeout_s: the most that the request of the check may take. longest_tokens: prompt and answer of the longest
-    request.
+    model: the id of a model; "" for the first one listed. request_timeout_s: the most that the request of the check may
+    take. longest_tokens: prompt and answer of the longest request.
     """
 
     client: ClientSpec = field(default_factory=ClientSpec)
     prompt_form: PromptForm = "token-ids"
+    model: str = ""
     metrics: bool = True
     token_id_range: TokenIdRange = WorkloadSpec().token_id_range
     request_timeout_s: float = 60.0
@@ -54,8 +60,9 @@ class Needs:
 class ProbeReport:
     """The answers of a server. problems: what a measurement lacks, each with its reason and a remedy.
 
-    notes: limits of the figures. model: the first model listed. version: of vLLM, "" where not stated. has_metrics:
-    whether GET /metrics gives values. vocabulary: number of its token ids, where the ids asked for were too high.
+    notes: limits of the figures. model: the id of the model that was asked. version: of vLLM, "" where not stated.
+    has_metrics: whether GET /metrics gives values. vocabulary: number of its token ids, where the ids asked for were
+    too high.
     """
 
     problems: tuple[str, ...]
@@ -69,20 +76,21 @@ class ProbeReport:
 def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
     """Check ``endpoint`` for all that ``needs`` names; SpecError where the key or the client is not available."""
     reply = get_at(endpoint, MODELS)
+    if COMPRESSED in reply.error:
+        return ProbeReport((f"answers are {reply.error}",))
     if reply.error:
         return ProbeReport((f"no server answers there ({reply.error}). Start it, or change server.url",))
     if reply.status in NO_KEY:
         return ProbeReport((_refused(endpoint, reply),))
-    models = reply.json()
     try:
-        model = str(models["data"][0]["id"])
-    except (LookupError, TypeError):
-        lack = f"GET {MODELS} gives status {reply.status} and no model: requests must name a model"
-        return ProbeReport((f"{lack}. Is it an OpenAI-compatible server?",))
+        entry = model_entry(reply, needs.model)
+    except LookupError:
+        return ProbeReport((_no_model(endpoint, reply, needs.model),))
+    model = str(entry["id"])
     problems, notes, vocabulary = _within_vocabulary(endpoint, model, needs)
     if sick := unhealthy(endpoint):
         problems.insert(0, f"{sick}: the server says that it cannot serve. Read its log, and start it again")
-    limit: Any = models["data"][0].get("max_model_len")
+    limit: Any = entry.get("max_model_len")
     if isinstance(limit, int) and needs.longest_tokens > limit:
         problems.append(
             f"the longest request of the plan takes {needs.longest_tokens} tokens with its answer, and {MODELS} states "
@@ -101,6 +109,19 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
         (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)
     version = stated_version(get_at(endpoint, VERSION))
     return ProbeReport(tuple(problems), tuple(notes), model, version, has_metrics, vocabulary)
+
+
+def _no_model(endpoint: Endpoint, reply: Reply, wanted: str) -> str:
+    """Why a list of models does not name the one that is wanted, in the server's words where it has some."""
+    if wanted and (names := names_of_models(reply)):
+        return f"GET {MODELS} lists no model {wanted!r}, but {names}. Set server.model to one of them"
+    words = "" if reply.status == HTTP_OK else f' ("{describe_error_body(reply.body)}")'
+    lack = f"GET {MODELS} gives status {reply.status}{words} and no model: requests must name a model"
+    if reply.status in NO_SERVER_BEHIND:
+        return f"{lack}. A proxy answers, and reaches no server behind it: start that server, or give its own address"
+    if reply.status != HTTP_OK and not endpoint.api_key_env:
+        return f"{lack}. Is it an OpenAI-compatible server? Does it require an API key (server.api_key_env)?"
+    return f"{lack}. Is it an OpenAI-compatible server?"
 
 
 def _refused(endpoint: Endpoint, reply: Reply) -> str:
@@ -129,7 +150,7 @@ def _within_vocabulary(endpoint: Endpoint, model: str, needs: Needs) -> tuple[li
 
 def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
     """Problems and notes from one request of a few tokens."""
-    row, num_timed, tolerated = _answered(endpoint, model, needs)
+    row, num_timed, tolerated, is_held = _answered(endpoint, model, needs)
     if row["http_status"] in NO_KEY:
         return [_refused(endpoint, Reply(row["http_status"], b""))], []
     if row["status"] != "ok":
@@ -143,12 +164,18 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
     if needs.client.stream and not num_timed:
         notes.append("a chunk of an answer is not one token, and it has no token ids: TTFT and TPOT are unknown")
+    if is_held:
+        notes.append(
+            "the tokens of a short answer came together: a proxy may collect them, and TTFT and ITL would be its own "
+            "(docs/proxies.md)"
+        )
     notes += [f"tolerated: {TOLERATED[code]}" for code in tolerated]
     return problems, notes
 
 
-def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str]]:
-    """The row of a short request, how many of its tokens have an instant, and what was tolerated in the answer."""
+def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str], bool]:
+    """The row of a short request, how many of its tokens have an instant, what was tolerated in the answer, and
+    whether its tokens came together."""
     options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
     target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False, request=needs.request)
     # Ids of its own: its blocks may stay in the server's cache.
@@ -156,7 +183,8 @@ def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, A
     result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())
-    return row, num_timed, sorted(result.audit["tolerated"])
+    is_held = held_facts(result.chunks, result.requests)["held_first"]["num_held"] > 0
+    return row, num_timed, sorted(result.audit["tolerated"]), is_held
 
 
 def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
@@ -165,7 +193,7 @@ def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
     for form in forms:
         if form == needs.prompt_form:
             continue
-        row, _, _ = _answered(endpoint, model, replace(needs, prompt_form=form))
+        row, *_ = _answered(endpoint, model, replace(needs, prompt_form=form))
         if row["status"] == "ok":
             known = "/v1/chat/completions alone" if form == "chat" else f"/v1/completions, with {form} prompts"
             return f'The server knows {known}: workload.prompt_form = "{form}"'

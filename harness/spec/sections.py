@@ -44,6 +44,9 @@ class LimitsSpec(Spec):
     stamp_lag_ms: float = Field(
         default=1000.0, gt=0, description="longest pause of the client, also from the kernel's stamp to its own"
     )
+    first_token_held_ms: float = Field(
+        default=5.0, gt=0, description="longest that a proxy may hold back first tokens, mean over the answers"
+    )
     server_stall_ms: float = Field(
         default=1000.0, gt=0, description="longest time without an engine step, beyond what the cost model explains"
     )

@@ -100,7 +100,10 @@ class ServerSpec(Spec):
     start_timeout_s: float = Field(default=60.0, gt=0)
     stop_grace_s: float = Field(default=10.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
-    model: str = Field(default="", description="backend 'vllm': the model, as `vllm serve` takes it")
+    model: str = Field(
+        default="",
+        description="the model: of backend 'vllm' as `vllm serve` takes it; of 'attached' as the server lists it",
+    )
     artifact: str = Field(default="", description="backend 'rbln': folder of the compiled model")
     environment: str = Field(
         default="",

@@ -77,7 +77,13 @@ def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> E
                 "prompt_tokens": {"distribution": "fixed", "value": 200},
             },
             "server": {"observer": False, **server},
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "schedule_moved_share": 1.0},
+            "limits": {
+                "rearrival_lag_p99_ms": 2000.0,
+                "start_spread_ms": 2000.0,
+                "schedule_moved_share": 1.0,
+                # The stand-in sends an answer in one piece.
+                "first_token_held_ms": 5000.0,
+            },
             "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
         }
     )

@@ -37,7 +37,13 @@ def null_experiment(url: str, replicates: int, **workload: Any) -> ExperimentSpe
             "replicates": replicates,
             "base_seed": 1,
             "workload": {**LENGTHS, **workload},
-            "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "schedule_moved_share": 1.0},
+            "limits": {
+                "rearrival_lag_p99_ms": 5000.0,
+                "start_spread_ms": 5000.0,
+                "schedule_moved_share": 1.0,
+                # The stand-in sends an answer in one piece.
+                "first_token_held_ms": 5000.0,
+            },
             "server": {"url": url},
             "condition": [{"name": "one"}, {"name": "other"}],
         }

@@ -32,7 +32,13 @@ def experiment(plain: PlainServer, **keys: Any) -> ExperimentSpec:
         "replicates": 2,
         "base_seed": 1,
         "workload": {"num_sessions": 2, "waits": "none", "generate_tokens": {"distribution": "fixed", "value": 4}},
-        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "schedule_moved_share": 1.0},
+        "limits": {
+            "rearrival_lag_p99_ms": 5000.0,
+            "start_spread_ms": 5000.0,
+            "schedule_moved_share": 1.0,
+            # The stand-in sends an answer in one piece.
+            "first_token_held_ms": 5000.0,
+        },
         "condition": [{"name": "only"}],
     }
     for name, value in keys.items():

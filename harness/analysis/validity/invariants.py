@@ -40,6 +40,7 @@ from harness.analysis.validity.scrapes import (
 from harness.analysis.validity.stalls import (
     NOTICED_MS,
     check_freezes,
+    check_held_tokens,
     check_server_stalls,
     check_step_log_stalls,
     limits_of,
@@ -95,6 +96,7 @@ def check_run(
         *_check_residual(manifest, requests, derived, cost_model),
         *_check_clock(manifest, derived),
         *check_freezes(manifest),
+        *check_held_tokens(manifest),
         *_check_server_stalls(manifest, requests, derived, cost_model),
     ]
     order = ("invalid", "warning", "info")

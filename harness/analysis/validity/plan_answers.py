@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 MAX_NAMED = 3
 KEY_BITS = 32
+# The status of HTTP for a request with too many bytes.
+TOO_LARGE = 413
 # Model ns that converting a wall instant to model time and back may lose.
 ROUNDING_NS = 2
 _DRIFT_HINTS = {
@@ -63,7 +65,9 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
             "request-failed",
             f"{len(failed)} of {requests.num_rows} requests were not answered as planned ({which}), "
             f"first {_names(request_keys(requests)[failed])}{_words_of_first(requests, failed, status)}",
-            "See columns status, http_status and error of the requests table",
+            "A proxy limits the size of requests: raise that (nginx: client_max_body_size), or shorten the prompts"
+            if TOO_LARGE in requests.column("http_status").to_numpy()[failed[:1]]
+            else "See columns status, http_status and error of the requests table",
         )
     answered = requests.filter(pa.array(status == "ok"))
     generated = answered.column("completion_tokens").fill_null(-1).to_numpy()

@@ -1,4 +1,6 @@
-"""What stood still during a run: the client's machine, the client, the server. Each beyond its limit makes it INVALID.
+"""What stood still or was held back during a run: the client's machine, the client, the server, first tokens.
+
+Each beyond its limit makes the run INVALID.
 
 Definitions: docs/method.md, "A run and its invariants".
 """
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 # Shorter stalls are no finding: garbage collection and neighbours cause them everywhere.
 NOTICED_MS = 200.0
+# Of the answers: fewer are what a busy server does now and then.
+HELD_SHARE = 0.5
 
 
 def limits_of(manifest: Manifest) -> LimitsSpec:
@@ -65,6 +69,22 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     for evidence in [evidence for evidence, ms in waits.items() if ms is not None and ms > limits.stamp_lag_ms][:1]:
         limit = f", the limit is {limits.stamp_lag_ms:g} ms"
         yield invalid("client-stalled", evidence + limit, remedy.format("stamp_lag_ms"))
+
+
+def check_held_tokens(manifest: Manifest) -> Iterator[Finding]:
+    """Whether first tokens came together with later ones, so that TTFT is not the server's."""
+    held, limit_ms = manifest.client_audit.get("held_first"), limits_of(manifest).first_token_held_ms
+    if held is None or not held["num_held"] or held["mean_ms"] <= limit_ms:
+        return
+    yield (invalid if held["num_held"] >= HELD_SHARE * held["num_answers"] else warning)(
+        "first-token-held",
+        f"in {held['num_held']} of {held['num_answers']} answers the first token came together with later ones: a "
+        f"proxy, or the server itself, collects tokens before it passes them on. "
+        f"First tokens are about {held['mean_ms']:.0f} ms late for that (mean over the answers, wall), "
+        f"the limit is {limit_ms:g} ms",
+        "Let the proxy pass each chunk on (nginx: proxy_buffering off; HAProxy: option http-no-delay), or measure at "
+        "the server's own port. limits.first_token_held_ms raises the limit: TTFT and ITL are then those of the proxy",
+    )
 
 
 def check_server_stalls(

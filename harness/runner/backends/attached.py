@@ -18,11 +18,11 @@ from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation, layout
 from harness.redact import redacted_text
-from harness.runner.backends.base import FirstExperiment, ServerBackend, refuse_keys
+from harness.runner.backends.base import FirstExperiment, ServerBackend
 from harness.runner.run import LaunchOptions
 from harness.server.ask import Reply
 from harness.server.doctor import Check
-from harness.server.life import MODELS, VERSION, LaunchPlan, get_at, stated_version
+from harness.server.life import MODELS, VERSION, LaunchPlan, get_at, model_entry, stated_version
 from harness.server.probe import Needs, probe
 from harness.server.text_sizes import forget, text_sizes_of
 from harness.server.vocabulary import remember
@@ -46,11 +46,11 @@ ATTACHED = Finding(
 
 @dataclass(frozen=True, slots=True)
 class AttachedBackend(ServerBackend):
-    """Somebody else's OpenAI-compatible server at ``server.url``; the model is the first one it lists."""
+    """Somebody else's OpenAI-compatible server at ``server.url``; its model is ``server.model`` or the first."""
 
     kind: BackendKind = KINDS["attached"]
     # The harness connects to the URL, and the cost model prices what was measured: both hold without being shown.
-    shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "cost_model", "step_log"})
+    shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "model", "cost_model", "step_log"})
 
     @property
     def first_command(self) -> str:
@@ -72,7 +72,6 @@ class AttachedBackend(ServerBackend):
         )
 
     def check_server(self, server: ServerSpec) -> None:
-        refuse_keys(server, {"model"}, "the model is the first that the server lists")
         _ = endpoint_of(server).headers
 
     def check_host(self, server: ServerSpec) -> None:
@@ -83,6 +82,7 @@ class AttachedBackend(ServerBackend):
         needs = Needs(
             spec.client,
             run.plan.prompt_form,
+            run.server.model,
             metrics=spec.limits.needs_metrics,
             token_id_range=run.plan.token_id_range,
             request_timeout_s=spec.limits.request_timeout_s,
@@ -118,7 +118,7 @@ class AttachedBackend(ServerBackend):
             argv=(),
             host=endpoint.host,
             port=endpoint.port,
-            model=_first_model(endpoint, models),
+            model=_model_of(endpoint, models, server.model),
             reached_at=endpoint,
             requested={
                 "server": server.model_dump(mode="json"),
@@ -130,7 +130,7 @@ class AttachedBackend(ServerBackend):
             appended=tuple(_kept(server, step_log)),
             effective={
                 **{key: requested_settings(server)[key] for key in self.shown_keys},
-                **_shown_by_models(models),
+                **_shown_by_models(models, server.model),
             },
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
@@ -155,7 +155,7 @@ def _facts_of(server: ServerSpec) -> LaunchFacts:
 def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dict[str, Any]:
     """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
     paged = facts.paged if has_paged else {}
-    models = _shown_by_models(get_at(endpoint_of(server), MODELS))
+    models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
     in_force = facts.effective({**paged, **models, **_header_of(server)})
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
@@ -184,24 +184,24 @@ def _header_of(server: ServerSpec) -> dict[str, Any]:
         ) from error
 
 
-def _shown_by_models(reply: Reply) -> dict[str, Any]:
+def _shown_by_models(reply: Reply, name: str) -> dict[str, Any]:
     """The longest request, from vLLM's list of models."""
     try:
-        return {"slot_tokens": int(reply.json()["data"][0]["max_model_len"])}
+        return {"slot_tokens": int(model_entry(reply, name)["max_model_len"])}
     except (LookupError, TypeError, ValueError):
         return {}
 
 
-def _first_model(endpoint: Endpoint, reply: Reply) -> str:
+def _model_of(endpoint: Endpoint, reply: Reply, name: str) -> str:
     if reply.error:
         raise ServerError(
             f"no server answers there ({reply.error})", where=endpoint.url, hint="Start it, or change server.url"
         )
     try:
-        return str(reply.json()["data"][0]["id"])
-    except (LookupError, TypeError):
+        return str(model_entry(reply, name)["id"])
+    except LookupError:
         raise ServerError(
-            f"GET {MODELS} gives status {reply.status} and no model",
+            f"GET {MODELS} gives status {reply.status} and no model {name}".rstrip(),
             where=endpoint.url,
             hint=f"`harness doctor --url {endpoint.url}` says what is missing",
         ) from None

@@ -34,7 +34,13 @@ def attached(url: str, **keys: Any) -> ExperimentSpec:
             "waits": "none",
             "generate_tokens": {"distribution": "fixed", "value": 4},
         },
-        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "schedule_moved_share": 1.0},
+        "limits": {
+            "rearrival_lag_p99_ms": 5000.0,
+            "start_spread_ms": 5000.0,
+            "schedule_moved_share": 1.0,
+            # The stand-in sends an answer in one piece.
+            "first_token_held_ms": 5000.0,
+        },
         "server": {"url": url},
         "condition": [{"name": "base"}, {"name": "no-waits", "treatment": "no-waits"}],
     }
