@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,14 +25,14 @@ MOST = 1e15  # a larger number is a slip, and not exact as a float
 
 
 class _Row(NamedTuple):
-    """The values of ``COLUMNS`` in a row."""
+    """The values of ``COLUMNS`` in a row, times in ns."""
 
-    arrival_ms: int
+    arrival_ns: int
     round: int
     prefix: int
     new: int
     generate: int
-    wait_after_ms: int
+    wait_after_ns: int
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
@@ -45,9 +46,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
             notes.drop("sessions that another file holds already", str(path))
             del sessions[name]
         num_kept += bool(sessions)
-        first_ms = min((rows[0].arrival_ms for rows in sessions.values()), default=0)
+        first_ns = min((rows[0].arrival_ns for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
-            start_ns = (rows[0].arrival_ms - first_ms) * NS_PER_MS
+            start_ns = rows[0].arrival_ns - first_ns
             yield Recording(hidden_name(f"{place}/{name}" if place else name), start_ns, tuple(_requests(rows)))
         held |= sessions.items()
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
@@ -93,7 +94,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
                 yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
-    except (OSError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error
 
 
@@ -104,7 +105,8 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
         return None
     if not all(abs(value) <= MOST for value in values):  # a NaN fails too
         return None
-    row = _Row(*map(round, values))
+    units = (NS_PER_MS, 1, 1, 1, 1, NS_PER_MS)
+    row = _Row._make(round(value * unit) for value, unit in zip(values, units, strict=True))
     is_sound = min(row) >= 0 and bool(tokens_of(row.prefix + row.new)) and tokens_of(row.generate) is not None
     return row if is_sound else None
 
@@ -120,7 +122,7 @@ def _requests(rows: Sequence[_Row]) -> Iterator[RecordedRequest]:
             place - 1 if keep else None, (place - 1,) if place else (), wait_ns, kind, prompt, keep, generate
         )
         stream_tokens = prompt + generate
-        wait_ns = row.wait_after_ms * NS_PER_MS
+        wait_ns = row.wait_after_ns
 
 
 FORMAT = TraceFormat(

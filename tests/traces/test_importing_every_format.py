@@ -148,6 +148,27 @@ def test_a_row_that_is_cut_off_is_counted(tmp_path: Path, kind: str) -> None:
     assert trace.head.broken
 
 
+def test_a_packed_file_whose_end_is_missing_is_refused(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind, SOUND[kind]())
+    path.write_bytes(gzip.compress(path.read_bytes())[:-12])
+    with pytest.raises(SpecError, match=r"cannot be read (to its end|as CSV)"):
+        imported(path)
+    assert not (tmp_path / "out" / "t.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["mooncake", "bailian"])
+def test_rows_without_sessions_of_two_recordings_in_one_file_are_there_or_counted_and_labelled(
+    tmp_path: Path, kind: str
+) -> None:
+    one = SOUND[kind]()
+    other = renamed(one)[1:]
+    interleaved = [line for pair in zip(one, reversed([*other, one[0]]), strict=True) for line in pair]
+    for rows in ([*one, *other, one[0]], interleaved):
+        trace = imported(written(tmp_path, kind, rows))
+        assert trace.num_requests + sum(trace.head.dropped.values()) == len(rows)
+        assert said(trace), "their instants go back, or an id stands twice"
+
+
 def test_bytes_around_the_rows_change_nothing(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path, kind, SOUND[kind]())
     alone, plain = content(imported(path)), path.read_bytes()
