@@ -85,7 +85,7 @@ def power(
         for need in needs
     ]
     together = f", adjusted over {len(needs)} comparisons" if len(needs) > 1 else ""
-    caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}{together}."
+    caption = f"Replicates for a half width of {100 * precision:.1f} % and a margin of {100 * margin:.1f} %{together}."
     return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")
 
 

@@ -55,8 +55,10 @@ class Step:
         given = f"; {self.unmeasured}" if self.unmeasured else ""
         turns = f"; {self.break_even}" if self.break_even else ""
         return (
-            f"{self.name}, {ratio.candidate.label}, predicted to save {self.saving:.1%} +- {ratio.error:.1%} "
-            f"({ratio.level:.0%} of outcomes {1 - ratio.high:.1%} to {1 - ratio.low:.1%}){given}{turns}"
+            f"{self.name}, {ratio.candidate.label}, predicted to save {100 * self.saving:.1f} +- "
+            f"{100 * ratio.error:.1f} % "
+            f"({100 * ratio.level:.0f} % of outcomes {100 * (1 - ratio.high):.1f} to {100 * (1 - ratio.low):.1f} %)"
+            f"{given}{turns}"
         )
 
 
@@ -91,7 +93,7 @@ class Advice:
             note = "" if ratio.shows_difference else ", no difference from the baseline shown"
             yield (
                 f"  {step.name:<18} {ratio.candidate.label:<28} predicted {ratio.mean:.4f} +- {ratio.error:.4f} "
-                f"({ratio.level:.0%} {ratio.low:.4f} to {ratio.high:.4f}{note})"
+                f"({100 * ratio.level:.0f} % {ratio.low:.4f} to {ratio.high:.4f}{note})"
             )
         if self.proposal is None:
             yield "proposal: keep the baseline; no change differs from it"

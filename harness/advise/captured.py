@@ -84,7 +84,7 @@ class EagerSteps:
         extra_ns = self.extra_ns
         saving_ns = sum(extra_ns.get(n, self.model.eager_ns) * count for n, count in self.count.items())
         share = saving_ns / b_ns if b_ns else 0.0
-        return f"predicted gain: {saving_ns / NS_PER_S:.2f} s, {share:.1%} of the time in flight"
+        return f"predicted gain: {saving_ns / NS_PER_S:.2f} s, {100 * share:.1f} % of the time in flight"
 
 
 def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = "") -> Iterator[str]:
@@ -107,7 +107,7 @@ def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = 
         yield "proposal: none; every decode step ran as a graph, or graphs are off"
         return
     num_eager = sum(eager.count.values())
-    yield f"  without a graph: {num_eager:,} steps, {num_eager / num_steps:.1%}"
+    yield f"  without a graph: {num_eager:,} steps, {100 * num_eager / num_steps:.1f} %"
     for n, count in eager.count.items():
         measured = f", {eager.measured_ns[n] / NS_PER_MS:.2f} ms each (median)" if n in eager.measured_ns else ""
         captured_ns = eager.captured_ns(n)

@@ -65,11 +65,12 @@ class Diagnosis:
         yield f"baseline {self.condition!r}: {self.num_runs} valid runs, {total / NS_PER_S:.2f} s of device time"
         yield (
             f"  reuse: {lost} of {self.num_rearrivals} re-arrivals lost it; {self.lost_tokens:,} tokens computed twice:"
-            f" {self.lost_prefill_ns / NS_PER_S:.2f} s of prefill, {self.lost_prefill_ns / total:.1%} of device time"
+            f" {self.lost_prefill_ns / NS_PER_S:.2f} s of prefill, {100 * self.lost_prefill_ns / total:.1f} % of "
+            "device time"
         )
         yield (
-            f"  padding: {self.padding_ratio:.1%} of the decode places were empty: "
-            f"{self.padding_ns / NS_PER_S:.2f} s, {self.padding_ns / total:.1%} of the device time"
+            f"  padding: {100 * self.padding_ratio:.1f} % of the decode places were empty: "
+            f"{self.padding_ns / NS_PER_S:.2f} s, {100 * self.padding_ns / total:.1f} % of the device time"
         )
         yield "  decode steps, n in b: " + ", ".join(f"{n} in {b}: {count}" for n, b, count in self.steps_by_n_b)
         if self.evictions:

@@ -124,12 +124,12 @@ class NextStep:
                 (
                     "Lost reuse",
                     f"{num_lost} of {found.num_rearrivals} returning requests; to compute "
-                    f"their tokens again took {lost / NS_PER_S:.2f} s, {lost / total:.1%} of device time",
+                    f"their tokens again took {lost / NS_PER_S:.2f} s, {100 * lost / total:.1f} % of device time",
                 ),
                 (
                     "Padding",
-                    f"{found.padding_ratio:.1%} of the decode places were empty: {padding / NS_PER_S:.2f} s, "
-                    f"{padding / total:.1%} of device time",
+                    f"{100 * found.padding_ratio:.1f} % of the decode places were empty: {padding / NS_PER_S:.2f} s, "
+                    f"{100 * padding / total:.1f} % of device time",
                 ),
             ]
             if found.waiting_session_ns is not None:
@@ -137,7 +137,7 @@ class NextStep:
                 rows.append(("Prefill blocking", f"{waited:.2f} session seconds behind the prompts of other sessions"))
         if self.eager[0]:
             share = self.eager[0] / self.eager[1]
-            rows.append(("Steps without a graph", f"{self.eager[0]:,}, {share:.1%} of the decode steps"))
+            rows.append(("Steps without a graph", f"{self.eager[0]:,}, {100 * share:.1f} % of the decode steps"))
         return rows
 
 

@@ -182,7 +182,7 @@ def _answered(requests: pa.Table) -> list[tuple[int, int, int, int | None]]:
 
 # Causes of a shortfall, in the order in which reports show them; evictions are by who asked for the slot.
 OTHERS, GENERATED, PART_OF_BLOCK = "text of other sessions", "generated text", "part of a block"
-EVICTED, KEPT = "evicted: {}", "in its slot, not matched"
+EVICTED, KEPT = "evicted by {}", "in its slot, not matched"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Interval:
         drawn = f", {self.resamples} resamples, seed {self.seed}" if self.resamples else ""
         drawn += f"; {self.family} intervals hold together" if self.family > 1 else ""
         return (
-            f"{self.estimate:.4f} [{self.low:.4f}, {self.high:.4f}] ({self.level:.0%} {self.method} over "
+            f"{self.estimate:.4f} [{self.low:.4f}, {self.high:.4f}] ({100 * self.level:.0f} % {self.method} over "
             f"{self.num_units} {self.unit}{drawn})"
         )
 

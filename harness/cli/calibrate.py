@@ -195,6 +195,6 @@ def _show_recovery(console: Console, path: Path, spec: CalibrationSpec) -> None:
     found = compare_models(load_cost_model(path), load_cost_model(spec.server.cost_model), spec)
     say(
         console,
-        f"against the configured model {spec.server.cost_model!r}: steps within {found.step_share:.3%} "
-        f"({found.step_ms:.4f} ms), prefills within {found.prefill_share:.3%} ({found.prefill_ms:.3f} ms)",
+        f"against the configured model {spec.server.cost_model!r}: steps within {100 * found.step_share:.3f} % "
+        f"({found.step_ms:.4f} ms), prefills within {100 * found.prefill_share:.3f} % ({found.prefill_ms:.3f} ms)",
     )

@@ -78,7 +78,7 @@ def waits_show(
     for u in (0.25, 0.5, 0.75, 0.9, 0.95):
         print(f"  p{u * 100:<4.0f} {min(waits.mixture_quantile_ms(u) / 1000, cap_s):10.4f} s")
     print(f"  mean {mean_s:10.4f} s   standard deviation {std_s:.4f} s")
-    print(f"  below 1 s {waits.cdf(1000.0):.2%}   capped {waits.capped_share(cap_s):.2%}")
+    print(f"  below 1 s {100 * waits.cdf(1000.0):.2f} %   capped {100 * waits.capped_share(cap_s):.2f} %")
 
 
 def waits_import(

@@ -148,7 +148,7 @@ def noise(
     if not kind.has_device:
         print("No accelerator was measured: this is the scatter of the machine that stood in for one.")
     if bias is not None:
-        print(f"undisturbed decode steps last {bias:+.2%} against the cost model, on the mean of runs")
+        print(f"undisturbed decode steps last {100 * bias:+.2f} % against the cost model, on the mean of runs")
     print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
     for key, setting in settings.items():
         print(f"{key} = {setting.value:.3g}  # from {setting.num_units:,} {setting.unit}")
@@ -258,7 +258,8 @@ def _percent(log_ratio: float) -> str:
 
 def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
     width = max(len(need.components.condition) for need in needs)
-    yield f"{'':<{width}}    ratio      sd    plan  restart   (sd of ln ratio)"
+    yield "how far the ratio of one block lies from the mean: sd of its logarithm, and the parts of plan and restart"
+    yield f"{'':<{width}}    ratio      sd    plan  restart"
     for need in needs:
         parts = need.components
         levels = "  ".join("     -" if part is None else f"{part:.4f}" for part in (parts.plan, parts.restart))
@@ -270,15 +271,19 @@ def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
     size = len(needs[0].case.found)
     together = f" over {size} comparisons" if size > 1 else ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
-    heads = [f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found"]
-    heads += [f"cheaper {goal.rule.margin:.1%}"] if goal.rule else []
-    yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   looked at: half, nine of ten"
+    margin = f"{100 * goal.margin:.1f} %"
+    heads = [f"+-{100 * goal.precision:.1f} %", f"equal {margin}", f"differ {margin}", "as predicted"]
+    heads += [f"cheaper {100 * goal.rule.margin:.1f} %"] if goal.rule else []
+    yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   stopped when known: half, 9 of 10"
     for need in needs:
         cells = [need.precision, need.equivalence, need.difference, need.as_predicted]
         cells += [need.superiority] if goal.rule else []
         looked = ", ".join(_blocks(count) for count in (need.looked_50, need.looked_90))
         row = "".join(f"{_with_hours(count, costs):>16}" for count in cells)
         yield f"{need.components.condition:<{width}}  {row}   {looked}"
+    yield f"+-: for an interval of that half width; equal: to show that the costs differ by less than {margin};"
+    yield f"differ: to show a difference of {margin}; as predicted: to show the ratio above; the last: by which block"
+    yield "half, or nine of ten, of such experiments end that stop when the answer is known"
 
 
 def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
@@ -291,8 +296,8 @@ def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
             devices = [_blocks(devices_for_equivalence(parts, goal, each)) for each in EACH]
             yield (
                 f"{parts.condition}: sd {parts.device:.4f} between its {parts.num_devices} devices, {parts.within:.4f} "
-                f"within; devices that show equal {goal.margin:.1%} with {', '.join(map(str, EACH))} blocks each: "
-                f"{', '.join(devices)}"
+                f"within; devices that show equal {100 * goal.margin:.1f} % with {', '.join(map(str, EACH))} blocks "
+                f"each: {', '.join(devices)}"
             )
 
 

@@ -108,7 +108,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     console, wanted = terminal(), spec.prediction
     made = next(iter(next(iter(predictions.values())).values())).draws
     num_draws = 1 if made is None else len(made.device_ns)
-    interval = [f"{wanted.level:.0%} interval"] * (num_draws > 1)
+    interval = [f"{100 * wanted.level:.0f} % interval"] * (num_draws > 1)
     headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
     rows: list[tuple[str, ...]] = []
     for run in planned:
@@ -126,7 +126,8 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
         device_s = f"{means.device_ns / NS_PER_S:.3f}"
         rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
     how = f"means of {num_draws} draws" if num_draws > 1 else "one simulation of each, without perturbations"
-    console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
+    what = "W: time that other sessions waited while a prompt was computed, summed over them"
+    console.print(f"{spec.name}: predicted, in model seconds, {how}; {what}")
     console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
     if num_draws > 1:
         for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
@@ -158,7 +159,7 @@ def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str
         if mean is not None:
             parts[0] = f"{mean.ratio:.4f} +- {mean.error:.4f} (mean of {mean.num_draws} draws)"
         if drawn is not None:
-            parts.append(f"{drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}")
+            parts.append(f"{100 * drawn.level:.0f} % of outcomes {drawn.low:.4f} to {drawn.high:.4f}")
         runs = [planned.by_condition[name] for name in (condition.name, baseline)]
         parts += unmeasured_of_runs(runs[0][0], runs[1][0])
         yield f"{condition.name} / {baseline}: {', '.join(parts)}"
@@ -254,7 +255,7 @@ def ratios(
         f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
         "sums, median: nominal; mean: of draws, +- what they leave open (95 %); turns at: the error of the deciding "
         "costs that makes the ratio 1; =: no difference from the baseline shown",
-        (*headings, f"{spec.prediction.level:.0%} interval", "turns at", ""),
+        (*headings, f"{100 * spec.prediction.level:.0f} % interval", "turns at", ""),
         tuple(rows),
     )
     show(console, table)

@@ -70,7 +70,7 @@ def view(runs: Path, width: int) -> RichTable:
             now = "nothing" if seen is None else ": ".join(filter(None, (seen.stand_in, seen.in_words())))
             rows.append((experiment, len(mine), num_invalid, label, done, now))
     caption = "n, bucket: of the latest decode step; done: requests, as the server counts them"
-    columns = ("experiment", "sealed", "INVALID", "being made", "done", "now")
+    columns = ("experiment", "sealed", "INVALID", "running", "done", "now")
     return to_rich(Table(f"Runs in {runs}", caption, columns, tuple(rows)), width)
 
 

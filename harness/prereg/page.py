@@ -59,7 +59,8 @@ def predictions_in_words(frozen: Preregistration) -> Iterator[str]:
     """A clause for each condition and its baseline: the predicted cost ratio, and its interval over the draws."""
     for name, baseline, ratio, interval, _ in _predicted(frozen):
         if baseline:
-            among = "" if interval is None else f" ({interval.level:.0%}: {interval.low:.4f} to {interval.high:.4f})"
+            level = "" if interval is None else f"{100 * interval.level:.0f} %"
+            among = "" if interval is None else f" ({level}: {interval.low:.4f} to {interval.high:.4f})"
             yield f"{name} costs {ratio:.4f} of {baseline}{among}"
 
 

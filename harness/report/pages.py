@@ -69,7 +69,7 @@ def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
         )
         for axes, curve in curves:
             axes.plot(blocks, curve, color=condition_color(place), label=need.components.condition)
-    equal.set_title(f"true ratio 1: shown to be equal within {goal.margin:.1%}")
+    equal.set_title(f"true ratio 1: shown to be equal within {100 * goal.margin:.1f} %")
     different.set_title(f"true ratio {1 + goal.margin:.3f}: shown to differ")
     for axes in (equal, different):
         axes.axhline(goal.power, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
@@ -301,7 +301,7 @@ def _calibration_page(
         ],
     )
     yield "\nHeld out: each (n, context), or each length, is predicted by a fit without it."
-    yield f"Good: the largest share is at most {MAX_SHARE:.0%}."
+    yield f"Good: the largest share is at most {100 * MAX_SHARE:.0f} %."
     yield "\n## Flagged as extrapolated\n"
     yield from (f"- {line}" for line in extrapolated(calibration, model))
     for title, residuals in (("Decode steps", decode), ("Prefills", prefill)):
@@ -314,7 +314,7 @@ def _calibration_page(
                     f"{point.measured_ms:.4f}",
                     f"{point.fitted_ms:.4f}",
                     f"{point.residual_ms:+.4f}",
-                    f"{point.residual_ms / point.fitted_ms:+.3%}",
+                    f"{100 * point.residual_ms / point.fitted_ms:+.3f} %",
                 )
                 for point in residuals
             ],
@@ -322,7 +322,7 @@ def _calibration_page(
 
 
 def _coefficient_row(name: str, interval: Interval) -> tuple[str, str, str]:
-    how = f"{interval.level:.0%} {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
+    how = f"{100 * interval.level:.0f} % {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
     ends = f"[{interval.low:.5f}, {interval.high:.5f}] {how}"
     return name, f"{interval.estimate:.5f}", ends
 

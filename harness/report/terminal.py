@@ -255,7 +255,8 @@ def _model_time(summary: ExperimentSummary) -> str:
 def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
     rates = [f"{figures.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(figures.requests_per_s)} requests/s"]
     if figures.goodput_per_s is not None:
-        rates.append(f"goodput {_rate(figures.goodput_per_s)}/s ({figures.good_share or 0:.1%} of the requests)")
+        good = 100 * (figures.good_share or 0)
+        rates.append(f"goodput {_rate(figures.goodput_per_s)}/s ({good:.1f} % of the requests)")
     by_metric = sorted(figures.distributions, key=lambda each: list(METRICS).index(each.metric))
     rows = (
         (

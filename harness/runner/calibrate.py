@@ -138,7 +138,8 @@ class Calibration:
     def faults(self) -> tuple[str, ...]:
         """Why a fit is not called good: the step that it errs on most."""
         return tuple(
-            f"NOT A GOOD FIT of {what}: it errs by {error.worst_in_words}, and more than {MAX_SHARE:.0%} is not good."
+            f"NOT A GOOD FIT of {what}: it errs by {error.worst_in_words}, and more than {100 * MAX_SHARE:.0f} % is "
+            "not good."
             for what, error in self.errors.items()
             if not error.is_good
         )

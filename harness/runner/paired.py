@@ -154,8 +154,9 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
         change = _interval(changes, "answers", "median")
         before, after = (float(np.median([of_run[place] for place in both])) for of_run in periods)
         lines.append(
-            f"token period: {before:.3f} ms plain, {after:.3f} ms observed; change {change.estimate:+.2f}% "
-            f"[{change.low:+.2f}%, {change.high:+.2f}%] (95% bootstrap interval, {len(both)} answers each with itself)"
+            f"token period: {before:.3f} ms plain, {after:.3f} ms observed; change {change.estimate:+.2f} % "
+            f"[{change.low:+.2f} %, {change.high:+.2f} %] (95 % bootstrap interval, {len(both)} answers each with "
+            "itself)"
         )
     for tracker in ("MODEL", "SAMPLER"):
         p50 = [run.launch.decode_p50_ms(tracker) for run in (plain, observed)]

@@ -420,8 +420,8 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     return facts | {
         "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
-        "endless cache": f"ceiling {counts.endless_tokens / prompt_tokens:.1%} of prompt tokens",
-        "turn before": f"ceiling {counts.kept_tokens / prompt_tokens:.1%} of prompt tokens",
+        "endless cache": f"ceiling {100 * counts.endless_tokens / prompt_tokens:.1f} % of prompt tokens",
+        "turn before": f"ceiling {100 * counts.kept_tokens / prompt_tokens:.1f} % of prompt tokens",
     }
 
 

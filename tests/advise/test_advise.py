@@ -59,7 +59,7 @@ def test_lost_reuse_is_met_with_slots_until_they_no_longer_help(tmp_path: Path) 
     assert text.startswith("Predicted: simulated in virtual time")
     assert "slots first" in text
     assert "harness prereg freeze" in text
-    assert f"predicted to save {advice.proposal.saving:.1%}" in text
+    assert f"predicted to save {100 * advice.proposal.saving:.1f} +-" in text
 
 
 def test_the_written_experiment_and_criteria_are_ready_to_freeze_and_run(tmp_path: Path) -> None:

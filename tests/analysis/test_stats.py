@@ -40,7 +40,7 @@ def test_pairs_are_taken_within_groups_only() -> None:
 def test_an_interval_names_method_unit_and_seed() -> None:
     interval = stats.bootstrap_interval([1.0, 2.0, 3.0], stats.Bootstrap(5, 200), unit="replicates")
     text = str(interval)
-    for word in ("bootstrap", "median", "3 replicates", "200 resamples", "seed 5", "95%"):
+    for word in ("bootstrap", "median", "3 replicates", "200 resamples", "seed 5", "95 %"):
         assert word in text
 
 
@@ -86,7 +86,7 @@ def test_a_constant_ratio_has_an_interval_of_no_width() -> None:
     values = stats.log_mean_values([0.9 * cost for cost in baseline]) - stats.log_mean_values(baseline)
     interval = stats.of_blocks(values.tolist()).interval()
     assert (interval.low, interval.estimate, interval.high) == pytest.approx((0.9, 0.9, 0.9))
-    assert str(interval) == "0.9000 [0.9000, 0.9000] (95% t interval of the mean over 3 blocks)"
+    assert str(interval) == "0.9000 [0.9000, 0.9000] (95 % t interval of the mean over 3 blocks)"
 
 
 def test_the_interval_of_a_ratio_of_sums_by_hand() -> None:

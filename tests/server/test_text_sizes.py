@@ -112,7 +112,7 @@ def test_what_sizes_cannot_reach_is_in_the_finding(tmp_path: Path) -> None:
     assert max(shares) > 0.01
     (drift,) = [finding for finding in manifest.findings if finding.code == "prompt-drift"]
     assert drift.severity == "warning"
-    assert "2 of them differ by more than 1%" in drift.evidence
+    assert "2 of them differ by more than 1 %" in drift.evidence
     assert "sized by the server's tokenizer (0.164 words a token)" in drift.evidence
     assert "The shortest word is 4 tokens" in drift.evidence
     assert "adds 6 tokens to each turn" in drift.evidence

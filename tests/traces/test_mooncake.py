@@ -58,7 +58,7 @@ def test_another_block_size_is_refused_with_the_size_that_fits_and_read_where_it
         assert not (tmp_path / "out.jsonl").exists()
     trace = imported(path, block_tokens=0 if size == 512 else size)
     assert trace.head.block_tokens == size
-    assert ceiling(tmp_path).startswith("25.0%")
+    assert ceiling(tmp_path).startswith("25.0 %")
 
 
 def test_a_size_that_the_rows_contradict_is_refused_when_it_is_given_too(tmp_path: Path) -> None:
@@ -123,11 +123,11 @@ def test_two_files_that_number_their_blocks_anew_share_nothing_and_parts_of_one_
     other = [row | {"timestamp": row["timestamp"] + 1500} for row in numbered]
     trace = imported(written(tmp_path, numbered, "a"), written(tmp_path, other, "b"))
     assert any("other blocks than those of the other files" in label for label in trace.head.labels)
-    assert ceiling(tmp_path).startswith("0.0%")
+    assert ceiling(tmp_path).startswith("0.0 %")
     later = [numbered[0] | {"timestamp": 60_000}, numbered[0] | {"timestamp": 63_000, "hash_ids": [6, 7]}]
     trace = imported(written(tmp_path, numbered, "a"), written(tmp_path, later[::-1], "b"))
     assert any("the same blocks in all files" in label for label in trace.head.labels)
-    assert ceiling(tmp_path).startswith("20.0%")
+    assert ceiling(tmp_path).startswith("20.0 %")
 
 
 def test_names_that_are_not_chained_are_labelled_and_no_prefix_is_counted_that_is_none(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_names_that_are_not_chained_are_labelled_and_no_prefix_is_counted_that_i
     ]
     trace = imported(written(tmp_path, rows))
     assert trace.head.labels == ("3 x block names that follow different names: each names its own block only",)
-    assert ceiling(tmp_path).startswith("0.0%")
+    assert ceiling(tmp_path).startswith("0.0 %")
 
 
 def test_equal_rows_of_one_file_are_kept_and_labelled_and_an_answer_of_no_token_is(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class FitError:
     @property
     def worst_in_words(self) -> str:
         """1.650 ms of 3.600 ms (45.8 %) at 4 requests of 512 tokens."""
-        return f"{self.worst_ms:.3f} ms of {self.worst_of_ms:.3f} ms ({self.largest_share:.1%}) at {self.worst}"
+        return f"{self.worst_ms:.3f} ms of {self.worst_of_ms:.3f} ms ({100 * self.largest_share:.1f} %) at {self.worst}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def fit_decode(points: Sequence[StepPoint], *, with_context: bool | None = None,
     if with_context or (with_context is None and is_tried):
         fit = _fit_decode(points, seed, with_context=True)
         interval = fit.intervals["context_us_per_token"]
-        ends = f"its {DEFAULT_LEVEL:.0%} interval is [{interval.low:.6f}, {interval.high:.6f}] us/token"
+        ends = f"its {100 * DEFAULT_LEVEL:.0f} % interval is [{interval.low:.6f}, {interval.high:.6f}] us/token"
         if interval.high < -NEGLIGIBLE_US:
             left_out = (
                 f"The context term is held at 0: a longer context cannot make a step shorter, and {ends}. Something "

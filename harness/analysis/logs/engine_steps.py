@@ -233,7 +233,7 @@ def eager_finding(eager_by_n: Mapping[int, int], captured: tuple[int, ...], num_
     if captured and min(eager_by_n) > captured[-1]:
         hint += f"; or lower server.max_num_seqs to {captured[-1]}"
     evidence = (
-        f"{share:.1%} of the decode steps ran without a graph although graphs are on: no captured size of "
+        f"{100 * share:.1f} % of the decode steps ran without a graph although graphs are on: no captured size of "
         f"{list(captured)} covers n = {sizes}"
     )
     return warning("steps-eager", evidence, hint)

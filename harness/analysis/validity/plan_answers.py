@@ -97,7 +97,7 @@ def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, An
         return
     shares = np.abs(counted - sent) / np.maximum(sent, 1)
     num_far = int((shares > MOST_DRIFT).sum())
-    evidence += f"; {num_far} of them differ by more than {MOST_DRIFT:.0%}, at most {shares.max():.1%}"
+    evidence += f"; {num_far} of them differ by more than {100 * MOST_DRIFT:.0f} %, at most {100 * shares.max():.1f} %"
     if sizes:
         evidence += (
             f". {_SIZED_BY.get(sizes.get('source', ''), '')} ({sizes.get('words_per_token', 1):.3g} words a token)"

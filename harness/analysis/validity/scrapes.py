@@ -168,8 +168,8 @@ def check_moved_schedule(manifest: Manifest, derived: Derived) -> Iterator[Findi
         return
     yield (invalid if share >= limit else warning)(
         "schedule-moved",
-        f"the emulator's host stalled: its schedule moved by {moved_s:.3f} of {span_s:.3f} model s ({share:.1%}); "
-        f"from {limit:.1%} on a run is INVALID",
+        f"the emulator's host stalled: its schedule moved by {moved_s:.3f} of {span_s:.3f} model s "
+        f"({100 * share:.1f} %); from {100 * limit:.1f} % on a run is INVALID",
         "Run on an idler machine or with a smaller time_scale (lines of [EMULATOR] in server.log say when), or raise "
         "limits.schedule_moved_share and say so",
     )

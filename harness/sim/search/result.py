@@ -262,7 +262,7 @@ def search_tables(
             yield f"  rank correlation of pass {rung} with the next, among candidates kept: {correlation:.2f}"
         yield (
             f"  {halving.audited} candidates left out were drawn and judged in full: {halving.better} beat the "
-            f"selected, so at most {halving.better_share_at_most:.1%} of all left out do (95 % confidence)"
+            f"selected, so at most {100 * halving.better_share_at_most:.1f} % of all left out do (95 % confidence)"
         )
     # Intervals are drawn by the compiled simulator, which does not know paged rules.
     with_intervals = with_intervals and not space.is_paged
@@ -320,7 +320,7 @@ def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
     turns = f"; {predictor.break_even(best, space.inputs.users)}" if found.shows_difference else ""
     return (
         f"best: {best.label} costs {found.mean:.4f} +- {found.error:.4f} of {base.label} on new draws "
-        f"({found.level:.0%} of outcomes {found.low:.4f} to {found.high:.4f}){given}{turns}"
+        f"({100 * found.level:.0f} % of outcomes {found.low:.4f} to {found.high:.4f}){given}{turns}"
     )
 
 

@@ -150,7 +150,7 @@ def test_the_worst_error_stands_beside_the_step_that_it_is_of() -> None:
     error = fit_decode(slow, seed=1).error
     assert not error.is_good
     assert error.worst == "2 requests of about 1536 tokens, size 2"
-    assert f"{error.largest_share:.1%}" in error.worst_in_words
+    assert f"{100 * error.largest_share:.1f} %" in error.worst_in_words
     assert error.worst_ms == pytest.approx(error.largest_share * error.worst_of_ms)
 
 

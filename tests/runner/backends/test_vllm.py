@@ -195,7 +195,7 @@ def test_advice_names_the_sizes_to_capture_and_their_gain_where_a_cost_model_of_
     assert "or server.max_num_seqs = 4" in unpriced
     assert "predicted gain: not known, no cost model of this server" in unpriced
     assert re.search(r"n = 6: \d+, [\d.]+ ms each \(median\); captured 10.00 ms \(model\)", given)
-    assert re.search(r"predicted gain: -?[\d.]+ s, -?[\d.]+% of the time in flight", given)
+    assert re.search(r"predicted gain: -?[\d.]+ s, -?[\d.]+ % of the time in flight", given)
     assert "proposal: none" in advice("c2")
 
 
