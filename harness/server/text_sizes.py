@@ -1,4 +1,4 @@
-"""Asks a server how many tokens the words of text prompts are: its tokenizer, else the usage of two or three requests.
+"""Asks a server how many tokens the words of text prompts are: its tokenizer, else the usage of some short requests.
 
 A server that the harness started is asked for its tokenizer alone, so that its first request is the plan's.
 """
@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.client.request_options import RequestOptions, request_values
 from harness.client.single import replay_here
@@ -25,10 +28,13 @@ DEADLINE_S = 10.0
 TEXT_KEYS = ("prompt", "content", "inputs")
 SEPARATOR = "\n"
 TURN = " ".join(("", *WORDS[:16]))
-SHORT_WORDS, LONG_WORDS, ANSWER_TOKENS = 32, 4096, 4
+SHORT_WORDS, MOST_WORDS, ANSWER_TOKENS = 32, 512, 4
+# More than there are lengths of words, and two for what the fit must leave nothing of.
+NUM_LONG = 12
 # No tokenizer makes more of ten letters; what says so does not count tokens.
 MOST_WORD_TOKENS = 32
 OTHER_REPLICATE = 1 << 32
+FloatArray = NDArray[np.float64]
 _of_servers: dict[tuple[Any, ...], TextSizes] = {}
 
 
@@ -115,14 +121,14 @@ def _tokenized(target: Target, body: dict[str, Any]) -> list[Any] | None:
 
 
 def _from_usage(target: Target, plan: Plan, known: TextSizes | None) -> TextSizes | None:
-    """The sizes from the usage of a short and a long prompt, and of a chat's second turn; None where one fails.
+    """The sizes from the usage of a short and some longer prompts, and of a chat's second turn; None where one fails.
 
     known: sizes of words where these are known, so that only the template is measured.
     """
     longest = max(request.stream_tokens for request in plan.requests)
     # Many words, as their sizes vary. A token may be a byte: a word is then about six tokens, and must fit the server.
-    num_long = max(2 * SHORT_WORDS, min(LONG_WORDS, longest // 8))
-    asked = _plan_of((SHORT_WORDS, num_long), plan)
+    num_long = max(2 * SHORT_WORDS, min(MOST_WORDS, longest // 8))
+    asked = _plan_of((SHORT_WORDS, *[num_long] * (1 if known else NUM_LONG)), plan)
     # Scale 1: the time limit is one of wall time. No records: nothing of this is part of a run.
     here = replace(
         target,
@@ -138,33 +144,50 @@ def _from_usage(target: Target, plan: Plan, known: TextSizes | None) -> TextSize
     if len(counts) < len(rows) or not all(counts.values()):
         return None
     streams = TokenStreams(asked)
-    short, long = (streams.fresh_text(session, 0) for session in range(2))
-    sizes = known or _mean_sizes(short, long, counts[1, 0] - counts[0, 0])
+    texts = [streams.fresh_text(session, 0) for session in range(len(asked.sessions))]
+    sizes = known or _fitted_sizes(texts, [counts[session, 0] for session in range(len(texts))])
     if max(sizes.word_tokens) > MOST_WORD_TOKENS:
         return None
     turn_tokens = 0.0
     if plan.prompt_form == "chat":
-        more_tokens = counts[1, 1] - counts[1, 0] - ANSWER_TOKENS
-        turn_tokens = more_tokens - sizes.tokens_of(streams.fresh_text(1, 1))
-    return _with_template(sizes, counts[0, 0] - sizes.tokens_of(short), turn_tokens)
+        last = len(texts) - 1
+        more_tokens = counts[last, 1] - counts[last, 0] - ANSWER_TOKENS
+        turn_tokens = more_tokens - sizes.tokens_of(streams.fresh_text(last, 1))
+    return _with_template(sizes, counts[0, 0] - sizes.tokens_of(texts[0]), turn_tokens)
 
 
-def _mean_sizes(short: str, long: str, counted: int) -> TextSizes:
-    """Sizes by the letters of a word, so that ``long`` has ``counted`` more tokens than ``short``.
+def _fitted_sizes(texts: Sequence[str], counted: Sequence[int]) -> TextSizes:
+    """Sizes by the letters of a word: whole ones where these make every count exactly, else a mean of each length.
 
-    A word is one token and a share of its letters: none where each word is a token, all where each byte is one.
+    texts: a short one, then longer ones. counted: tokens of each.
     """
-    words, letters = (count(long) - count(short) for count in (_num_words, _num_letters))
-    share = max(0.0, (counted - words) / letters)
-    return TextSizes("usage", tuple(round(1 + share * len(word), 4) for word in WORDS))
+    lengths = sorted({len(word) for word in WORDS})
+    # Of each text: words of each length, and once what the server adds.
+    numbers = np.array([[*_numbers(text, lengths), 1] for text in texts], dtype=np.float64)
+    tokens = np.array(counted, dtype=np.float64)
+    share = _share_of_letters(numbers[:, :-1], tokens, lengths)
+    whole = np.round(np.linalg.lstsq(numbers, tokens, rcond=None)[0])
+    if np.array_equal(numbers @ whole, tokens) and min(whole[:-1]) >= 1:
+        of_length = dict(zip(lengths, whole[:-1].tolist(), strict=True))
+    else:
+        of_length = {length: round(1 + share * length, 4) for length in lengths}
+    return TextSizes("usage", tuple(of_length[len(word)] for word in WORDS))
 
 
-def _num_words(text: str) -> int:
-    return len(text.split())
+def _share_of_letters(numbers: FloatArray, tokens: FloatArray, lengths: Sequence[int]) -> float:
+    """The share of its letters by which a word is more than one token: none where each word is a token, one for bytes.
+
+    By all longer texts together against the first.
+    """
+    more = numbers[1:].sum(axis=0) - (len(numbers) - 1) * numbers[0]
+    more_tokens = tokens[1:].sum() - (len(tokens) - 1) * tokens[0]
+    return max(0.0, float((more_tokens - more.sum()) / (more @ np.array(lengths))))
 
 
-def _num_letters(text: str) -> int:
-    return sum(map(len, text.split()))
+def _numbers(text: str, lengths: Sequence[int]) -> list[int]:
+    """How many words of each length a text has."""
+    counts = Counter(map(len, text.split()))
+    return [counts[length] for length in lengths]
 
 
 def _plan_of(lengths: Sequence[int], plan: Plan) -> Plan:

@@ -55,13 +55,22 @@ def test_words_of_one_and_two_tokens_are_exact_where_the_tokenizer_is_asked(tmp_
     assert max(shares) == 0.0
 
 
+@pytest.mark.parametrize("form", ["text", "chat"])
+def test_usage_alone_tells_sizes_that_follow_from_the_letters_of_a_word(tmp_path: Path, form: str) -> None:
+    server = PlainServer(paths=BOTH, has_metrics=True, tokenizer="pieces")
+    manifest, shares = measured(tmp_path, server, of_length(2000, form))
+    assert max(shares) <= 0.01
+    assert manifest.client_audit["text_sizes"]["source"] == "usage"
+    assert set(manifest.client_audit["text_sizes"]["word_tokens"]) == {1.0, 2.0}
+
+
 def test_a_mean_that_words_of_one_and_two_tokens_miss_is_called_one(tmp_path: Path) -> None:
-    manifest, shares = measured(tmp_path, PlainServer(has_metrics=True, tokenizer="pieces"), of_length(2000))
-    # With a token for each word it would be 36 %.
+    manifest, shares = measured(tmp_path, PlainServer(has_metrics=True, tokenizer="mixed"), of_length(300))
+    # With a token for each word it would be some 50 %.
     assert 0.01 < max(shares) < 0.1
     (drift,) = [finding for finding in manifest.findings if finding.code == "prompt-drift"]
     assert drift.severity == "warning"
-    assert "That is a mean: which words are longer is not known" in drift.evidence
+    assert "That is a mean by the letters of a word: which words are longer is not known" in drift.evidence
 
 
 def test_short_prompts_of_a_byte_tokenizer_are_exact(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ class PlainServer:
     """What it knows, and what it was asked. key: without it every path says 401.
     fails: words of every completion after num_good ones. paths: of the endpoints that it knows. is_other: each event
     has an id of its own and an error that is null, and no [DONE] ends a stream. health: status of /health.
-    tokenizer: whether a token is a word, up to five letters of it, or a byte. tokenizes: whether it knows /tokenize,
-    with the text in text_key, and ids listed as TGI does; tokenized: its answer instead;
-    num_tokenized: such requests.
+    tokenizer: whether a token is a word, up to five letters of it, a byte, or, of words from n to z, their first letter
+    and the rest. tokenizes: whether it knows /tokenize, with the text in text_key, and ids listed as TGI does;
+    tokenized: its answer instead; num_tokenized: such requests.
     cached_tokens: of every prompt, as usage has them; 0: not stated.
     model, version, metrics: as it states them. on_answer: called with the server before each completion."""
 
@@ -37,7 +37,7 @@ class PlainServer:
     num_good: int = 0
     certificate: Path | None = None
     is_other: bool = False
-    tokenizer: Literal["words", "pieces", "bytes"] = "words"
+    tokenizer: Literal["words", "pieces", "bytes", "mixed"] = "words"
     tokenizes: bool = False
     text_key: str = "prompt"
     ids_as_objects: bool = False
@@ -178,11 +178,11 @@ def _ids_of(server: PlainServer, body: dict[str, Any]) -> list[int]:
     return _ids_of_text(server, prompt) if isinstance(prompt, str) else prompt
 
 
+_PIECES = {"words": r"\n|\S+", "pieces": r"\n|\S{1,5}", "mixed": r"\n|\b[a-m]\S*|\b[n-z]|\S+"}
+
+
 def _ids_of_text(server: PlainServer, text: str) -> list[int]:
     """A byte each; or a word or piece each, and each line's end."""
     if server.tokenizer == "bytes":
         return list(text.encode())
-    return [
-        zlib.crc32(piece.encode())
-        for piece in re.findall(r"\n|\S+" if server.tokenizer == "words" else r"\n|\S{1,5}", text)
-    ]
+    return [zlib.crc32(piece.encode()) for piece in re.findall(_PIECES[server.tokenizer], text)]

@@ -104,7 +104,7 @@ def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, An
         )
     smallest = min(sizes.get("word_tokens", ()), default=1)
     if num_far and sizes.get("source") == "usage":
-        evidence += ". That is a mean: which words are longer is not known"
+        evidence += ". That is a mean by the letters of a word: which words are longer is not known"
     elif num_far and smallest > 1:
         evidence += f". The shortest word is {smallest:g} tokens: shorter parts of a prompt cannot be exact"
     if num_far and (added := sizes.get("turn_tokens", 0)):
