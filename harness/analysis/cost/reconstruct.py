@@ -188,19 +188,6 @@ def channel_b(requests: pa.Table) -> int:
     return union_ns(span for span in values_of(requests, "sent_ns", "done_ns") if None not in span)
 
 
-def time_in_steps_ns(log: StepLog) -> int | None:
-    """Time in which an engine was in a step, wall ns: from schedule() to the end of update_from_output().
-
-    Steps that overlap count once; those of several engines are summed. None where no engine core stamped its steps.
-    """
-    if not log.cores:
-        return None
-    return sum(
-        union_ns((step.values["schedule_ns"], step.values["end_ns"]) for step in core.steps if step.tokens)
-        for core in log.cores
-    )
-
-
 def with_tokens(chunks: pa.Table) -> pa.Table:
     """The chunks that brought tokens."""
     return chunks.filter(pa.array(chunks["num_tokens"].to_numpy() > 0))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis.cost.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
+from harness.analysis.cost.step_parts import step_parts
 from harness.analysis.figures import lateness
 from harness.analysis.logs.engine_steps import check_step_log
 from harness.analysis.reuse import cached_tokens
@@ -45,11 +46,11 @@ from harness.analysis.validity.stalls import (
     check_step_log_stalls,
     limits_of,
 )
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
 from harness.records import Finding, Manifest, SealedRun
-from harness.records.manifest import SETTING_DECLARED, invalid, table_at, warning
+from harness.records.manifest import SETTING_DECLARED, info, invalid, table_at, warning
 from harness.records.schema import ABORTED, rows_where, values_of
 from harness.spec import ServerSpec
 
@@ -94,6 +95,7 @@ def check_run(
         *_check_ids(requests, derived),
         *_check_lateness(manifest, requests, plan),
         *_check_residual(manifest, requests, derived, cost_model),
+        *_time_in_steps(manifest, requests, derived, cost_model),
         *_check_clock(manifest, derived),
         *check_freezes(manifest),
         *check_held_tokens(manifest),
@@ -326,6 +328,28 @@ def _check_residual(
             f"{share:.3f}, the limit is {limit:g}",
             "Calibrate the cost model on this server, or look for what else kept it busy",
         )
+
+
+def _time_in_steps(
+    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    """Where the time in flight went, and which steps the cost model prices otherwise than they took."""
+    log = derived.step_log
+    parts = None if log is None else step_parts(log, requests, ScaledClock(manifest.clock.scale), cost_model)
+    if parts is None or not parts.b_ns:
+        return
+    errors = [
+        f"{group.name} {100 * (group.modelled_ns / group.measured_ns - 1):+.0f} % ({group.num_steps:,} steps)"
+        for group in parts.groups
+        if group.modelled_ns is not None and group.measured_ns
+    ]
+    yield info(
+        "time-in-steps",
+        f"of {parts.b_ns / NS_PER_S:.3f} s in flight (B) the engine was in steps for "
+        f"{parts.in_steps_ns / NS_PER_S:.3f} s, measured inside it, and between steps for "
+        f"{parts.between_ns / NS_PER_S:.3f} s"
+        + (f"; the cost model's time of a step against the measured: {', '.join(errors)}" if errors else ""),
+    )
 
 
 def _moved_ns(manifest: Manifest) -> int:

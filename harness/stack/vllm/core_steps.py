@@ -26,6 +26,7 @@ COLUMNS = (
 MAX_COUNT = 1 << 62
 MAX_ID_CHARS = 512
 MAX_MODE_CHARS = 64
+MAX_ENGINES = 4096
 _COUNTS = ("running", "waiting", "skipped_waiting", "free_blocks", "generated_tokens", "unpadded_tokens")
 REQUESTS = pa.schema(
     [
@@ -47,8 +48,9 @@ REQUESTS = pa.schema(
 """A row per request, in the order of their admission. Instants in CLOCK_MONOTONIC ns.
 
 queued_ns: put into the scheduler's queue. admitted_ns: schedule() of its first step began. first_token_ns: the step
-that completed its prompt ended. last_ns: its last step ended. cached_tokens: found in the prefix cache at admission.
-computed_tokens: of the prompt. recomputed_tokens: prompt and generated tokens computed again after preemptions.
+that completed its prompt ended. last_ns: its last step ended. cached_tokens: found in the prefix cache at admission;
+null where the scheduler does not show them. computed_tokens: of the prompt. recomputed_tokens: prompt and generated
+tokens computed again after preemptions.
 """
 
 
@@ -68,7 +70,8 @@ class StepDetails(NamedTuple):
     """What a step computed. decode_context: summed sequence lengths of its decodes, the new tokens included.
 
     prompt_tokens: of the prompts that it completed. queries, hits: tokens of the requests that it admitted for the
-    first time, and how many of them were cached. parts: of prompts, the tokens before each and its own.
+    first time, and how many of them were cached; hits is None where that is not shown. parts: of prompts, the tokens
+    before each and its own.
     """
 
     context_requests: int
@@ -78,7 +81,7 @@ class StepDetails(NamedTuple):
     decode_context: int
     prompt_tokens: int
     queries: int
-    hits: int
+    hits: int | None
     parts: tuple[tuple[int, int], ...]
 
 
@@ -107,7 +110,7 @@ class _Request:
     request_id: str
     queued_ns: int | None
     admitted_ns: int
-    cached: int
+    cached: int | None
     prompt: int
     computed: int
     wanted: int
@@ -166,24 +169,25 @@ class _Walk:
             self.steps.append(CoreStep(values, names, counts, details))
         return True
 
-    def _admit(self, values: Mapping[str, Any]) -> tuple[int, int]:
-        queries = hits = 0
+    def _admit(self, values: Mapping[str, Any]) -> tuple[int, int | None]:
+        queries, hits = 0, 0
         for handle, name, queued_ns, wanted, cached, prompt in values["admitted"]:
             self.names[handle] = name
-            if wanted is None or cached is None:
+            if wanted is None:
                 continue
             known = self.requests.get(handle)
             if known is not None:
-                known.computed, known.wanted = cached, wanted
+                known.computed, known.wanted = cached or 0, wanted
                 continue
             prompt = wanted if prompt is None else prompt
-            request = _Request(name, queued_ns, values["schedule_ns"], cached, prompt, cached, wanted)
+            request = _Request(name, queued_ns, values["schedule_ns"], cached, prompt, cached or 0, wanted)
             self.requests[handle] = request
-            queries, hits = queries + wanted, hits + cached
+            queries += wanted
+            hits = None if hits is None or cached is None else hits + cached
         return queries, hits
 
     def _compute(
-        self, batch: Sequence[int], counts: Sequence[int], values: Mapping[str, Any], queries: int, hits: int
+        self, batch: Sequence[int], counts: Sequence[int], values: Mapping[str, Any], queries: int, hits: int | None
     ) -> StepDetails | None:
         of_decodes = decodes = context = completed = 0
         parts: list[tuple[int, int]] = []
@@ -260,7 +264,8 @@ def _header(line: bytes, where: str) -> dict[str, Any]:
     value = _parsed(line)
     header = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     is_sound = isinstance(header.get("effective"), dict) and isinstance(header.get("absent"), list)
-    if header.get("vllm_core_steps") != FORMAT or not is_sound or not _is_count(header.get("engine")):
+    engine = header.get("engine", -1)
+    if header.get("vllm_core_steps") != FORMAT or not is_sound or not _is_count(engine) or engine >= MAX_ENGINES:
         raise RecordsError("does not start with the header of an engine core's steps", where=where)
     if header.get("columns") != list(COLUMNS):
         raise RecordsError(
@@ -330,7 +335,7 @@ def _requests_table(walk: _Walk, engine: int) -> pa.Table:
                 "last_ns": request.last_ns,
                 "prompt_tokens": request.prompt,
                 "cached_tokens": request.cached,
-                "computed_tokens": request.computed_tokens,
+                "computed_tokens": None if request.cached is None else request.computed_tokens,
                 "recomputed_tokens": request.recomputed,
                 "prefill_steps": request.prefill_steps,
                 "decode_steps": request.decode_steps,

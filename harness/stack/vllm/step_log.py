@@ -18,7 +18,7 @@ import pyarrow as pa
 import pydantic_core
 
 from harness.errors import RecordsError
-from harness.stack.vllm.core_steps import MARK, CoreSteps, read_core_steps
+from harness.stack.vllm.core_steps import MARK, MAX_ENGINES, CoreSteps, read_core_steps
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """Goes on the server's PYTHONPATH; it imports nothing of the harness."""
@@ -109,8 +109,15 @@ class StepLog:
 
     @property
     def num_declared_engines(self) -> int:
-        """Data-parallel engines that the server has by its header."""
-        return max(len(self.engines), int(self.effective.get("data_parallel_size") or 1))
+        """Data-parallel engines behind the server's address, at least; one where a load balancer of its own is.
+
+        An engine core of a dense model counts itself alone. That it has a rank shows that there are others.
+        """
+        size, rank = (self.effective.get(name) for name in ("data_parallel_size", "data_parallel_rank_local"))
+        if self.effective.get("data_parallel_external_lb") is True:
+            return len(self.engines)
+        shown = size if isinstance(size, int) and 0 < size <= MAX_ENGINES else 1
+        return max(shown, 1 if rank is None else 2, *(engine + 1 for engine in self.engines))
 
     @property
     def has_graphs(self) -> bool:
@@ -213,7 +220,7 @@ def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
         ),
         num_damaged=len(damaged),
         first_damaged=damaged[0][:120].decode("utf-8", "replace") if damaged else "",
-        engines=(engine if isinstance(engine := header.get("engine"), int) else 0,),
+        engines=(engine if isinstance(engine := header.get("engine"), int) and 0 <= engine < MAX_ENGINES else 0,),
     )
 
 
@@ -258,7 +265,7 @@ def _log_of_core(core: CoreSteps) -> StepLog:
             row["generation_requests"] = details.generation_requests
             row["generation_tokens"] = details.generation_tokens
             row["prompt_tokens"] = details.prompt_tokens
-            if effective.get("enable_prefix_caching"):
+            if effective.get("enable_prefix_caching") and details.hits is not None:
                 row |= {"prefix_queries": details.queries, "prefix_hits": details.hits}
         rows.append(list(row.values()))
         # Rejected drafts are computed and leave the sequence.

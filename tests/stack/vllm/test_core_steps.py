@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from harness.analysis.cost.reconstruct import time_in_steps_ns
+from harness.analysis.cost.step_parts import StepParts, step_parts
 from harness.analysis.logs.engine_steps import decode_contexts, decode_periods, step_spans
+from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.stack.vllm.core_steps import COLUMNS, read_core_steps
 from harness.stack.vllm.launch import CORE_STEPS
-from harness.stack.vllm.step_log import INSIDE, merged, read_step_log
+from harness.stack.vllm.step_log import INSIDE, StepLog, merged, read_step_log
 
 # The part of vLLM that the observer meets, constructed after vllm 0.30.0 (config/scheduler.py, v1/core/sched).
 LITTLE_VLLM = {
@@ -116,6 +118,14 @@ def run_core(folder: Path, script: str, **variables: str) -> subprocess.Complete
     )
 
 
+def parts_of(log: StepLog, *flights: tuple[int, int]) -> StepParts:
+    """The parts of a run with requests in flight from the first to the second instant of each."""
+    requests = pa.table({"sent_ns": [sent for sent, _ in flights], "done_ns": [done for _, done in flights]})
+    parts = step_parts(log, requests, ScaledClock(1.0))
+    assert parts is not None
+    return parts
+
+
 TWO_REQUESTS = """
 scheduler = core()
 add(scheduler, "cmpl-a-0-12345678", 36)
@@ -150,7 +160,18 @@ def test_every_step_is_recorded_as_the_scheduler_decided_it(tmp_path: Path) -> N
     assert (log.num_damaged, log.engines) == (0, (0,))
     assert [row["skipped_waiting"] for row in rows] == [None] * 4
     # Nothing overlaps here, so the time in steps is the sum of their times.
-    assert time_in_steps_ns(log) == sum(row["at_ns"] - row["began_ns"] for row in rows)
+    flight = (rows[0]["began_ns"] - 1000, rows[3]["at_ns"] + 500)
+    parts = parts_of(log, flight)
+    assert parts.in_steps_ns == sum(row["at_ns"] - row["began_ns"] for row in rows)
+    assert parts.b_ns == flight[1] - flight[0]
+    assert [(group.name, group.num_steps) for group in parts.groups] == [
+        ("decode of 1", 1),
+        ("decode of 4", 1),
+        ("mixed", 1),
+        ("prefill", 1),
+    ]
+    # A step that ran before any request was in flight is no part of B.
+    assert parts_of(log, (rows[1]["at_ns"], flight[1])).in_steps_ns < parts.in_steps_ns
 
 
 def test_what_became_of_each_request_is_known(tmp_path: Path) -> None:
@@ -189,7 +210,8 @@ scheduler.update_from_output(third, ran(padded=(1, 2)))
     assert rows[1]["began_ns"] < rows[0]["at_ns"]
     # A step that waited for the one before it lasts from the end of that.
     assert step_spans(log)[1:] == [(rows[0]["at_ns"], rows[1]["at_ns"]), (rows[1]["at_ns"], rows[2]["at_ns"])]
-    assert time_in_steps_ns(log) == rows[2]["at_ns"] - rows[0]["began_ns"]
+    flight = (rows[0]["began_ns"], rows[2]["at_ns"])
+    assert (parts_of(log, flight).in_steps_ns, parts_of(log, flight).between_ns) == (flight[1] - flight[0], 0)
     assert [period.period_ns for period in decode_periods(log)] == [rows[2]["at_ns"] - rows[1]["at_ns"]]
 
 

@@ -27,7 +27,9 @@ COLUMNS = (
     "end_ns",  # update_from_output() has returned; null when it was never called
     "requests",  # handles in the order of the batch; null: those of the line before
     "tokens",  # of each request; one number when all have as many
-    "admitted",  # [handle, id, queued_ns, tokens of the request, cached tokens, prompt tokens]
+    # [handle, id, queued_ns, tokens of the request, cached tokens, prompt tokens]; cached null: not known, and the
+    # whole request is scheduled
+    "admitted",
     "preempted",  # handles
     "finished",  # handles; between the schedule() before and this one
     "running",  # requests, after schedule()
@@ -40,6 +42,8 @@ COLUMNS = (
     "runtime_mode",
     "observer_ns",  # time of the observer itself, since the line before
 )
+ENGINES = ("data_parallel_rank_local", "data_parallel_external_lb")
+"""Settings that tell whether other engines stand beside this one: that of a dense model counts itself alone."""
 MAX_PENDING = 64
 """Steps that were scheduled and have not ended. Two with asynchronous scheduling, one per stage of a pipeline."""
 MAX_QUEUED = 100_000
@@ -141,7 +145,11 @@ class Observer:
         self._file = LineFile(engine_file(os.environ[FILE_VARIABLE], engine))
         kind = type(scheduler)
         names = {"vllm_core_steps": FORMAT, "columns": COLUMNS, "engine": engine}
-        self._file.write({**names, "scheduler": f"{kind.__module__}.{kind.__qualname__}", **header_of(config)})
+        header = {**names, "scheduler": f"{kind.__module__}.{kind.__qualname__}", **header_of(config)}
+        for name in ENGINES:
+            if (value := plain(value_at(config, f"parallel_config.{name}"))) is not None:
+                header["effective"][name] = value
+        self._file.write(header)
         self._handles: dict[str, int] = {}
         self._num_handles = 0
         self._queued_ns: dict[str, int] = {}
@@ -153,6 +161,8 @@ class Observer:
         self._num_steps = 0
         self._observer_ns = 0
         self._has_absent = False
+        # vllm-rbln: the tokens of a prefill hold the cached ones, whose number is for its own observer to say.
+        self._schedules_whole_prompts = False
         self._free_blocks = value_at(scheduler, "kv_cache_manager.block_pool.get_num_free_blocks")
 
     def stop(self, error: Exception) -> None:
@@ -179,6 +189,7 @@ class Observer:
         # In this order: a name of a request that has ended may be used again.
         finished = self._finished(value_at(output, "finished_req_ids"))
         preempted = self._known(value_at(output, "preempted_req_ids"))
+        self._schedules_whole_prompts = hasattr(output, "cached_length")
         admitted = self._admitted(scheduler, output)
         ids = list(tokens)
         if ids != self._ids:
@@ -254,11 +265,13 @@ class Observer:
             self._num_handles += 1
             # A handle is new: the batch is not that of the step before, whatever its names are.
             self._ids = None
-        requests = value_at(scheduler, "requests") or {}
-        request = requests.get(name)
+        request = (value_at(scheduler, "requests") or {}).get(name)
         if prompt is None:
             prompt = value_at(request, "num_prompt_tokens")
-        return [handle, name, self._queued_ns.pop(name, None), value_at(request, "num_tokens"), cached, prompt]
+        # Without the tokens computed before it, nobody knows which step ends its prompt.
+        tokens = None if cached is None else value_at(request, "num_tokens")
+        cached = None if self._schedules_whole_prompts else cached
+        return [handle, name, self._queued_ns.pop(name, None), tokens, cached, prompt]
 
     def _new(self, name: str, admitted: list[list[Any]]) -> int:
         """The handle of a request whose admission was not seen."""
