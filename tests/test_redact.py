@@ -105,7 +105,12 @@ def test_no_file_of_a_sealed_run_holds_a_secret_of_its_experiment(tmp_path: Path
             "base_seed": 1,
             "workload": {"source": "sequential", "num_background": 0},
             "server": {"env": {"HF_TOKEN": SECRET}, "declared": True},
-            "limits": {"rearrival_lag_p99_ms": 1000.0, "start_spread_ms": 1000.0, "schedule_moved_share": 1.0},
+            "limits": {
+                "rearrival_lag_p99_ms": 1000.0,
+                "start_spread_ms": 1000.0,
+                "schedule_moved_share": 1.0,
+                "read_together_ms": 5000.0,
+            },
             "condition": [{"name": "only", "server": {"env": {"HF_TOKEN": SECRET, "VLLM_OTHER": "kept"}}}],
         }
     )

@@ -82,6 +82,7 @@ class Answer:
         "is_strict",
         "keeps_id_text",
         "needs_token_ids",
+        "not_before",
         "problem",
         "prompt_tokens",
         "response_id",
@@ -107,6 +108,8 @@ class Answer:
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.chunks: list[ChunkStamp] = []
+        # By the stamp of a receive that brought several events: the earliest instant at which they can have come.
+        self.not_before: dict[int, int] = {}
         self._text_chunks: list[int] = []
         self._rest = bytearray()
         self._num_bytes = 0

@@ -72,6 +72,7 @@ class Exchange:
         "is_kept_alive",
         "is_over",
         "is_queued",
+        "last_received_ns",
         "payload",
         "problem",
         "row",
@@ -85,7 +86,7 @@ class Exchange:
         self.status = 0
         self.problem = ""
         self.error_body = bytearray()
-        self.first_byte_ns = ABSENT
+        self.first_byte_ns = self.last_received_ns = ABSENT
         self.is_over = self.is_kept_alive = self.is_queued = False
         # Summed over heads: an interim answer has a head too.
         self._head_bytes = 0
@@ -135,6 +136,7 @@ class Exchange:
         if self._parser is None:
             self.first_byte_ns = received_ns
             self._parser = httptools.HttpResponseParser(self)
+        self.last_received_ns = received_ns
         self._parse(self._parser, data)
         if not self.has_head:
             self._head_bytes += len(data)

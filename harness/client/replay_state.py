@@ -235,7 +235,7 @@ class ReplayState:
         due = self.complete(row, done_ns)
         rows.note_texts(row, answer.response_id)
         self.tolerated.update(answer.tolerated)
-        self.chunks.extend(row, answer.chunks)
+        self.chunks.extend(row, answer.chunks, answer.not_before)
         self._finish_row(row, ABORTED, "")
         answer.keep_first(self.abort_after_tokens[row])
         self._carry(row, answer)
@@ -324,7 +324,7 @@ class ReplayState:
             rows.cached_tokens[row] = answer.cached_tokens
         if num_tokens is not None:
             rows.completion_tokens[row] = num_tokens
-        self.chunks.extend(row, answer.chunks)
+        self.chunks.extend(row, answer.chunks, answer.not_before)
 
     # -- what is sent ------------------------------------------------------------------------------------------
 

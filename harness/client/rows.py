@@ -10,11 +10,12 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from pyarrow import ipc
 
 from harness.client.answer import ChunkStamp
-from harness.clock import ScaledClock
+from harness.clock import NS_PER_MS, ScaledClock
 from harness.records.schema import CHUNKS, REQUESTS, RowStream
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ BLOCK_CHUNKS = 8_192
 BLOCK_TEXTS = 2_048
 # Chunks of one batch of the finished table.
 BATCH_CHUNKS = 1 << 16
+NOTHING: Mapping[int, int] = MappingProxyType({})
 # The texts of an answer, by row.
 TEXTS = pa.schema(
     [("row", pa.int32()), *((name, pa.string()) for name in ("response_id", "finish_reason", "token_digest"))]
@@ -172,14 +174,22 @@ class ChunkRows:
         self._num_chunks = array("i")
         self._records = bytearray()
         self._file: SpillFile | None = None
+        # Of each chunk with tokens that was read together with others: whether it is the first of its answer, the
+        # earliest instant at which it can have come, and its two stamps.
+        self._together = array("q")
 
     @property
     def num_spilled(self) -> int:
         """Chunks that have been moved to the file."""
         return 0 if self._file is None else self._file.num_bytes // CHUNK_RECORD.itemsize
 
-    def extend(self, row: int, stamps: Sequence[ChunkStamp]) -> None:
-        """Append all chunks of one request."""
+    def extend(self, row: int, stamps: Sequence[ChunkStamp], not_before: Mapping[int, int] = NOTHING) -> None:
+        """Append all chunks of one request. not_before: as an ``Answer`` has it."""
+        if not_before:
+            with_tokens = [stamp for stamp in stamps if stamp[2]]
+            for place, (received_ns, kernel_ns, _, _) in enumerate(with_tokens):
+                if received_ns in not_before:
+                    self._together.extend((place == 0, not_before[received_ns], kernel_ns, received_ns))
         if stamps:
             self._row.append(row)
             self._num_chunks.append(len(stamps))
@@ -189,6 +199,31 @@ class ChunkRows:
         """Move a full block to the file; call between events (about 0.2 ms when there is one to move)."""
         if len(self._records) >= BLOCK_CHUNKS * CHUNK_RECORD.itemsize:
             self._move()
+
+    def together_facts(self, offsets: OffsetLog | None) -> dict[str, Any]:
+        """How many chunks were read together with others, and how much earlier they can have come than their stamp.
+
+        First tokens apart from all chunks; ms of wall time, the sum and the longest.
+        """
+        is_first, earliest, kernel, received = np.frombuffer(self._together, dtype=np.int64).reshape(-1, 4).T
+        at = received
+        if offsets is not None:
+            monotonic, is_trusted = offsets.to_monotonic(kernel, received)
+            at = np.where(is_trusted, monotonic, received)
+        widths_ms = np.maximum(0, at - earliest) / NS_PER_MS
+        counts = {"first": len(self._num_chunks), "all": sum(self._num_chunks)}
+        of = {"first": widths_ms[is_first == 1], "all": widths_ms}
+        return {
+            "read_together": {
+                name: {
+                    "num": counts[name],
+                    "num_together": len(widths),
+                    "sum_ms": float(widths.sum()),
+                    "max_ms": float(widths.max(initial=0)),
+                }
+                for name, widths in of.items()
+            }
+        }
 
     def _move(self) -> None:
         self._file = self._file or SpillFile(self._folder)

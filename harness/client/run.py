@@ -263,6 +263,7 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
         "client_pauses_ns": sorted(pause for each in audits for pause in each["client_pauses_ns"]),
         "clock_steps": sorted({step for each in audits for step in each["clock_steps"]}),
         "tolerated": dict(sum((Counter(each["tolerated"]) for each in audits), Counter[str]())),
+        "read_together": _sum_together([each["read_together"] for each in audits]),
         "processes": [{"run_nonce": each["run_nonce"], "cpu_s": each["cpu_s"]} for each in audits],
     }
 
@@ -278,6 +279,14 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
         results[0].start_ns,
         audit,
     )
+
+
+def _sum_together(parts: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """``together_facts`` of several processes as those of one."""
+    return {
+        name: {key: (max if key == "max_ms" else sum)(part[name][key] for part in parts) for key in parts[0][name]}
+        for name in parts[0]
+    }
 
 
 def _sessions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:

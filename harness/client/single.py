@@ -81,6 +81,7 @@ def replay_here(
                 "num_reconnects": loop.num_reconnects,
                 "clock_offset_samples_ns": offsets.some(MAX_OFFSET_SAMPLES),
                 "clock_steps": offsets.steps(),
+                **state.chunks.together_facts(offsets),
             }
         else:
             from harness.client.portable import PortableReplay

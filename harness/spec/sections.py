@@ -47,6 +47,9 @@ class LimitsSpec(Spec):
     first_token_held_ms: float = Field(
         default=5.0, gt=0, description="longest that a proxy may hold back first tokens, mean over the answers"
     )
+    read_together_ms: float = Field(
+        default=5.0, gt=0, description="how much earlier than its stamp a chunk may have come, mean over the chunks"
+    )
     server_stall_ms: float = Field(
         default=1000.0, gt=0, description="longest time without an engine step, beyond what the cost model explains"
     )

@@ -32,6 +32,7 @@ generate_tokens = {distribution = "fixed", value = 60}
 rearrival_lag_p99_ms = 1000
 start_spread_ms = 1000
 schedule_moved_share = 1.0
+read_together_ms = 5000.0
 
 [[condition]]
 name = "a"

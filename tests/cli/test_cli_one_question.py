@@ -27,6 +27,7 @@ rules = ["superiority"]
 rearrival_lag_p99_ms = 1000.0
 start_spread_ms = 1000.0
 schedule_moved_share = 1.0
+read_together_ms = 5000.0
 stall_ms = 10000.0
 stamp_lag_ms = 10000.0
 server_stall_ms = 10000.0

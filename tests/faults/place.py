@@ -39,6 +39,7 @@ processes = {processes}
 rearrival_lag_p99_ms = 60000
 start_spread_ms = 60000
 schedule_moved_share = 1.0
+read_together_ms = 5000.0
 stall_ms = 60000
 stamp_lag_ms = 60000
 residual_share = 1.0

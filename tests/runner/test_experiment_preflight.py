@@ -83,6 +83,7 @@ def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> E
                 "schedule_moved_share": 1.0,
                 # The stand-in sends an answer in one piece.
                 "first_token_held_ms": 5000.0,
+                "read_together_ms": 5000.0,
             },
             "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
         }

@@ -28,6 +28,7 @@ start_timeout_s = 300.0
 stop_grace_s = 30.0
 [limits]
 rearrival_lag_p99_ms = 2000.0
+read_together_ms = 5000.0
 start_spread_ms = 2000.0
 [[condition]]
 name = "m6"

@@ -50,7 +50,7 @@ def test_a_server_that_was_stopped_for_two_seconds_makes_its_run_invalid(tmp_pat
 
 def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_invalid(tmp_path: Path) -> None:
     """A stall below every other limit: 0.4 s (wall) are 8 s of the modelled server."""
-    limits = {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0}
+    limits = {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "read_together_ms": 5000.0}
     # Lengths so different that the others still run when the first request ends.
     workload = {
         "num_sessions": 3,

@@ -43,6 +43,7 @@ def null_experiment(url: str, replicates: int, **workload: Any) -> ExperimentSpe
                 "schedule_moved_share": 1.0,
                 # The stand-in sends an answer in one piece.
                 "first_token_held_ms": 5000.0,
+                "read_together_ms": 5000.0,
             },
             "server": {"url": url},
             "condition": [{"name": "one"}, {"name": "other"}],

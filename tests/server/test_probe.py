@@ -38,6 +38,7 @@ def experiment(plain: PlainServer, **keys: Any) -> ExperimentSpec:
             "schedule_moved_share": 1.0,
             # The stand-in sends an answer in one piece.
             "first_token_held_ms": 5000.0,
+            "read_together_ms": 5000.0,
         },
         "condition": [{"name": "only"}],
     }

@@ -57,7 +57,12 @@ def experiment(url: str, **keys: Any) -> ExperimentSpec:
             "prompt_tokens": {"distribution": "fixed", "value": 200},
             "generate_tokens": {"distribution": "fixed", "value": TOKENS},
         },
-        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "schedule_moved_share": 1.0},
+        "limits": {
+            "rearrival_lag_p99_ms": 5000.0,
+            "start_spread_ms": 5000.0,
+            "schedule_moved_share": 1.0,
+            "read_together_ms": 5000.0,
+        },
         "server": {"url": url},
         "condition": [{"name": "only"}],
     }

@@ -25,7 +25,12 @@ def test_an_emulator_that_is_killed_between_two_requests(tmp_path: Path) -> None
             "replicates": 1,
             "base_seed": 1,
             "workload": {"source": "sequential", "num_background": 4},
-            "limits": {"rearrival_lag_p99_ms": 1000.0, "start_spread_ms": 1000.0, "schedule_moved_share": 1.0},
+            "limits": {
+                "rearrival_lag_p99_ms": 1000.0,
+                "start_spread_ms": 1000.0,
+                "schedule_moved_share": 1.0,
+                "read_together_ms": 5000.0,
+            },
             "condition": [{"name": "only"}],
         }
     )

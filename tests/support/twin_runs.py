@@ -27,7 +27,7 @@ def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[
             "workload": workload,
             "server": {"start_timeout_s": 300.0, "stop_grace_s": 30.0, **(server or {})},
             # A shared machine wakes the client late; this is about decisions, not about time.
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},
+            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "read_together_ms": 5000.0},
             "condition": [{"name": "only"}],
         }
     )

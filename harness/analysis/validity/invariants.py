@@ -42,6 +42,7 @@ from harness.analysis.validity.stalls import (
     NOTICED_MS,
     check_freezes,
     check_held_tokens,
+    check_read_together,
     check_server_stalls,
     check_step_log_stalls,
     limits_of,
@@ -99,6 +100,7 @@ def check_run(
         *_check_clock(manifest, derived),
         *check_freezes(manifest),
         *check_held_tokens(manifest),
+        *check_read_together(manifest),
         *_check_server_stalls(manifest, requests, derived, cost_model),
     ]
     order = ("invalid", "warning", "info")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 # Shorter stalls are no finding: garbage collection and neighbours cause them everywhere.
 NOTICED_MS = 200.0
+# Shorter times are those of a client that was on time.
+LATE_NOTICED_MS = 1.0
 # Of the answers: fewer are what a busy server does now and then.
 HELD_SHARE = 0.5
 
@@ -69,6 +71,31 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     for evidence in [evidence for evidence, ms in waits.items() if ms is not None and ms > limits.stamp_lag_ms][:1]:
         limit = f", the limit is {limits.stamp_lag_ms:g} ms"
         yield invalid("client-stalled", evidence + limit, remedy.format("stamp_lag_ms"))
+
+
+def check_read_together(manifest: Manifest) -> Iterator[Finding]:
+    """How much earlier than their stamps chunks can have come, because the client read several at once.
+
+    A socket's stamp is that of the last segment, so a client that wakes late gives the first chunk the time of the
+    last one.
+    """
+    facts, limit_ms = manifest.client_audit.get("read_together"), limits_of(manifest).read_together_ms
+    if facts is None:
+        return
+    means_ms = {name: part["sum_ms"] / max(1, part["num"]) for name, part in facts.items()}
+    if max(means_ms.values()) <= LATE_NOTICED_MS:
+        return
+    words = [
+        f"{facts[name]['num_together']:.0f} of {facts[name]['num']:.0f} {what} (up to {means_ms[name]:.1f} ms early in "
+        f"the mean over all of them, {facts[name]['max_ms']:.1f} ms at most)"
+        for name, what in (("first", "first tokens"), ("all", "chunks"))
+    ]
+    yield (invalid if max(means_ms.values()) > limit_ms else warning)(
+        "read-together",
+        f"the client read {' and '.join(words)} together with later ones, so that they have the stamp of the last: "
+        f"TTFT, TPOT and ITL are known to within that; the limit is {limit_ms:g} ms (wall)",
+        "Leave the client a core of its own, or raise limits.read_together_ms and say so",
+    )
 
 
 def check_held_tokens(manifest: Manifest) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from harness.analysis import check_experiment, check_run
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.validity.scrapes import CACHED_COUNTER
-from harness.analysis.validity.stalls import check_freezes
+from harness.analysis.validity.stalls import check_freezes, check_read_together
 from harness.engine import CostModel, load_cost_model
 from harness.judge.summary import summarise
 from harness.records import ClockRecord, Finding, Manifest, Observation, RunWriter, SealedRun, ServerRecord
@@ -183,6 +183,30 @@ def test_a_calm_machine_and_a_run_without_a_client_have_no_finding_of_a_freeze()
     calm = {"touching_stall_max_ms": 8.0, "stamp_lag_max_ms": None, "is_stall_meter_complete": True}
     assert list(check_freezes(manifest(client_audit=calm))) == []
     assert list(check_freezes(manifest(client_audit={}))) == []
+
+
+def together(first_ms: float, all_ms: float) -> dict[str, Any]:
+    """The audit of 10 answers of 10 chunks, half of them read together. first_ms, all_ms: means over all of them."""
+    widths = {"first": (10, first_ms), "all": (100, all_ms)}
+    parts = {
+        name: {"num": num, "num_together": num // 2, "sum_ms": num * mean_ms, "max_ms": 4 * mean_ms}
+        for name, (num, mean_ms) in widths.items()
+    }
+    return {"read_together": parts}
+
+
+def test_chunks_read_together_are_a_warning_and_beyond_their_limit_invalid() -> None:
+    found = [
+        [(each.code, each.severity) for each in check_read_together(manifest(client_audit=audit))]
+        for audit in ({}, together(0.5, 0.9), together(2.0, 0.1), together(0.1, 2.0), together(6.0, 0.1))
+    ]
+    late = [[("read-together", severity)] for severity in ("warning", "warning", "invalid")]
+    assert found == [[], [], *late]
+    (finding,) = check_read_together(manifest(client_audit=together(0.1, 6.0)))
+    assert finding.severity == "invalid"
+    assert "5 of 10 first tokens (up to 0.1 ms early in the mean" in finding.evidence
+    kept = manifest(client_audit=together(6.0, 6.0), requested={"limits": {"read_together_ms": 10.0}})
+    assert [each.severity for each in check_read_together(kept)] == ["warning"]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, []), (0.95, []), (0.5, ["channels-apart"])])

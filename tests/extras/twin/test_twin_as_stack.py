@@ -56,7 +56,7 @@ def _run(
                 "stop_grace_s": 30.0,
                 **server,
             },
-            "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0},
+            "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "read_together_ms": 5000.0},
             "condition": [{"name": "only"}],
         }
     )

@@ -40,6 +40,7 @@ def attached(url: str, **keys: Any) -> ExperimentSpec:
             "schedule_moved_share": 1.0,
             # The stand-in sends an answer in one piece.
             "first_token_held_ms": 5000.0,
+            "read_together_ms": 5000.0,
         },
         "server": {"url": url},
         "condition": [{"name": "base"}, {"name": "no-waits", "treatment": "no-waits"}],

@@ -199,7 +199,7 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
                 "prompt_tokens": {"distribution": "fixed", "value": 200},
             },
             "server": {"url": f"http://{running.host}:{running.port}"},
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},
+            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "read_together_ms": 5000.0},
             "condition": [{"name": "only"}],
         }
     )

@@ -52,7 +52,7 @@ def experiment(environment: Path, *conditions: dict[str, Any], **server: Any) ->
                 "environment": str(environment),
                 **server,
             },
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},
+            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "read_together_ms": 5000.0},
             "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
         }
     )

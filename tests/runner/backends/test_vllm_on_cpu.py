@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SealedRun]:
             "waits": "none",
             "token_id_range": [300, 2000],
         },
-        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0},
+        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "read_together_ms": 5000.0},
         "server": {
             "model": str(folder / "tiny"),
             "environment": environment,

@@ -196,7 +196,12 @@ def _spec(url: str) -> ExperimentSpec:
             "base_seed": 1,
             "workload": {"source": "sequential", "num_background": 0},
             "server": {"device_metrics_url": url},
-            "limits": {"rearrival_lag_p99_ms": 1000.0, "start_spread_ms": 1000.0, "schedule_moved_share": 1.0},
+            "limits": {
+                "rearrival_lag_p99_ms": 1000.0,
+                "start_spread_ms": 1000.0,
+                "schedule_moved_share": 1.0,
+                "read_together_ms": 5000.0,
+            },
             "condition": [{"name": "only"}],
         }
     )
