@@ -38,20 +38,27 @@ def explain(
     topic: Annotated[
         str,
         typer.Argument(
-            help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`, `waits`, or `tables`: runs."
+            help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`, `waits`; `tables`: columns "
+            "of runs; a word of reports and tables (`re-arrival`), or `glossary`: all of them."
         ),
     ] = "experiment",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="`tables`: a Markdown file for it.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="`tables`, `glossary`: a Markdown file for it.")
+    ] = None,
 ) -> None:
-    """Keys of an experiment file, and columns of the records.
+    """Keys of an experiment file, columns of the records, and words of reports and tables.
 
-    Each with its meaning, choices, unit and default.
+    Keys with their meaning, choices, unit and default.
 
     Example: `harness explain workload`
     """
+    from harness.report.glossary import entries, entries_of
+
     models = _models()
     if topic == "tables":
         _explain_tables(output)
+    elif topic == "glossary" or (topic not in models and not _tables_with(topic, models) and entries_of(topic)):
+        _explain_words(topic, output)
     elif topic == "distributions":
         print("A length: { distribution = ..., ... }, in tokens.\n")
         for distribution in ("fixed", "uniform", "lognormal"):
@@ -66,7 +73,8 @@ def explain(
     else:
         keys = [f"{table}.{key}" for table, model in models.items() for key in model.model_fields]
         bare = {key for model in models.values() for key in model.model_fields}
-        near = difflib.get_close_matches(topic, [*models, "distributions", "tables", *bare, *keys], n=1)
+        words = [word for entry in entries() for word in entry.words]
+        near = difflib.get_close_matches(topic, [*_topics(), *models, *bare, *keys, *words], n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"{hint}Topics: {', '.join(_topics())}")
 
@@ -105,7 +113,11 @@ def _tables_with(topic: str, models: Mapping[str, type[BaseModel]]) -> list[str]
 
 
 def _topics() -> list[str]:
-    return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + ["distributions", "tables"]
+    return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + [
+        "distributions",
+        "tables",
+        "glossary",
+    ]
 
 
 def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
@@ -165,6 +177,17 @@ def _explain_more(topic: str) -> None:
         print("More: harness explain " + " | ".join(name for name in _topics() if name != "experiment"))
     if topic == "waits":
         print("Shipped and imported ones: harness plan waits show, harness plan waits import.")
+
+
+def _explain_words(word: str, output: Path | None) -> None:
+    """Each entry that explains the word; all of them for "glossary", or as a page of the documents."""
+    from harness.report.glossary import entries, entries_of, markdown
+
+    if output is not None:
+        print_or_write(markdown(), output)
+        return
+    for entry in entries() if word == "glossary" else entries_of(word):
+        print(f"{entry.plain_term}\n  {entry.plain_meaning}\n  (docs/method.md, {entry.section})\n")
 
 
 def _explain_tables(output: Path | None) -> None:

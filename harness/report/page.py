@@ -31,6 +31,7 @@ from harness.kinds import kind_of_run
 from harness.outputs import check_output, escape_bidi, write_atomic
 from harness.processes import parallel_map
 from harness.records import SealedRun
+from harness.report import glossary
 from harness.report.answers import DASH, answers, count, fixed, interval_legend, short_ms
 from harness.report.latency_plots import lateness_plot, serving_plot, sweep_plot
 from harness.report.plots import (
@@ -184,23 +185,8 @@ def render_page(view: ReportView) -> str:
         section_notes=section_notes(view),
         planned_blocks=next(iter(view.sealed.values())).manifest.requested_experiment.get("replicates"),
     )
-    return escape_bidi(page.replace(GLOSSARY_PLACE, glossary_of(page)))
-
-
-def glossary_of(page: str) -> str:
-    """The entries of the glossary whose words the page uses."""
-    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
-    entries = re.findall(
-        r'<dt id="([^"]*)" data-when="([^"]*)" data-method="([^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>',
-        _resource("glossary.html"),
-        re.DOTALL,
-    )
-    used = [
-        f'<dt id="{name}">{term}</dt><dd>{meaning} <span class="dim">Method: “{section}”.</span></dd>'
-        for name, words, section, term, meaning in entries
-        if f'href="#{name}"' in page or any(word in text for word in words.split("|"))
-    ]
-    return f'<dl class="glossary">{"".join(used)}</dl>'
+    page = glossary.with_first_places(page)
+    return escape_bidi(page.replace(GLOSSARY_PLACE, glossary.definitions(page)))
 
 
 def symbol(text: str) -> Markup:
