@@ -111,13 +111,14 @@ class StepLog:
     def num_declared_engines(self) -> int:
         """Data-parallel engines behind the server's address, at least; one where a load balancer of its own is.
 
-        An engine core of a dense model counts itself alone. That it has a rank shows that there are others.
+        An engine core of a dense model counts itself alone; the name of its process shows that there are others.
         """
-        size, rank = (self.effective.get(name) for name in ("data_parallel_size", "data_parallel_rank_local"))
+        size = self.effective.get("data_parallel_size")
+        others = 2 if self.effective.get("is_data_parallel") is True else 1
         if self.effective.get("data_parallel_external_lb") is True:
             return len(self.engines)
         shown = size if isinstance(size, int) and 0 < size <= MAX_ENGINES else 1
-        return max(shown, 1 if rank is None else 2, *(engine + 1 for engine in self.engines))
+        return max(shown, others, *(engine + 1 for engine in self.engines))
 
     @property
     def has_graphs(self) -> bool:

@@ -55,13 +55,20 @@ def test_the_steps_of_two_engines_are_one_log_in_the_order_of_time(tmp_path: Pat
 
 
 def test_the_log_of_an_engine_that_is_missing_is_named(tmp_path: Path) -> None:
-    # As a dense model's engine core says it: alone, but with a rank.
-    _, found = read(tmp_path, core_steps__jsonl=core_file(0, 1, data_parallel_size=1, data_parallel_rank_local=0))
+    # As a dense model's engine core says it: alone, but in a process that stands beside others.
+    _, found = read(tmp_path, core_steps__jsonl=core_file(0, 1, data_parallel_size=1, is_data_parallel=True))
 
     (missing,) = [finding for finding in found if finding.code == "steps-missing"]
     assert missing.severity == "invalid"
     assert "2 data-parallel engines" in missing.evidence
     assert "none of engine 1 (core_steps.jsonl.1)" in missing.evidence
+
+
+def test_the_only_engine_of_a_server_misses_no_other(tmp_path: Path) -> None:
+    log, found = read(tmp_path, core_steps__jsonl=core_file(0, 1, data_parallel_size=1, is_data_parallel=False))
+
+    assert log.num_declared_engines == 1
+    assert [finding.code for finding in found if finding.severity == "invalid"] == []
 
 
 def test_the_header_of_the_api_server_tells_how_many_engines_there_are(tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_the_header_of_the_api_server_tells_how_many_engines_there_are(tmp_path:
 
 
 def test_an_engine_behind_a_load_balancer_of_its_own_misses_no_other(tmp_path: Path) -> None:
-    effective = {"data_parallel_size": 2, "data_parallel_external_lb": True, "data_parallel_rank_local": 1}
+    effective = {"data_parallel_size": 2, "data_parallel_external_lb": True, "is_data_parallel": True}
     _, found = read(tmp_path, core_steps__jsonl__1=core_file(0, 1, engine=1, **effective))
 
     assert "steps-missing" not in [finding.code for finding in found]

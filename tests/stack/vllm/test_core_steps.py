@@ -157,6 +157,7 @@ def test_every_step_is_recorded_as_the_scheduler_decided_it(tmp_path: Path) -> N
     assert decode_contexts(log) == [0.0, 37.0, 59.0, 22.0]
     assert all(row["began_ns"] < row["at_ns"] for row in rows)
     assert log.settings["max_num_seqs"] == 4
+    assert log.num_declared_engines == 1
     assert (log.num_damaged, log.engines) == (0, (0,))
     assert [row["skipped_waiting"] for row in rows] == [None] * 4
     # Nothing overlaps here, so the time in steps is the sum of their times.
@@ -222,9 +223,12 @@ for engine in (0, 1):
     add(scheduler, f"r{engine}", 20)
     scheduler.update_from_output(scheduler.schedule(), ran())
 """
-    run_core(tmp_path, script, **CORE_STEPS.variables(tmp_path / "core.jsonl"))
+    # As vLLM names the processes of several engine cores; one alone is "EngineCore".
+    named = "import multiprocessing; multiprocessing.current_process().name = 'EngineCore_DP0'\n"
+    run_core(tmp_path, named + script, **CORE_STEPS.variables(tmp_path / "core.jsonl"))
 
     logs = [read_step_log((tmp_path / name).read_bytes()) for name in ("core.jsonl", "core.jsonl.1")]
+    assert [log.num_declared_engines for log in logs] == [2, 2]
     whole = merged(logs)
     assert whole.engines == (0, 1)
     assert whole.steps.num_rows == 2

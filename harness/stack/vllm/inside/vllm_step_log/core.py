@@ -10,6 +10,7 @@ Source: vllm 0.30.0 to 0.33.0 (v1/core/sched/scheduler.py, async_scheduler.py an
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable
@@ -42,8 +43,8 @@ COLUMNS = (
     "runtime_mode",
     "observer_ns",  # time of the observer itself, since the line before
 )
-ENGINES = ("data_parallel_rank_local", "data_parallel_external_lb")
-"""Settings that tell whether other engines stand beside this one: that of a dense model counts itself alone."""
+AMONG_OTHERS = "_DP"
+"""In the name of an engine core's process that stands beside others. That of a dense model counts itself alone."""
 MAX_PENDING = 64
 """Steps that were scheduled and have not ended. Two with asynchronous scheduling, one per stage of a pipeline."""
 MAX_QUEUED = 100_000
@@ -146,9 +147,8 @@ class Observer:
         kind = type(scheduler)
         names = {"vllm_core_steps": FORMAT, "columns": COLUMNS, "engine": engine}
         header = {**names, "scheduler": f"{kind.__module__}.{kind.__qualname__}", **header_of(config)}
-        for name in ENGINES:
-            if (value := plain(value_at(config, f"parallel_config.{name}"))) is not None:
-                header["effective"][name] = value
+        header["effective"]["data_parallel_external_lb"] = value_at(config, "parallel_config.data_parallel_external_lb")
+        header["effective"]["is_data_parallel"] = AMONG_OTHERS in multiprocessing.current_process().name
         self._file.write(header)
         self._handles: dict[str, int] = {}
         self._num_handles = 0
