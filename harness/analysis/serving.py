@@ -199,7 +199,7 @@ def latencies(run: SealedRun) -> Latencies:
     ttft_ns, tpot_ns = np.full(len(turn), np.nan), np.full(len(turn), np.nan)
     itl_ns, itl_row = np.empty(0), np.empty(0, dtype=np.int64)
     if run.manifest.requested_client.get("stream", True):
-        row, at_ns, num_tokens = token_chunks(run, kept)
+        row, at_ns, num_tokens = _arrivals(*token_chunks(run, kept))
         starts = np.flatnonzero(np.diff(row, prepend=-1))
         ends = np.append(starts[1:], len(row))[: len(starts)] - 1
         having = row[starts]
@@ -231,6 +231,13 @@ def has_open_arrivals(run: SealedRun) -> bool:
     """Whether sessions that wait for no other one start at different times; True where the plan cannot be read."""
     plan = run.plan_if_readable
     return plan is None or len({session.start_offset_ns for session in plan.sessions if session.after is None}) > 1
+
+
+def _arrivals(row: IntArray, at_ns: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The same, with chunks of a request that were read together as one: when each of them came is not known."""
+    is_new = (np.diff(row, prepend=-1) != 0) | (np.diff(at_ns, prepend=-1) != 0)
+    starts = np.flatnonzero(is_new)
+    return row[starts], at_ns[starts], np.add.reduceat(num_tokens, starts) if len(starts) else num_tokens
 
 
 def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:

@@ -507,7 +507,7 @@ def _ask_server(url: str, api_key_env: str) -> None:
     endpoint = endpoint_of(server)
     report = probe(endpoint, Needs(ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")))
     shown = {"model": report.model, "version": report.version}
-    shown |= AttachedBackend().in_force(server) if report.model else {}
+    shown |= AttachedBackend().all_shown(server) if report.model else {}
     for name, value in shown.items() if report.model else ():
         say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}")
     for note in report.notes:

@@ -227,7 +227,7 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
             run.label,
             run.plan.hash[:12],
             run.plan.num_requests,
-            f"{{{','.join(map(str, run.server.decode_buckets))}}}",
+            f"{{{','.join(map(str, run.server.decode_buckets))}}}" if run.server.decode_buckets else "the server's",
             format_duration(predicted_replay_s(run)),
         )
         for run in todo

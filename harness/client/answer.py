@@ -7,6 +7,7 @@ from usage. There is no socket and no clock here.
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import pydantic_core
@@ -110,7 +111,8 @@ class Answer:
         self.chunks: list[ChunkStamp] = []
         # By the stamp of a receive that brought several events: the earliest instant at which they can have come.
         self.not_before: dict[int, int] = {}
-        self._text_chunks: list[int] = []
+        # Place of the chunk, and its letters.
+        self._text_chunks: list[tuple[int, int]] = []
         self._rest = bytearray()
         self._num_bytes = 0
         self._is_done = self._lacks_token_ids = self._ends_in_cr = False
@@ -286,19 +288,25 @@ class Answer:
 
     def _note_text(self, choice: dict[str, Any]) -> bool:
         """Whether a choice without ids carries text, if only a model's reasoning."""
-        has_text = bool(
-            _text_of(choice, "content") or _text_of(choice, "reasoning_content") or _text_of(choice, "reasoning")
-        )
-        if has_text:
-            self._text_chunks.append(len(self.chunks))
-        return has_text
+        text = _text_of(choice, "content") or _text_of(choice, "reasoning_content") or _text_of(choice, "reasoning")
+        if text:
+            self._text_chunks.append((len(self.chunks), len(text)))
+        return bool(text)
 
     def _count_text_chunks(self) -> None:
-        """Without ids, a chunk of text is one token where there are as many of them as tokens; else unknown."""
-        if not self.token_ids and len(self._text_chunks) == self.completion_tokens:
-            for place in self._text_chunks:
-                received_ns, kernel_ns, _, is_coalesced = self.chunks[place]
-                self.chunks[place] = (received_ns, kernel_ns, 1, is_coalesced)
+        """Without ids, a chunk of text is one token where there are as many of them as tokens.
+
+        Where there are fewer, each is one token, and its share of the others by its letters. Where there are more,
+        tokens are unknown.
+        """
+        others = (self.completion_tokens or 0) - len(self._text_chunks)
+        if self.token_ids or others < 0 or not self._text_chunks:
+            return
+        ends = list(accumulate(length for _place, length in self._text_chunks))
+        shares = [others * end // ends[-1] for end in ends]
+        for (place, _length), share, before in zip(self._text_chunks, shares, [0, *shares], strict=False):
+            received_ns, kernel_ns, _, is_coalesced = self.chunks[place]
+            self.chunks[place] = (received_ns, kernel_ns, 1 + share - before, is_coalesced)
 
     def _note_id(self, response_id: object) -> None:
         """Take the first id. A strict answer has the same throughout: a server's log names requests by it."""

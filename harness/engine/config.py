@@ -25,8 +25,11 @@ PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
 PAGED_BLOCK_TOKENS = 16
 """Default block size of vLLM. Source: vLLM 0.30.0, config/cache.py."""
+CPU_BLOCK_TOKENS = 128
+"""Default block size of vLLM on a CPU. Source: vLLM 0.30.0, platforms/cpu.py."""
 PAGED_STEP_TOKENS = 2048
-"""Default token budget of a step of ``vllm serve``. Source: vLLM 0.30.0, engine/arg_utils.py."""
+"""Default token budget of a step of ``vllm serve`` on a device of less than 70 GiB; 8,192 on H100 and H200, 16,384 from
+160 GiB. Source: vLLM 0.30.0, engine/arg_utils.py, get_batch_defaults."""
 HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared", "api_key_env"})
 """Keys of a ServerSpec for the harness alone: the server never sees them."""
 ENGINE_KEYS = frozenset(
@@ -193,7 +196,7 @@ class EngineConfig:
     @classmethod
     def from_server(cls, server: ServerSpec) -> EngineConfig:
         """The engine's view of a server specification."""
-        block_tokens = (server.block_size or PAGED_BLOCK_TOKENS) if server.is_paged else PREFILL_CHUNK_TOKENS
+        block_tokens = paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS
         return cls(
             **server.shape._asdict(),
             prefix_caching=server.prefix_caching,
@@ -220,7 +223,7 @@ class EngineConfig:
         per_seq = -(-self.slot_tokens // self.block_tokens)
         return PagedConfig(
             self.max_num_seqs,
-            self.decode_buckets,
+            captured_sizes(self.decode_buckets, self.max_num_batched_tokens),
             self.max_num_seqs * per_seq + 1 if self.num_gpu_blocks is None else self.num_gpu_blocks,
             self.block_tokens,
             self.max_num_batched_tokens,
@@ -275,6 +278,26 @@ class EngineConfig:
         return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
 
 
+def paged_block_tokens(server: ServerSpec) -> int:
+    """Tokens of a block of paged KV memory, as written, else as vLLM has them by default.
+
+    The default depends on the device. Where so few blocks are written that they must be those of a CPU, they are.
+    """
+    if server.block_size:
+        return server.block_size
+    blocks = server.num_gpu_blocks
+    is_too_small = blocks is not None and (blocks - 1) * PAGED_BLOCK_TOKENS < server.slot_tokens
+    return CPU_BLOCK_TOKENS if server.is_vllm and is_too_small else PAGED_BLOCK_TOKENS
+
+
+def captured_sizes(sizes: Sequence[int], max_num_batched_tokens: int | None) -> tuple[int, ...]:
+    """The sizes that vLLM captures of those asked for: none above the token budget.
+
+    Source: vLLM 0.30.0, config/vllm.py, _set_cudagraph_sizes().
+    """
+    return tuple(size for size in sizes if max_num_batched_tokens is None or size <= max_num_batched_tokens)
+
+
 def usable_slots(kv_slots: int, max_num_seqs: int, slots_per_seq: int = 1) -> int:
     """Physical slots that requests can hold: all of them, or one less where the vendor sets one aside for padding.
 
@@ -327,6 +350,7 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
             "block_size": config.block_tokens,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "async_scheduling": config.async_scheduling,
+            "decode_buckets": list(config.paged.capture_sizes),
         }
     return settings
 
@@ -349,8 +373,11 @@ def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str])
     requested = requested_settings(server)
     for key in sorted(requested.keys() & keys):
         name, wanted = key, requested[key]
-        if wanted is None:  # left to the server
+        if wanted is None or (key == "decode_buckets" and not wanted):  # left to the server
             continue
+        if key == "decode_buckets" and server.is_paged:
+            budget = in_force.get("max_num_batched_tokens", server.max_num_batched_tokens)
+            wanted = list(captured_sizes(wanted, budget))
         if key == "kv_slots" and key not in in_force:
             name, wanted = "usable_kv_slots", _usable_slots(server, in_force.get("partition_tokens"))
         if name in in_force and wanted != in_force[name] and not (key == "rules" and wanted == AUTO):

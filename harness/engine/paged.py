@@ -506,7 +506,9 @@ class PagedScheduler:
         costs, config = self.cost_model, self.config
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
         size = num_decodes if num_chunk_tokens else config.padded(num_decodes)
-        extra_ns = 0 if num_chunk_tokens or config.is_captured(num_decodes) else costs.eager_ns
+        # A server that captures nothing has no steps that lack their graph.
+        has_graph = config.is_captured(num_decodes) or not config.capture_sizes
+        extra_ns = 0 if num_chunk_tokens or has_graph else costs.eager_ns
         return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns
 
 

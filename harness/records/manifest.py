@@ -310,7 +310,9 @@ class Manifest(_Record):
     @property
     def varied_settings(self) -> frozenset[str]:
         """Keys of [server] that some condition of the experiment sets."""
-        return frozenset(key for table in self._conditions for key in table_at(table, "server"))
+        from harness.spec.server import set_keys
+
+        return frozenset(key for table in self._conditions for key in set_keys(table_at(table, "server")))
 
     @property
     def packages(self) -> dict[str, str]:

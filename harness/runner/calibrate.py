@@ -196,7 +196,7 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
     return parse_experiment(
         {
             "name": spec.name,
-            "title": f"Calibration of {{{','.join(map(str, spec.server.decode_buckets))}}}/{limit}",
+            "title": f"Calibration of {{{','.join(map(str, spec.server.decode_buckets)) or 'its own sizes'}}}/{limit}",
             "question": "What does a decode step cost by bucket, requests and context, and a prefill by its tokens?",
             "backend": spec.backend,
             "time_scale": spec.time_scale,
@@ -378,7 +378,7 @@ def _not_fitted(decode: DecodeFit, eager: EagerFit | None, server: ServerSpec) -
     """What the runs of a vLLM did not show."""
     if missing := [size for size in server.decode_buckets if size not in decode.f_ms]:
         yield f"Not fitted: f({', '.join(map(str, missing))}), no stretch of steps of this size."
-    if server.max_num_seqs > server.decode_buckets[-1] and eager is None:
+    if server.decode_buckets and server.max_num_seqs > server.decode_buckets[-1] and eager is None:
         yield "Not fitted: the extra time of steps without a graph, no stretch of them or none that takes longer."
 
 
@@ -421,7 +421,7 @@ class Recovery:
 
 def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) -> Recovery:
     """Differences of a model from a known one, over every n, context and prefill length of the sweeps."""
-    largest, is_paged = spec.server.decode_buckets[-1], spec.server.is_paged
+    largest, is_paged = max(spec.server.decode_buckets, default=spec.server.max_num_seqs), spec.server.is_paged
     steps = [
         tuple(
             each.decode_step_ns(spec.bucket_of(n), n, n * context) + each.eager_ns * (n > largest)

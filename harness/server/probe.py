@@ -163,7 +163,7 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
         problems.append(f"a prompt of {sent} token ids is counted as {counted}: lengths would not be as planned")
     notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
     if needs.client.stream and not num_timed:
-        notes.append("a chunk of an answer is not one token, and it has no token ids: TTFT and TPOT are unknown")
+        notes.append("an answer has more chunks than tokens, and no token ids: TTFT and TPOT are unknown")
     if is_held:
         notes.append(
             "the tokens of a short answer came together: a proxy may collect them, and TTFT and ITL would be its own "

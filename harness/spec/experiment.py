@@ -18,7 +18,7 @@ from harness.shipped import find_shipped
 from harness.spec.base import KeyPath, Name, Problem, Spec, format_problems, load_toml, problems_of
 from harness.spec.rules import Factors, WrittenFactors, factor_names, factors_from_name, load_rule
 from harness.spec.sections import ClientSpec, FleetSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
-from harness.spec.server import ServerSpec, implied_buckets
+from harness.spec.server import ServerSpec, implied_buckets, set_keys
 from harness.spec.workload import DEFAULT_SESSIONS, WorkloadSpec, with_implied_defaults
 
 _Spec = TypeVar("_Spec", ServerSpec, WorkloadSpec)
@@ -151,7 +151,7 @@ class ExperimentSpec(Spec):
     @property
     def varied_settings(self) -> frozenset[str]:
         """Keys of [server] that some condition sets: the comparison depends on their values in every condition."""
-        return frozenset(key for condition in self.condition for key in condition.server)
+        return frozenset(key for condition in self.condition for key in set_keys(condition.server))
 
     @property
     def baseline_name(self) -> str:
@@ -233,7 +233,9 @@ def _resolved(condition: Any, server: Mapping[str, Any], workload: Mapping[str, 
     written = dict(cast("Mapping[str, Any]", condition))
     changes = _changes(written, "server")
     buckets = implied_buckets({**server, **changes})
-    if buckets is not None and buckets != (implied_buckets(server) or ServerSpec().decode_buckets):
+    of_server = implied_buckets(server)
+    usual = ServerSpec().decode_buckets if of_server is None else of_server
+    if buckets is not None and buckets != usual:
         written["server"] = {**changes, "decode_buckets": list(buckets)}
     changes = _changes(written, "workload")
     if "source" in changes:

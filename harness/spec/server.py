@@ -59,11 +59,23 @@ def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The buckets of a server that was written without any; None where they are written, or its limit is not."""
+    """The buckets of a server that was written without any; None where they are written, or its limit is not.
+
+    vLLM itself captures sizes of its own choice, or none: then there are no buckets here.
+    """
     limit: object = server.get("max_num_seqs")
-    if "decode_buckets" in server or not isinstance(limit, int) or isinstance(limit, bool):
+    if "decode_buckets" in server:
+        return None
+    if server.get("model") or server.get("step_log"):
+        return ()
+    if not isinstance(limit, int) or isinstance(limit, bool):
         return None
     return default_buckets(limit) if 1 <= limit <= MOST_SEQS else None
+
+
+def set_keys(changes: Mapping[str, Any]) -> frozenset[str]:
+    """The keys that a condition sets; sizes that are left to the server are none of them."""
+    return frozenset(key for key, value in changes.items() if key != "decode_buckets" or value)
 
 
 class ServerSpec(Spec):
@@ -71,7 +83,8 @@ class ServerSpec(Spec):
 
     max_num_seqs: int = Field(default=8, ge=1, le=MOST_SEQS, description="the limit: most requests running at once")
     decode_buckets: tuple[int, ...] = Field(
-        default=(1, 2, 4, 8), description="compiled batch sizes; default: max_num_seqs, its half, and so on down to 1"
+        default=(1, 2, 4, 8),
+        description="compiled batch sizes; default: max_num_seqs, its half, and so on down to 1; of a vLLM: its own",
     )
     kv_slots: int | None = Field(
         default=None, ge=1, description="physical KV slots; left out: room for max_num_seqs of the longest requests"
@@ -90,7 +103,10 @@ class ServerSpec(Spec):
         default=None, ge=1, description="paged KV memory: tokens of a block; default: the server's"
     )
     max_num_batched_tokens: int | None = Field(
-        default=None, ge=1, description="paged KV memory: most tokens of an engine step; default: the server's"
+        default=None,
+        ge=1,
+        description="paged KV memory: most tokens of an engine step; default: the server's, which vLLM takes from the "
+        "device: 2,048 below 70 GiB (so modelled ones), 8,192 on H100 and H200, 16,384 from 160 GiB",
     )
     async_scheduling: bool | None = Field(
         default=None,
@@ -181,9 +197,7 @@ class ServerSpec(Spec):
     @field_validator("decode_buckets")
     @classmethod
     def _ascending(cls, buckets: tuple[int, ...]) -> tuple[int, ...]:
-        if not buckets:
-            raise ValueError("decode_buckets is empty")
-        if min(buckets) < 1:
+        if min(buckets, default=1) < 1:
             raise ValueError(f"decode_buckets must be positive, got {list(buckets)}")
         if len(set(buckets)) != len(buckets):
             raise ValueError(f"decode_buckets repeats a value: {list(buckets)}")
@@ -191,6 +205,8 @@ class ServerSpec(Spec):
 
     @model_validator(mode="after")
     def _limit_is_a_bucket(self) -> ServerSpec:
+        if not self.decode_buckets and not (self.is_vllm and self.is_paged):
+            raise ValueError("decode_buckets is empty")
         if not self.is_paged and self.decode_buckets[-1] != self.max_num_seqs:
             raise ValueError(
                 f"decode_buckets {list(self.decode_buckets)} must end with max_num_seqs ({self.max_num_seqs}), "

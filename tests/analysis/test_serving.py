@@ -16,7 +16,9 @@ from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.spec import parse_experiment
+from tests.server.test_clean_start import null_experiment
 from tests.support.experiments import small_experiment
+from tests.support.plain_server import PlainServer, plain_server
 
 SLOW = {"num_sessions": 6, "wait_cap_s": 2.0}
 
@@ -157,3 +159,11 @@ def test_a_run_with_too_few_requests_for_its_own_percentile_leaves_the_typical_r
     runs = [np.arange(100, dtype=np.float64) + k for k in range(7)]
     assert percentiles_of(runs, "runs", False)[2].typical_bound == max(np.quantile(run, 0.99) for run in runs)
     assert percentiles_of([*runs, np.arange(99, dtype=np.float64)], "runs", False)[2].typical_bound is None
+
+
+@pytest.mark.live
+def test_chunks_that_were_read_together_have_no_gaps_of_0(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
+        run_experiment(null_experiment(server.url, 1), runs_root=tmp_path).require_valid()
+    for run in RunStore(tmp_path).sealed("null"):
+        assert np.all(latencies(run).itl_ns > 0), "the server sends each answer as one piece"

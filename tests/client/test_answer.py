@@ -100,9 +100,17 @@ def test_the_text_of_a_chat_is_carried_and_its_tokens_are_those_of_usage() -> No
     assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
 
 
-def test_chunks_that_are_not_one_token_each_have_no_instants_of_tokens() -> None:
+def test_several_tokens_of_a_chunk_are_shared_out_by_letters() -> None:
     answer = read_chat(chat_events({"content": " a b"}, {"content": " c"}, completion_tokens=3))
     assert answer.num_tokens == 3
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 2]
+    answer = read_chat(chat_events({"content": " abc def ghi"}, {"content": " c"}, completion_tokens=12))
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 9, 3]
+
+
+def test_more_chunks_than_tokens_have_no_instants_of_tokens() -> None:
+    answer = read_chat(chat_events({"content": " a"}, {"content": " b"}, {"content": "c"}, completion_tokens=2))
+    assert answer.num_tokens == 2
     assert {num_tokens for _, _, num_tokens, _ in answer.chunks} == {0}
 
 

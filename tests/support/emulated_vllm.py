@@ -27,7 +27,7 @@ flags = {
     "model": options.model,
     "max-num-seqs": options.max_num_seqs,
     "slot-tokens": options.max_model_len,
-    "decode-buckets": ",".join(options.cudagraph_capture_sizes),
+    "decode-buckets": options.cudagraph_capture_sizes and ",".join(options.cudagraph_capture_sizes),
     "num-gpu-blocks": options.num_gpu_blocks_override,
     "block-size": options.block_size,
     "max-num-batched-tokens": options.max_num_batched_tokens,

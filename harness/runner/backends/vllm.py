@@ -17,7 +17,15 @@ from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
 from harness.server.process import require_port
 from harness.spec import ServerSpec
-from harness.stack.vllm.launch import FIXED_KEYS, SHOWN_KEYS, check_serving, find_vllm, readiness, serve_plan
+from harness.stack.vllm.launch import (
+    FIXED_KEYS,
+    SHOWN_KEYS,
+    check_graphs,
+    check_serving,
+    find_vllm,
+    readiness,
+    serve_plan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class VllmBackend(ServerBackend):
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)
-        find_vllm(server.environment)
+        check_graphs(server, find_vllm(server.environment).versions)
         filled_env(server.env, os.environ)
 
     @property

@@ -6,6 +6,8 @@ Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.engine.config import requested_settings
@@ -17,6 +19,8 @@ from harness.server.vllm_serve import Plugin, Stack, find_stack, requested_plugi
 from harness.spec import ServerSpec
 from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
+NO_SIZES = "captures no graphs, so that there are no sizes to set"
+LEAVE_OUT = "Leave server.decode_buckets out, in [server] and in every condition"
 STEP_LOG = Plugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
 CORE_STEPS = Plugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
 LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model", "observer"})
@@ -41,6 +45,10 @@ _FLAGS = {
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
 
 
+# Each ends capturing: https://docs.vllm.ai, "enforce-eager"; -O0; cudagraph_mode of --compilation-config.
+_WITHOUT_GRAPHS = re.compile(r"--enforce[-_]eager|-O\.?0|--optimization[-_]level=0|.*cudagraph_mode\W+NONE.*")
+
+
 def find_vllm(environment: str = "") -> Stack:
     """The vLLM in a virtual environment, or the one on PATH; ServerError says what is missing."""
     hint = "Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)"
@@ -59,6 +67,14 @@ def check_serving(server: ServerSpec) -> None:
             raise SpecError(
                 "is set by the harness for the step log", where=f"server.extra_args: {word}", hint="Leave it out"
             )
+        if server.decode_buckets and _WITHOUT_GRAPHS.fullmatch(word):
+            raise SpecError(NO_SIZES, where=f"server.extra_args: {word}", hint=LEAVE_OUT)
+
+
+def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
+    """Refuse, with a SpecError, captured sizes on a build of vLLM that captures none."""
+    if server.decode_buckets and versions.get("vllm", "").endswith("cpu"):
+        raise SpecError(NO_SIZES, where=f"server.environment: vllm {versions['vllm']}", hint=LEAVE_OUT)
 
 
 def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
@@ -74,7 +90,7 @@ def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
         server.model,
         *("--host", LOOPBACK, "--port", str(port)),
         *("--max-num-seqs", str(server.max_num_seqs), "--max-model-len", str(server.slot_tokens)),
-        *("--cudagraph-capture-sizes", *map(str, server.decode_buckets)),
+        *(("--cudagraph-capture-sizes", *map(str, server.decode_buckets)) if server.decode_buckets else ()),
         *(f"--{name}" if is_on else f"--no-{name}" for name, is_on in switches.items() if is_on is not None),
         *(word for flag, value in optional if value is not None for word in (flag, str(value))),
         *("--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count", "1"),

@@ -112,19 +112,37 @@ def test_batches_that_no_captured_size_covers_are_named_with_the_sizes_that_woul
 
 @pytest.mark.live
 def test_a_server_without_graphs_pads_nothing_and_has_no_sizes_to_vary(tmp_path: Path) -> None:
-    spec = experiment(fake_vllm(tmp_path / "env"), {}, extra_args=["--enforce-eager"])
-    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
-    assert run.is_valid, run.invalid_reasons
-    assert "decode_buckets" not in run.manifest.effective["server"]
-    assert all(n == b for n, b in run_figures(run).steps_by_n_b)
-    codes = {one.code for one in run.manifest.findings}
-    assert not codes & {"steps-eager", "setting-unknown"}
+    graphless = experiment(fake_vllm(tmp_path / "env"), {}, {"max_num_seqs": 3}, extra_args=["--enforce-eager"])
+    table = graphless.model_dump()
+    del table["server"]["decode_buckets"]
+    for condition in table["condition"]:
+        condition["server"].pop("decode_buckets", None)
+    spec = ExperimentSpec.model_validate(table)
+    assert spec.varied_settings == {"max_num_seqs"}
+    for run in run_experiment(spec, runs_root=tmp_path / "runs").runs:
+        assert run.is_valid, run.invalid_reasons
+        assert "decode_buckets" not in run.manifest.effective["server"]
+        assert all(n == b for n, b in run_figures(run).steps_by_n_b)
+        codes = {one.code for one in run.manifest.findings}
+        assert not codes & {"steps-eager", "setting-unknown", "setting-unshown"}
+
+
+@pytest.mark.parametrize("word", ["--enforce-eager", "-O0", '--compilation-config={"cudagraph_mode": "NONE"}'])
+def test_sizes_of_a_server_without_graphs_are_refused_before_the_first_run(tmp_path: Path, word: str) -> None:
     sizes = ({"decode_buckets": [1, 2, 4]}, {"decode_buckets": [1, 2, 4, 6]})
-    varied = experiment(tmp_path / "env", *sizes, extra_args=["--enforce-eager"]).model_copy(update={"name": "varied"})
-    for run in run_experiment(varied, runs_root=tmp_path / "runs", keep_going=True).runs:
-        assert "A server without graphs (a CPU, or --enforce-eager) captures no sizes" in finding(
-            run, "setting-unshown"
-        )
+    varied = experiment(fake_vllm(tmp_path / "env"), *sizes, extra_args=[word])
+    with pytest.raises(SpecError, match="captures no graphs, so that there are no sizes to set"):
+        run_experiment(varied, runs_root=tmp_path / "runs")
+
+
+def test_sizes_on_a_cpu_build_are_refused_before_the_first_run(tmp_path: Path) -> None:
+    env = fake_vllm(tmp_path / "env")
+    (info,) = (tmp_path / "env").rglob("vllm-*.dist-info")
+    metadata = info / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 0.30.0", "Version: 0.30.0+cpu"))
+    with pytest.raises(SpecError, match=r"vllm 0\.30\.0\+cpu: captures no graphs"):
+        backend_named("vllm").check_host(ServerSpec(model="m", environment=str(env), decode_buckets=(1, 8)))
+    backend_named("vllm").check_host(ServerSpec(model="m", environment=str(env)))
 
 
 @pytest.mark.live
@@ -210,7 +228,8 @@ def test_keys_become_the_options_of_vllm_serve_and_what_is_left_out_is_the_serve
     fake_vllm(tmp_path / "env")
     plain = " ".join(launched(tmp_path).argv)
     assert "serve m --host 127.0.0.1" in plain
-    assert "--max-num-seqs 8 --max-model-len 8192 --cudagraph-capture-sizes 1 2 4 8 --enable-prefix-caching" in plain
+    assert "--max-num-seqs 8 --max-model-len 8192 --enable-prefix-caching" in plain
+    assert "--cudagraph-capture-sizes 1 2 6" in " ".join(launched(tmp_path, decode_buckets=[1, 2, 6]).argv)
     assert "--num-gpu-blocks-override" not in plain
     assert "async-scheduling" not in plain
     given = launched(tmp_path, num_gpu_blocks=64, block_size=16, max_num_batched_tokens=2048, prefix_caching=False)
