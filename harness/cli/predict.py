@@ -225,7 +225,7 @@ def ratios(
 ) -> None:
     """Predicted cost ratios of named configurations, with intervals.
 
-    Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
+    Example: `harness predict ratios paper --ablation lru-slots --ablation no-waits`
     """
     from harness.sim.predict.deciding import deciding_sizes, sizes_in_words
     from harness.sim.predict.intervals import Predictor

@@ -124,13 +124,6 @@ def forget_last_step(state: EngineState) -> None:
 
 
 @jit
-def schedule_decode_only(state: EngineState) -> int:
-    """A decode step of everyone who runs, with no admission before it: between the parts of a chunked prefill."""
-    forget_last_step(state)
-    return schedule_decode(state)
-
-
-@jit
 def schedule(state: EngineState) -> int:
     """Decide the next step and return its kind; its particulars are in ``state.server`` and the batch.
 

@@ -74,8 +74,7 @@ class Ablation:
     """One changed rule.
 
     rules: other KV rules. treatment: other waits. is_fixed_arrivals: re-arrivals come when they came in the baseline
-    configuration, but not before their session's completion (Table XI). chunked_prefill_calls: number of 128-token
-    device calls of a prefill after which the other requests decode one step. is_lru_slots: KV slots are evicted by last
+    configuration, but not before their session's completion (Table XI). is_lru_slots: KV slots are evicted by last
     use (filled, read by a look-up, or finished) instead of by allocation.
     """
 
@@ -84,7 +83,6 @@ class Ablation:
     rules: str = ""
     treatment: Treatment = "as-drawn"
     is_fixed_arrivals: bool = False
-    chunked_prefill_calls: int = 0
     is_lru_slots: bool = False
 
 
@@ -96,7 +94,6 @@ ABLATIONS = {
         Ablation("paper+dummy", "the paper's rules with its dummy slot", rules="paper+dummy"),
         Ablation("equal-waits", "every wait is the mean of its plan", treatment="equal-waits"),
         Ablation("no-waits", "nobody waits for a tool", treatment="no-waits"),
-        Ablation("chunked-prefill", "the others decode after each 128 tokens of a prefill", chunked_prefill_calls=1),
         Ablation("lru-slots", "KV slots are evicted by last use", is_lru_slots=True),
     )
 }
@@ -142,8 +139,8 @@ def run_batch(
 ) -> layout.Outcome:
     """Many plans, each on a fresh server: their sums and every request, without records of steps.
 
-    costs: a model under paged rules; tables may differ from plan to plan, and hold the chunked prefill calls of an
-    ablation. The caller applies treatment, rules and arrivals of an ablation.
+    costs: a model under paged rules; tables may differ from plan to plan. The caller applies treatment, rules and
+    arrivals of an ablation.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
     check_slots(arrays, config)
@@ -151,7 +148,7 @@ def run_batch(
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
         return run_paged(plans_of(arrays), config, [costs] * len(arrays.plans))
     if isinstance(costs, CostModel):
-        costs = layout.cost_arrays(config, costs, changed.chunked_prefill_calls)
+        costs = layout.cost_arrays(config, costs)
     return _run(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
 
 

@@ -43,30 +43,6 @@ def test_fixed_arrivals_come_when_they_came_under_the_baseline_unless_the_sessio
     assert np.array_equal(fixed["arrival_ns"][again], np.maximum(pinned, completed_before))
 
 
-def test_chunked_prefill_lets_the_others_decode_between_device_calls() -> None:
-    decoding = SessionPlan(0, 0, None, None, (RequestPlan(0, 100, 400, 0),))
-    injected = SessionPlan(1, 1_000_000_000, None, None, (RequestPlan(0, 1280, 1, 0),))
-    plans = plan_arrays([plan_of(decoding, injected)])
-    whole, chunked = (run_batch(plans, EIGHT, COST, changed) for changed in (UNCHANGED, ABLATIONS["chunked-prefill"]))
-    spent = chunked.requests["first_token_ns"][1] - chunked.requests["admitted_ns"][1]
-    assert spent == COST.prefill_ns(1280) + 9 * COST.decode_step_ns(1, 1)
-    assert np.array_equal(chunked.totals["prefill_ns"], whole.totals["prefill_ns"])
-    assert chunked.histogram.sum() == whole.histogram.sum() == 399
-
-
-def test_chunked_prefill_conserves_tokens_and_reuse_where_slots_are_plenty() -> None:
-    plans = paper_plans(10)
-    whole, chunked = (
-        run_batch(plans, EngineConfig(16, (16,), 32), COST, changed)
-        for changed in (UNCHANGED, ABLATIONS["chunked-prefill"])
-    )
-    tokens = [
-        (outcome.histogram * np.arange(outcome.histogram.shape[1])).sum(axis=1).tolist() for outcome in (whole, chunked)
-    ]
-    assert tokens[0] == tokens[1]
-    assert chunked.totals["cached_tokens"].tolist() == whole.totals["cached_tokens"].tolist()
-
-
 def test_slots_by_last_use_keep_who_finished_last() -> None:
     # Session 0 fills its slot first and finishes last: by allocation its slot is the first to go, by use the last.
     lengths = (50, 2, 2)

@@ -102,7 +102,6 @@ class BatchCost:
 class OtherCost:
     """Coefficients of prefill and of context, see CostModel.
 
-    chunked_calls: device calls of a prefill between which the others decode one step; 0: decode waits for prefill.
     noise_seed: where in ``CostArrays.noise`` the steps of a plan begin to draw.
     """
 
@@ -111,7 +110,6 @@ class OtherCost:
     token_fs: int
     position_fs: int
     context_fs: int
-    chunked_calls: int
     noise_seed: int
 
 
@@ -237,9 +235,9 @@ NO_NOISE = np.zeros(1, dtype=np.int64)
 NO_BATCH, NO_OTHER = new_records(BatchCost, 0), new_records(OtherCost, 0)
 
 
-def cost_arrays(config: EngineConfig, cost_model: CostModel, chunked_prefill_calls: int = 0) -> CostArrays:
+def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
     """A cost model's coefficients for one configuration."""
-    batch, other = _costs(config, [cost_model], 0, chunked_prefill_calls)
+    batch, other = _costs(config, [cost_model], 0)
     return CostArrays(batch, other, NO_NOISE, NO_BATCH, NO_OTHER)
 
 
@@ -248,16 +246,14 @@ def drawn_cost_arrays(
     cost_models: Sequence[CostModel],
     noise_seeds: Sequence[int] = (),
     noise: IntArray = NO_NOISE,
-    *,
-    chunked_prefill_calls: int = 0,
 ) -> CostArrays:
     """Coefficients of a cost model for each plan of a call. noise_seeds: below 2**32, one a plan; default 0."""
-    batch, other = _costs(config, cost_models, noise_seeds or 0, chunked_prefill_calls)
+    batch, other = _costs(config, cost_models, noise_seeds or 0)
     return CostArrays(batch[: config.max_num_seqs + 1].copy(), other[:1].copy(), noise, batch, other)
 
 
 def _costs(
-    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] | int, chunked_calls: int
+    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] | int
 ) -> tuple[Records[BatchCost], Records[OtherCost]]:
     """For each model in turn: a record for each number of requests, and a record of the other coefficients."""
     buckets = np.array(config.decode_buckets)[
@@ -269,8 +265,7 @@ def _costs(
     batch["base_fs"][:] = np.concatenate([model.decode_base_fs(config) for model in cost_models])
     coefficients = ("chunk_tokens", "call_fs", "token_fs", "position_fs", "context_fs")
     other = {name: [getattr(model, name) for model in cost_models] for name in coefficients}
-    rest = {"chunked_calls": chunked_calls, "noise_seed": noise_seeds}
-    return batch, records_of(OtherCost, {**other, **rest}, len(cost_models))
+    return batch, records_of(OtherCost, {**other, "noise_seed": noise_seeds}, len(cost_models))
 
 
 def costs_of_plan(costs: CostArrays, plan: int) -> CostArrays:

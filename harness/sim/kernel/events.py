@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.compiled import always_inline, compiled, jit
 from harness.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
-from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, schedule_decode_only
+from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule
 from harness.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch
 from harness.sim.kernel.arrivals import (
     arrive,
@@ -159,10 +159,8 @@ def run_prefill(
 ) -> int:
     """Record the prefill just scheduled; returns its duration."""
     server = state.server[0]
-    computed, chunk = int(server.computed_tokens), cost.other[0].chunk_tokens
-    calls = int((computed + chunk - 1) // chunk)
-    duration_ns = prefill_part_ns(cost, computed, int(server.cached_tokens), calls)
-    duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), duration_ns)
+    computed = int(server.computed_tokens)
+    duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), prefill_ns(cost, computed, int(server.cached_tokens)))
     session, number = admit(plans, plan, state, outcome, now_ns)
     note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
     record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
@@ -171,63 +169,14 @@ def run_prefill(
 
 
 @jit
-def prefill_part_ns(cost: CostArrays, computed: int, cached: int, part_end: int) -> int:
-    """How long the first ``part_end`` device calls of a prefill take; of all of them: CostModel.prefill_ns."""
+def prefill_ns(cost: CostArrays, computed: int, cached: int) -> int:
+    """How long a prefill takes, as CostModel.prefill_ns has it."""
     other = cost.other[0]
     chunk = other.chunk_tokens
-    positions = part_end * cached + chunk * (part_end * (part_end - 1) // 2)
-    total_fs = part_end * (other.call_fs + other.token_fs * computed) + other.position_fs * positions
-    return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
-
-
-@jit
-def run_chunked_prefill(
-    plans: PlanArrays,
-    plan: int,
-    state: EngineState,
-    cost: CostArrays,
-    scratch: Scratch,
-    outcome: Outcome,
-    expected: int,
-    now_ns: int,
-) -> tuple[int, int]:
-    """Run the prefill just scheduled in parts of ``chunked_calls`` device calls, with a decode step between parts.
-
-    Simulation only; no released server behaves this way. The request counts as running only after its last part. Until
-    then no request is admitted and no client leaves. Returns the instant of the end and the number of expected
-    arrivals.
-    """
-    server, chunk = state.server[0], int(cost.other[0].chunk_tokens)
-    row = int(state.places[0].batch)
-    computed, cached = int(server.computed_tokens), int(server.cached_tokens)
-    session, number = admit(plans, plan, state, outcome, now_ns)
     calls = (computed + chunk - 1) // chunk
-    server.num_running -= 1
-    done, spent_ns = 0, 0
-    while True:
-        part_end = int(min(done + cost.other[0].chunked_calls, calls))
-        whole_ns = prefill_part_ns(cost, computed, cached, part_end)
-        part_ns = noisy_ns(cost, steps_so_far(outcome, plan), whole_ns - spent_ns)
-        tokens = min(part_end * chunk, computed) - done * chunk
-        record_prefill(outcome, plan, now_ns, session, number, int(tokens), part_ns)
-        spend_prefill(outcome, plan, int(server.num_running), part_ns)
-        now_ns += part_ns
-        done, spent_ns = part_end, whole_ns
-        if done >= calls:
-            break
-        if server.num_running > 0 and schedule_decode_only(state) == STEP_DECODE:
-            outcome.totals[plan].evictions += server.num_evicted
-            record_evictions(outcome, plans, plan, state, now_ns)
-            taken, decode_ns = run_decode(plan, state, cost, outcome, now_ns, now_ns + 1, now_ns + FAR, done)
-            now_ns += decode_ns
-            for i in range(finish_steps(state, taken)):
-                expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
-    note_first_token(plans, plan, outcome, row, now_ns)
-    state.places[server.num_running].running = row
-    server.num_running += 1
-    state.places[0].batch = row
-    server.num_batch = 1
-    return now_ns, expected
+    positions = calls * cached + chunk * (calls * (calls - 1) // 2)
+    total_fs = calls * (other.call_fs + other.token_fs * computed) + other.position_fs * positions
+    return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
 
 
 @jit
@@ -363,9 +312,7 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
         if server.num_evicted > 0 or server.num_preempted > 0:
             note_losses(plans, plan, state, outcome, now_ns)
         taken = 1
-        if kind == STEP_PREFILL and cost.other[0].chunked_calls > 0 and server.computed_tokens > 0:
-            now_ns, expected = run_chunked_prefill(plans, plan, state, cost, scratch, outcome, expected, now_ns)
-        elif kind == STEP_PREFILL:
+        if kind == STEP_PREFILL:
             now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
         elif kind == STEP_DECODE:
             taken, spent_ns = run_decode_to_next(

@@ -147,11 +147,9 @@ class Draws(NamedTuple):
     noise_seeds: Sequence[int]
     noise: IntArray
 
-    def costs(self, config: EngineConfig, *, chunked_prefill_calls: int = 0) -> layout.CostArrays:
+    def costs(self, config: EngineConfig) -> layout.CostArrays:
         """The costs of each plan, as the compiled simulator reads them."""
-        return layout.drawn_cost_arrays(
-            config, self.models, self.noise_seeds, self.noise, chunked_prefill_calls=chunked_prefill_calls
-        )
+        return layout.drawn_cost_arrays(config, self.models, self.noise_seeds, self.noise)
 
 
 def draw(

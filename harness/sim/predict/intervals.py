@@ -213,7 +213,7 @@ class Predictor:
         model = costs_change.of(self._model)
         truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in range(num_draws)]
         draws = jittered_draw(drawn, [truth for truth in truths for _plan in range(plans_each)], perturbation, role)
-        costs = draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls)
+        costs = draws.costs(config)
         figures = plan_figures(self._pinned(draws.arrays, changed), config, costs, changed, space.window)
         return figures.experiments(plans_each, is_windowed=space.window is not None)
 
@@ -257,7 +257,7 @@ class Predictor:
         plans = self._pinned(self._evaluation_plans(users, self._treatment(changed)), changed)
         for shape in pair:
             config = EngineConfig.of_shape(shape, changed.rules or space.rules)
-            nominal = layout.cost_arrays(config, self._model, changed.chunked_prefill_calls)
+            nominal = layout.cost_arrays(config, self._model)
             figures = plan_figures(plans, config, nominal, changed, space.window)
             costs.append(figures.experiments(1, is_windowed=space.window is not None).cost)
         return costs
