@@ -17,9 +17,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import SpecError, unknown_name
+from harness.fold import folded
 from harness.outputs import escape_bidi
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table as RichTable
 
 Cell = str | int | float | bool | None
@@ -148,43 +150,80 @@ def written(tables: Sequence[Table], form: TableForm, width: int = 80) -> str:
 
 # Below this width of a terminal a single space keeps columns apart.
 WIDE = 92
-ROOM_OF_WORDS = 20
+# Words are not folded into a narrower column.
+ROOM_OF_WORDS = 12
 
 
-def to_rich(table: Table, width: int = 0, styles: Mapping[str, str] | None = None) -> RichTable:
+def to_rich(table: Table, width: int, styles: Mapping[str, str] | None = None) -> RenderableType:
     """The table for a terminal of ``width`` characters, without a frame: words left, numbers right.
 
-    Words fold. Numbers fold only where they would leave words too little room; an interval never does, as half of it
-    reads as another number. The later lines of a first cell are dim. styles: of whole cells, by content.
+    Words fold between words, numbers and intervals never: half of one reads as another number. Columns that then have
+    no room go on below, beside the first one. The later lines of a first cell are dim. styles: of whole cells, by
+    content.
     """
+    from rich.console import Group
+    from rich.text import Text
+
+    title, caption = "\n".join(filter(None, (table.name, table.origin))), " ".join((table.caption, *table.notes))
+    around = [
+        [Text(line, style) for part in escape_bidi(text).split("\n") for line in folded(part, width, hang=0)]
+        if text
+        else []
+        for text, style in ((title, "italic"), (caption, "dim italic"))
+    ]
+    gap = 1 if width < WIDE else 2
+    columns = [_Column.of(cells) for cells in zip(map(_heading, table.columns), *table.text_rows(), strict=True)]
+    groups = _groups([column.least for column in columns], width, gap) if table.columns else ()
+    drawn = [_drawn([columns[place] for place in places], width, gap, styles or {}) for places in groups]
+    return Group(*around[0], *drawn, *around[1])
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column for a terminal: its heading and cells, and between which widths it can be read."""
+
+    heading: str
+    cells: tuple[str, ...]
+    is_number: bool
+    least: int
+    whole: int
+
+    @classmethod
+    def of(cls, cells: Sequence[str]) -> _Column:
+        heading, *below = cells
+        is_number = not any(map(str.isalpha, "".join(below)))
+        firm = [line for cell in below for line in cell.split("\n")]
+        whole = max(map(len, [*heading.split("\n"), *firm]))
+        longest = max(map(len, [*heading.split(), *(firm if is_number else " ".join(below).split())]), default=0)
+        return cls(
+            heading, tuple(below), is_number, longest if is_number else min(whole, max(longest, ROOM_OF_WORDS)), whole
+        )
+
+
+def _drawn(columns: Sequence[_Column], width: int, gap: int, styles: Mapping[str, str]) -> RichTable:
+    """Columns that have room beside each other."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    title, caption = "\n".join(filter(None, (table.name, table.origin))), " ".join((table.caption, *table.notes))
-    drawn = RichTable(
-        title=Text(escape_bidi(title)) if title else None,
-        caption=Text(escape_bidi(caption)) if caption else None,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0 if 0 < width < WIDE else 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    rows = table.text_rows()
-    columns = list(zip(table.columns, *rows, strict=True))
-    has_words = [any(map(str.isalpha, "".join(cells))) for _, *cells in columns]
-    numbers = {place for place in range(1, len(columns)) if not has_words[place]}
-    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
-    has_room = ROOM_OF_WORDS + sum(widths[place] + 2 for place in numbers) <= width
-    for place, (name, *cells) in enumerate(columns):
-        is_firm = place in numbers and (has_room or any("\n" in cell for cell in cells))
-        justify = "right" if place in numbers else "left"
-        drawn.add_column(Text(name.replace("_", " ")), justify=justify, overflow="fold", no_wrap=is_firm)
-    for first, *others in rows:
+    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)
+    widths = [min(column.least, width) for column in columns]
+    spare = width - sum(widths) - gap * (len(columns) - 1)
+    while spare > 0 and any(given < column.whole for given, column in zip(widths, columns, strict=True)):
+        # The column that has most to fold gets the next character.
+        place = max(range(len(columns)), key=lambda place: columns[place].whole / widths[place])
+        widths[place] += 1
+        spare -= 1
+    for place, (column, given) in enumerate(zip(columns, widths, strict=True)):
+        justify = "right" if column.is_number and place else "left"
+        drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=max(1, given))
+    for first, *others in zip(*(column.cells for column in columns), strict=True):
         name, line_end, rest = first.partition("\n")
-        cells = [Text(cell, style=(styles or {}).get(cell, "")) for cell in others]
+        cells = [Text(cell, style=styles.get(cell, "")) for cell in others]
         drawn.add_row(Text.assemble(name, line_end, (rest, "dim")), *cells)
     return drawn
 
@@ -193,25 +232,26 @@ def to_text(table: Table, width: int) -> str:
     """Aligned columns without borders; those beyond ``width`` go on below, the first column repeated."""
     rows = [list(table.columns), *table.text_rows()]
     widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
-    lines = [": ".join(filter(None, (table.name, table.explanation)))]
-    for places in _groups(widths, width):
+    lines = folded(": ".join(filter(None, (table.name, table.explanation))), width)
+    for places in _groups(widths, width - 2):
         lines += ["".join(f"  {row[place]:>{widths[place]}}" for place in places) for row in rows]
         lines.append("")
-    lines += [f"{remark}\n" for remark in table.remarks]
+    for remark in table.remarks:
+        lines += [*folded(remark, width), ""]
     return "\n".join(lines)
 
 
-def _groups(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+def _groups(widths: Sequence[int], width: int, gap: int = 2) -> Iterator[list[int]]:
     """Columns in groups that fit beside the first one."""
     if not widths:
         return
-    group, used = [0], widths[0] + 2
+    group, used = [0], widths[0]
     for place in range(1, len(widths)):
-        if used + widths[place] + 2 > width and len(group) > 1:
+        if used + gap + widths[place] > width and len(group) > 1:
             yield group
-            group, used = [0], widths[0] + 2
+            group, used = [0], widths[0]
         group.append(place)
-        used += widths[place] + 2
+        used += gap + widths[place]
     yield group
 
 

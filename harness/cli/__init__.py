@@ -55,7 +55,13 @@ def print_version() -> None:
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
-    print(f"harness: {printable_lines(message)}", file=sys.stderr)
+    line = f"harness: {printable_lines(message)}"
+    if sys.stderr.isatty():
+        from harness.cli.terminal import print_folded
+
+        print_folded(line, is_error=True)
+    else:
+        print(line, file=sys.stderr)
     raise SystemExit(int(code))
 
 

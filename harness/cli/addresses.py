@@ -45,8 +45,14 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one k
 BackendOption = Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")]
 ReplicatesOption = Annotated[int | None, typer.Option(help="Use this number of replicates.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")]
-TableFormOption = Annotated[TableForm, typer.Option("--format", help="How the table is written.")]
-TableFormsOption = Annotated[TableForm, typer.Option("--format", help="How the tables are written.")]
+# Said in words: the choices themselves are too long for the column of values.
+FORMS = "text, csv, json, markdown or latex"
+TableFormOption = Annotated[
+    TableForm, typer.Option("--format", metavar="FORM", help=f"How the table is written: {FORMS}.")
+]
+TableFormsOption = Annotated[
+    TableForm, typer.Option("--format", metavar="FORM", help=f"How the tables are written: {FORMS}.")
+]
 SessionTargetOption = Annotated[
     float | None,
     typer.Option(

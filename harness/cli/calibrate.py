@@ -161,7 +161,7 @@ def _measure(
         again = "; --resume --retry-invalid measures the INVALID ones again" if outcome.invalid_runs else ""
         say(console, f"nothing was measured now: {len(outcome.runs)} runs were sealed before{again}")
     if not outcome.is_complete:
-        console.print(f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with --resume")
+        say(console, f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with --resume")
         raise typer.Exit(int(ExitCode.INTERRUPTED))
     return outcome.runs
 

@@ -14,10 +14,10 @@ import typer
 
 from harness.api import compared, sides_at
 from harness.cli.addresses import RunsOption, SessionTargetOption, TableFormOption, complete_sealed, held_to, valid_runs
-from harness.cli.terminal import print_tables, terminal
+from harness.cli.terminal import print_folded, print_tables, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
-from harness.table import Table, TableForm, table_of, to_text, with_four_digits
+from harness.table import Cell, Table, TableForm, table_of, with_four_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,7 +66,7 @@ def compare(
     rounded = with_four_digits(table, ("mean", "baseline_mean"))
     if form is TableForm.text:
         print_tables(_by_pair(rounded), form, remarks=[""])
-        terminal().print(table.explanation, markup=False, highlight=False)
+        print_folded(table.explanation)
     else:
         print_tables([rounded], form)
 
@@ -209,17 +209,19 @@ def _side(address: str, runs: Path, session_target_s: float | None) -> list[Gate
 
 
 def _print(result: GateResult, form: GateForm) -> None:
-    from rich.text import Text
-
-    from harness.report.gate import gate_json, gate_lines, gate_markdown, shown_table
+    from harness.report.gate import gate_json, gate_lines, gate_markdown, headline, terminal_tables
 
     if form != "text":
         print(gate_json(result) if form == "json" else gate_markdown(result), end="")
         return
     out = terminal()
-    out.print(Text(to_text(shown_table(result), out.width)), soft_wrap=True, end="")
+    say(out, headline(result), markup=False)
+    for table in terminal_tables(result):
+        out.print()
+        show(out, table)
+    out.print()
     for line in gate_lines(result):
-        out.print(Text(line), soft_wrap=True)
+        say(out, line, markup=False)
 
 
 def history(
@@ -261,9 +263,21 @@ def history(
     table = history_table(results)
     if form not in (TableForm.csv, TableForm.json):
         table = with_four_digits(table, ("value", "low", "high"))
-    print_tables([table], form, remarks=history_lines(results))
+    print_tables(_by_series(table) if form is TableForm.text else [table], form, remarks=history_lines(results))
     if output is not None:
         write_history(output, results)
+
+
+def _by_series(table: Table) -> list[Table]:
+    """A table for each series, which fits a narrow terminal: a row for each date, to the minute."""
+    names, shown = table.columns[:3], table.columns[3:]
+    series: dict[str, list[dict[str, Cell]]] = {}
+    for row in table.records():
+        minute = str(row["date"])[:16].replace("T", " ")
+        name = ", ".join(str(row[name]) for name in names)
+        series.setdefault(name, []).append({name: row[name] for name in shown} | {"date": minute})
+    tables = [table_of(name, "", rows) for name, rows in series.items()]
+    return [replace(table, columns=(), rows=()), *tables]
 
 
 def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> Iterator[Placed]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.terminal import print_or_write, show, terminal
+from harness.cli.terminal import print_folded, print_or_write, print_with_comment, show, terminal
 from harness.errors import SpecError
 from harness.table import Table
 
@@ -60,7 +60,7 @@ def explain(
     elif topic == "glossary" or (topic not in models and not _tables_with(topic, models) and entries_of(topic)):
         _explain_words(topic, output)
     elif topic == "distributions":
-        print("A length: { distribution = ..., ... }, in tokens.\n")
+        print_folded("A length: { distribution = ..., ... }, in tokens.\n")
         for distribution in ("fixed", "uniform", "lognormal"):
             _explain_model(distribution, models[distribution])
     elif topic in models:
@@ -122,7 +122,7 @@ def _topics() -> list[str]:
 
 def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
     meaning = " ".join((model.__doc__ or "").split())
-    print(f"{PLACES.get(topic, f'[{topic}]')}  {meaning}\n")
+    print_folded(f"{PLACES.get(topic, f'[{topic}]')}  {meaning}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
         if only not in ("", name):
@@ -130,7 +130,7 @@ def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
         is_required = name in document.get("required", ())
         default = "required" if is_required else _default(model, name)
         notes = [note for note in (key.get("description", ""), _allowed(key)) if note]
-        print(f"{name} = {default}" + (f"    # {'; '.join(notes)}" if notes else ""))
+        print_with_comment(f"{name} = {default}", "; ".join(notes))
     print()
 
 
@@ -170,13 +170,13 @@ def _explain_more(topic: str) -> None:
 
     if topic == "analysis":
         for analysis in analyses().values():
-            print(f"{analysis.name:<20}  {analysis.meaning}")
+            print_folded(f"{analysis.name:<20}  {analysis.meaning}", hang=22)
     if topic == "server":
-        print(f"Rules:\n{rules_in_words()}")
+        print_folded(f"Rules:\n{rules_in_words()}")
     if topic == "experiment":
-        print("More: harness explain " + " | ".join(name for name in _topics() if name != "experiment"))
+        print_folded("More: harness explain " + " | ".join(name for name in _topics() if name != "experiment"))
     if topic == "waits":
-        print("Shipped and imported ones: harness plan waits show, harness plan waits import.")
+        print_folded("Shipped and imported ones: harness plan waits show, harness plan waits import.")
 
 
 def _explain_words(word: str, output: Path | None) -> None:
@@ -196,10 +196,8 @@ def _explain_tables(output: Path | None) -> None:
     if output is not None:
         print_or_write(dictionary_markdown(), output)
         return
-    from rich.text import Text
-
+    print_folded(" ".join(INTRODUCTION.split()))
     out = terminal()
-    out.print(Text(" ".join(INTRODUCTION.split())))
     for name, (row, _columns) in EXPLAINED_TABLES.items():
         rows = tuple((column, unit, meaning) for column, _type, unit, meaning in explained(name))
         show(out, Table(f"\n{name}: {row}", "", ("column", "unit", "meaning"), rows))

@@ -14,7 +14,7 @@ import typer
 
 from harness.cli.addresses import RunsOption
 from harness.cli.inputs import BlockTokensOption, RecordedWaitsOption, TimeUnitOption, read_options
-from harness.cli.terminal import escape_markup, printable_lines, say, terminal
+from harness.cli.terminal import escape_markup, print_folded, print_with_comment, printable_lines, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError, in_one_line
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
@@ -102,8 +102,8 @@ def init(
     write_text(path, draft.text)
     start = draft.start
     for note in draft.workload.notes:
-        print(note)
-    print(f"wrote {path}. Next:")
+        print_folded(note)
+    print_folded(f"wrote {path}. Next:")
     commands = {
         start.needs: "comes first",
         f"harness simulate {path}" if start.has_costs else "": "predicts it, in seconds",
@@ -113,7 +113,7 @@ def init(
     width = max(map(len, commands))
     for command, meaning in commands.items():
         if command:
-            print(f"  {command:<{width}}  # {meaning}")
+            print_with_comment(f"  {command:<{width}}", meaning, gap=2)
 
 
 @dataclass(frozen=True)
@@ -461,10 +461,10 @@ def doctor(
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
     width = max(len(check.name) for check in checks)
     for check in checks:
-        say(console, f"{marks[check.ok]} {check.name:<{width}}  {check.found}")
+        say(console, f"{marks[check.ok]} {check.name:<{width}}  {check.found}", hang=width + 11)
         if not check.ok:
-            say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim")
-            say(console, f"{'':>9}{'do':>{width}}  {check.how}")
+            say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim", hang=width + 11)
+            say(console, f"{'':>9}{'do':>{width}}  {check.how}", hang=width + 11)
     _show_plugins(console)
     say(console, what_you_can_do(checks), "bold")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
@@ -476,10 +476,10 @@ def _show_plugins(console: Console) -> None:
 
     found = plugins()
     for plugin in found.usable:
-        say(console, f"[green]plug-in[/]  {escape_markup(plugin.name)}: {escape_markup(plugin.summary)}")
+        say(console, f"[green]plug-in[/]  {escape_markup(plugin.name)}: {escape_markup(plugin.summary)}", hang=9)
     for broken in found.unusable:
         why = f"{broken.name} ({broken.package}) does not load and is left out: {broken.why}"
-        say(console, f"[yellow]plug-in[/]  {escape_markup(printable_lines(why))}")
+        say(console, f"[yellow]plug-in[/]  {escape_markup(printable_lines(why))}", hang=9)
     for name, place in plugged("doctor").items():
         for line in _lines_of(name, place):
             say(console, escape_markup(line), "dim")
@@ -509,9 +509,9 @@ def _ask_server(url: str, api_key_env: str) -> None:
     shown = {"model": report.model, "version": report.version}
     shown |= AttachedBackend().all_shown(server) if report.model else {}
     for name, value in shown.items() if report.model else ():
-        say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}")
+        say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}", hang=9)
     for note in report.notes:
-        say(console, f"[yellow]limit[/]    {escape_markup(note)}")
+        say(console, f"[yellow]limit[/]    {escape_markup(note)}", hang=9)
     for problem in report.problems:
-        say(console, f"[red]missing[/]  {escape_markup(problem)}")
+        say(console, f"[red]missing[/]  {escape_markup(problem)}", hang=9)
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if report.problems else ExitCode.PASS))

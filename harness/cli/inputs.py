@@ -20,7 +20,7 @@ from harness.cli.addresses import (
     RunsOption,
     named_runs,
 )
-from harness.cli.terminal import print_facts, printable_lines
+from harness.cli.terminal import print_facts, print_folded, printable_lines
 from harness.errors import SpecError
 from harness.shipped import find_shipped
 
@@ -45,7 +45,7 @@ def plan_build(
     for run in checked(resolve(load_experiment(experiment))):
         if run.plan.hash not in written:
             written.add(run.plan.hash)
-            print(f"{save_plan(run.plan, output)}  replicate {run.replicate}, {run.plan.treatment}")
+            print_folded(f"{save_plan(run.plan, output)}  replicate {run.replicate}, {run.plan.treatment}")
 
 
 def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> None:
@@ -74,7 +74,7 @@ def waits_show(
 
     waits = load_waits(name)
     mean_s, std_s = waits.moments_s(cap_s)
-    print(f"{waits.name}: {len(waits.tools)} tools, {waits.total_calls} calls; capped at {cap_s:g} s")
+    print_folded(f"{waits.name}: {len(waits.tools)} tools, {waits.total_calls} calls; capped at {cap_s:g} s")
     for u in (0.25, 0.5, 0.75, 0.9, 0.95):
         print(f"  p{u * 100:<4.0f} {min(waits.mixture_quantile_ms(u) / 1000, cap_s):10.4f} s")
     print(f"  mean {mean_s:10.4f} s   standard deviation {std_s:.4f} s")
@@ -102,15 +102,17 @@ def waits_import(
 
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
-        print(f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out")
-        print(f"wrote {output}")
+        print_folded(
+            f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out"
+        )
+        print_folded(f"wrote {output}")
         return
     from harness.traces.waits import import_tracelab
 
     summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force)
     for line in summary.lines():
-        print(line)
-    print(f"wrote {output}")
+        print_folded(line)
+    print_folded(f"wrote {output}")
 
 
 BlockTokensOption = Annotated[
@@ -186,7 +188,7 @@ def _import(
             may_replace=may_replace,
         )
     for line in import_notes(output, head, notes):
-        print(line)
+        print_folded(line)
     _show(str(output))
 
 
@@ -212,9 +214,9 @@ def trace_formats(
     if name:
         check_trace_format(name)
     for each in [name] if name and name != "auto" else TRACE_FORMATS:
-        print(f"{each}: {TRACE_FORMATS[each].description}")
+        print_folded(f"{each}: {TRACE_FORMATS[each].description}")
         for line in TRACE_FORMATS[each].not_promised:
-            print(f"  not promised: {line}")
+            print_folded(f"  not promised: {line}")
 
 
 def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[str]:
@@ -261,7 +263,7 @@ def trace_show(
         from harness.traces.recording import load_trace
 
         draw_trace(load_trace(trace), picture)
-        print(f"wrote {picture}")
+        print_folded(f"wrote {picture}")
 
 
 def trace_export(
@@ -282,7 +284,7 @@ def trace_export(
         hint = f"Name one of {', '.join(run.label for run in found)}"
         raise SpecError(f"{len(found)} runs, and a trace is of one", where=" ".join(name), hint=hint)
     write_atomic(output, [export_trace(found[0], form)], what="the trace")
-    print(f"wrote {output}")
+    print_folded(f"wrote {output}")
 
 
 def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
@@ -299,8 +301,8 @@ def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
     except ValidationError as error:
         raise SpecError(describe_validation_error(error, WorkloadSpec), where="--scale, --max-context") from error
     plan = build_plan(workload, 0, 0)
-    print(f"at scale {scale}: {plan.num_requests} requests in {plan.num_sessions} sessions")
-    print(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
+    print_folded(f"at scale {scale}: {plan.num_requests} requests in {plan.num_sessions} sessions")
+    print_folded(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
 
 
 # A terminal's usual size; the last line is the next prompt's.

@@ -14,8 +14,9 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption
-from harness.cli.terminal import format_duration
+from harness.cli.terminal import format_duration, print_folded, terminal_width
 from harness.errors import SpecError
+from harness.table import Table, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -109,10 +110,10 @@ def power(
         *_allocation(needs, one_of_several, costs),
         *_paste(needs, goal),
     ]
-    print("\n".join(lines))
+    print_folded("\n".join(lines))
     if output is not None:
         page = write_power_page(output, f"Power of {spec.name}", needs, goal, "\n".join(lines))
-        print(f"page: {page}")
+        print_folded(f"page: {page}")
 
 
 def noise(
@@ -144,17 +145,17 @@ def noise(
             hint="Run it on a server: --backend emulator, twin or rbln",
         )
     settings, bias = measured(sealed), cost_bias(sealed)
-    print(f"{experiment}: {len(sealed)} valid runs on the {kind.label}")
+    print_folded(f"{experiment}: {len(sealed)} valid runs on the {kind.label}")
     if not kind.has_device:
-        print("No accelerator was measured: this is the scatter of the machine that stood in for one.")
+        print_folded("No accelerator was measured: this is the scatter of the machine that stood in for one.")
     if bias is not None:
-        print(f"undisturbed decode steps last {100 * bias:+.2f} % against the cost model, on the mean of runs")
-    print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
+        print_folded(f"undisturbed decode steps last {100 * bias:+.2f} % against the cost model, on the mean of runs")
+    print_folded("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
     for key, setting in settings.items():
         print(f"{key} = {setting.value:.3g}  # from {setting.num_units:,} {setting.unit}")
     drawn = [key for key in PerturbationSpec.model_fields if key.endswith(("_ms", "_sd"))]
     if left := [key for key in drawn if key not in settings]:
-        print(f"# these runs cannot tell {', '.join(left)}")
+        print_folded(f"# these runs cannot tell {', '.join(left)}")
 
 
 def _chosen(components: Sequence[Components], names: Sequence[str], where: str) -> list[Components]:
@@ -267,20 +268,20 @@ def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
 
 
 def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
-    width = max(len(need.components.condition) for need in needs)
     size = len(needs[0].case.found)
     together = f" over {size} comparisons" if size > 1 else ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
     margin = f"{100 * goal.margin:.1f} %"
     heads = [f"+-{100 * goal.precision:.1f} %", f"equal {margin}", f"differ {margin}", "as predicted"]
     heads += [f"cheaper {100 * goal.rule.margin:.1f} %"] if goal.rule else []
-    yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   stopped when known: half, 9 of 10"
+    rows: list[tuple[str, ...]] = []
     for need in needs:
         cells = [need.precision, need.equivalence, need.difference, need.as_predicted]
         cells += [need.superiority] if goal.rule else []
         looked = ", ".join(_blocks(count) for count in (need.looked_50, need.looked_90))
-        row = "".join(f"{_with_hours(count, costs):>16}" for count in cells)
-        yield f"{need.components.condition:<{width}}  {row}   {looked}"
+        rows.append((need.components.condition, *(_with_hours(count, costs) for count in cells), looked))
+    table = Table("", "", ("", *heads, "stopped when known: half, 9 of 10"), tuple(rows))
+    yield from to_text(table, terminal_width()).splitlines()[1:]
     yield f"+-: for an interval of that half width; equal: to show that the costs differ by less than {margin};"
     yield f"differ: to show a difference of {margin}; as predicted: to show the ratio above; the last: by which block"
     yield "half, or nine of ten, of such experiments end that stop when the answer is known"
@@ -327,7 +328,8 @@ def _paste(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
     reached = goal.power if math.isnan(most.proposed_power) else most.proposed_power
     what = f"power {reached:.2g} at margin {margin:g}, alpha {alpha:g}, sd {most.components.sd:.4f}"
     yield "paste above the first table of the experiment:"
-    yield f"replicates = {most.proposed}  # {what} ({most.components.condition})"
+    yield f"# {what} ({most.components.condition})"
+    yield f"replicates = {most.proposed}"
     if all(need.looked_90 for need in needs):
         half = max(need.looked_50 or 0 for need in needs)
         budget = max(need.looked_90 or 0 for need in needs)

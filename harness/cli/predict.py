@@ -15,11 +15,11 @@ import typer
 
 from harness.api import experiment_with, override_table
 from harness.cli.addresses import MaybeExperimentArgument, RunsOption
-from harness.cli.terminal import format_duration, say, show, terminal, time_left
+from harness.cli.terminal import format_duration, print_folded, say, show, terminal, time_left
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, SpecError
 from harness.shipped import find_shipped, shipped_names
-from harness.table import Table
+from harness.table import WIDE, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,6 @@ def _print_results(results: Iterable[str], source: str) -> None:
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.experiment import resolve
-    from harness.judge.decisions.predictions import drawn_interval
     from harness.prereg.predict import predict_experiment, predict_until_sure
     from harness.runner.experiment import checked
     from harness.sim.predict.draws import perturbation_of
@@ -108,8 +107,26 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     console, wanted = terminal(), spec.prediction
     made = next(iter(next(iter(predictions.values())).values())).draws
     num_draws = 1 if made is None else len(made.device_ns)
-    interval = [f"{100 * wanted.level:.0f} % interval"] * (num_draws > 1)
-    headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
+    how = f"means of {num_draws} draws" if num_draws > 1 else "one simulation of each, without perturbations"
+    what = "W: time that other sessions waited while a prompt was computed, summed over them"
+    say(console, f"{spec.name}: predicted, in model seconds, {how}; {what}")
+    say(console, f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
+    if num_draws > 1:
+        for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
+            say(console, line)
+    show(console, _predicted_runs(planned, predictions, num_draws, is_narrow=console.width < WIDE))
+    for line in _ratio_lines(planned, predictions):
+        say(console, line)
+
+
+def _predicted_runs(planned: PlannedRuns, predictions: Predictions, num_draws: int, *, is_narrow: bool) -> Table:
+    """A row for each run; where there is little room, the interval of the device time stands below it."""
+    from harness.judge.decisions.predictions import drawn_interval
+
+    # Two draws are too few for an interval.
+    interval = f"{100 * planned.spec.prediction.level:.0f} % interval" if num_draws > 2 else ""
+    above = ["device s", *([interval] if interval and not is_narrow else [])]
+    headings = ("run", *above, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
     rows: list[tuple[str, ...]] = []
     for run in planned:
         means = predictions[run.condition.name][run.replicate]
@@ -120,21 +137,13 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
             str(means.cached_tokens),
             str(means.num_evictions),
         )
-        # Two draws are too few for an interval.
-        ends = "" if device is None else f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}"
-        drawn = [ends] * len(interval)
-        device_s = f"{means.device_ns / NS_PER_S:.3f}"
-        rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
-    how = f"means of {num_draws} draws" if num_draws > 1 else "one simulation of each, without perturbations"
-    what = "W: time that other sessions waited while a prompt was computed, summed over them"
-    console.print(f"{spec.name}: predicted, in model seconds, {how}; {what}")
-    console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
-    if num_draws > 1:
-        for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
-            console.print(line)
-    show(console, Table("", "", headings, tuple(rows)))
-    for line in _ratio_lines(planned, predictions):
-        console.print(line, highlight=False)
+        drawn = [f"{means.device_ns / NS_PER_S:.3f}"]
+        if interval:
+            drawn += ["" if device is None else f"{device.low / NS_PER_S:.3f}\u2013{device.high / NS_PER_S:.3f}"]
+        cells = ["\n".join(drawn)] if is_narrow else drawn
+        rows.append((run.label, *cells, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
+    caption = f"below device s: its {interval}" if interval and is_narrow else ""
+    return Table("", caption, headings, tuple(rows))
 
 
 def _margin(spec: ExperimentSpec) -> float:
@@ -209,7 +218,7 @@ def search(
             result = run_search(spec, folder, budget_s=budget_s, run_chunks=run_chunks, on_progress=on_progress)
         except KeyboardInterrupt:
             kept = len(list(folder.glob("rung-*.parquet")))
-            console.print(f"stopped; {kept} chunks are kept in {folder}; the same command goes on from there")
+            say(console, f"stopped; {kept} chunks are kept in {folder}; the same command goes on from there")
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     _show(console, result, top, with_intervals=intervals)
     say(console, f"ledger: {folder / 'ledger.parquet'}")
@@ -233,8 +242,6 @@ def ratios(
 
     console = terminal()
     spec = read_space(space, changes)
-    if not console.is_terminal:
-        console.width = 160
     predictor = Predictor(spec)
     rows: list[tuple[str, ...]] = []
     for changed in (UNCHANGED, *(ablation(name) for name in ablations or ())):
@@ -245,7 +252,7 @@ def ratios(
                 note = note or ("" if prediction.shows_difference else "=")
                 mean = f"{prediction.mean:.4f} +- {prediction.error:.4f}"
                 ratios = (f"{prediction.ratio_of_sums:.4f}", f"{prediction.median_of_pairs:.4f}", mean)
-                interval = f"{prediction.low:.4f} - {prediction.high:.4f}"
+                interval = f"{prediction.low:.4f}\u2013{prediction.high:.4f}"
                 turns = ""
                 if prediction.shows_difference and not changed.name:
                     turns = predictor.break_even(server.shape, users).short
@@ -263,7 +270,7 @@ def ratios(
         sizes = deciding_sizes(server.shape.decode_buckets, spec.baseline.shape.decode_buckets)
         parts = [f"turns at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
         parts += filter(None, [predictor.unmeasured(server.shape, spec.baseline.shape)])
-        console.print(f"{name}: {'; '.join(parts)}", highlight=False)
+        say(console, f"{name}: {'; '.join(parts)}")
 
 
 def advise(
@@ -292,7 +299,7 @@ def advise(
         chosen = read_space(space, None) if space else None
         lines = list(run_advice(sealed, output, condition=baseline, space=chosen).lines())
     for line in lines:
-        print(line)
+        print_folded(line)
 
 
 def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
@@ -357,13 +364,11 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
     from harness.sim.search.result import search_tables
 
-    if not console.is_terminal:
-        console.width = 160
     with time_left("intervals") as tell:
         parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=tell))
     for part in parts:
         if isinstance(part, str):
-            console.print(part, highlight=False)
+            say(console, part, markup=False)
         else:
             show(console, part)
         console.print()

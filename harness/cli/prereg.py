@@ -13,7 +13,7 @@ import typer
 
 from harness.api import override_table
 from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
-from harness.cli.terminal import time_left
+from harness.cli.terminal import print_folded, time_left
 from harness.errors import SpecError
 from harness.table import cell_text
 
@@ -82,15 +82,17 @@ def freeze(
     with time_left("predicting") as on_progress:
         frozen = freeze_experiment(spec, experiment, overrides=overrides, options=options, on_progress=on_progress)
     content = frozen.preregistration
-    print(f"{frozen.path}")
+    print_folded(f"{frozen.path}")
     num_plans = len({plan.hash for plan in content.plans})
     print(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
-    print(f"  digest {content.digest}")
+    print_folded(f"  digest {content.digest}")
     if frozen.commit is None:
-        print(f"  commit it before the first run: git add {frozen.path} {frozen.path.with_suffix('')} && git commit")
+        print_folded(
+            f"  commit it before the first run: git add {frozen.path} {frozen.path.with_suffix('')} && git commit"
+        )
     else:
-        print(f"  commit {frozen.commit.sha}")
-    print(f"  then: harness run --confirmatory {frozen.path}")
+        print_folded(f"  commit {frozen.commit.sha}")
+    print_folded(f"  then: harness run --confirmatory {frozen.path}")
 
 
 def decide(
@@ -148,24 +150,24 @@ def _decision_record(judgement: Judgement, decision: Decision) -> dict[str, Any]
 def _show(judgement: Judgement, *, is_full: bool = False) -> None:
     """The decisions with their origin and blocks, then what became of the runs that are not valid."""
     if judgement.origin:
-        print(judgement.origin)
+        print_folded(judgement.origin)
     standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
     num = len(judgement.decisions)
     left_out = f", {judgement.num_invalid} invalid runs left out" if judgement.num_invalid else ""
-    print(f"{num} decision{'s' * (num != 1)} on {standing} runs{left_out}")
+    print_folded(f"{num} decision{'s' * (num != 1)} on {standing} runs{left_out}")
     for decision in judgement.decisions:
         if decision.answer:
-            print(decision.answer)
+            print_folded(decision.answer)
         label = f" {decision.label}" if decision.label else ""
         would_be = f" (would be {decision.would_be.value})" if decision.would_be is not None else ""
         blocks = judgement.blocks_of(decision)
-        print(f"{decision.outcome.value}{label}{would_be}  {decision.rule}: {decision.subject}{blocks}")
-        print(f"    {decision.reason}")
+        print_folded(f"{decision.outcome.value}{label}{would_be}  {decision.rule}: {decision.subject}{blocks}")
+        print_folded(f"    {decision.reason}", hang=4)
         if is_full:
             for name, number in decision.numbers.items():
-                print(f"    {name}: {cell_text(number)}")
+                print_folded(f"    {name}: {cell_text(number)}")
     for line in judgement.account_lines:
-        print(line)
+        print_folded(line)
 
 
 def publish(
@@ -186,7 +188,7 @@ def publish(
     archive = output or Path(f"{experiment}.zip")
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
     _show(judgement)
-    print(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")
+    print_folded(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")
 
 
 def check(
@@ -208,5 +210,5 @@ def check(
     checked = check_published(archive, signers)
     _show(checked.judgement)
     for line in archive_lines(checked.frozen, checked.proven, checked.unproven):
-        print(line)
+        print_folded(line)
     checked.judgement.require_passed()

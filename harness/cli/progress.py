@@ -50,14 +50,11 @@ def watched(console: Console, runs: Path | None = None) -> Generator[tuple[Termi
         if number != signal.SIGINT:
             stop.abort()
             if number == signal.SIGTERM:  # after a hang-up there is no terminal left to write to
-                console.print("stopping: this run is aborted, sealed runs are kept")
+                say(console, "stopping: this run is aborted, sealed runs are kept")
             return
         stop.request()
-        console.print(
-            "aborting this run; sealed runs are kept"
-            if stop.now.is_set()
-            else "ending after this run (Ctrl-C again aborts it)"
-        )
+        aborts = "aborting this run; sealed runs are kept"
+        say(console, aborts if stop.now.is_set() else "ending after this run (Ctrl-C again aborts it)")
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -140,7 +137,7 @@ class TerminalProgress:
         left = "simulated, a moment each" if predicted_s is None else f"about {format_duration(predicted_s)} to go"
         left += ", if it keeps the pace of its cost model" if event.is_assumed else ""
         planned = f"at most {event.num_planned} runs" if event.is_at_most else f"{event.num_planned} runs"
-        self._console.print(f"[bold]{event.name}[/]: {planned}{already}; {left}")
+        say(self._console, f"[bold]{event.name}[/]: {planned}{already}; {left}")
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
     def _run_started(self, event: RunStarted) -> None:

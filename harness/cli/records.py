@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli.addresses import (
+    FORMS,
     MaybeSealedArgument,
     RunsOption,
     SealedArgument,
@@ -23,7 +24,15 @@ from harness.cli.addresses import (
     store_at,
     valid_runs,
 )
-from harness.cli.terminal import escape_markup, printable_drawing, say, terminal, terminal_width
+from harness.cli.terminal import (
+    escape_markup,
+    print_folded,
+    print_with_comment,
+    printable_drawing,
+    say,
+    terminal,
+    terminal_width,
+)
 from harness.errors import SpecError, in_one_line
 from harness.outputs import check_output, write_text
 from harness.table import Table, TableForm, table_of, written
@@ -41,7 +50,10 @@ RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
 def query(
     sql: Annotated[str, typer.Argument(help="One SQL statement (DuckDB).")],
     runs: RunsOption = Path("runs"),
-    form: Annotated[RowForm, typer.Option("--format", help="How rows are printed.")] = "table",
+    form: Annotated[
+        RowForm,
+        typer.Option("--format", metavar="FORM", help="How rows are printed: table, csv, json, jsonl or parquet."),
+    ] = "table",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds the query may take.")] = 60.0,
 ) -> None:
@@ -88,11 +100,11 @@ def open_archive(
     folder = open_into(archive, output or archive.with_suffix(""))
     sealed = runs_at(Path("runs"), folder)
     num_invalid = sum(not run.is_valid for run in sealed)
-    print(f"{folder}: {len(sealed)} runs of {sealed[0].experiment}, {num_invalid} of them INVALID")
-    print(f"  harness prereg check {folder}")
-    print(f"  harness table {folder}")
-    print(f'  harness query "select * from runs" --runs {runs_folder(folder)}')
-    print(f'  harness.open_runs("{folder}")          # Python')
+    print_folded(f"{folder}: {len(sealed)} runs of {sealed[0].experiment}, {num_invalid} of them INVALID")
+    print_folded(f"  harness prereg check {folder}")
+    print_folded(f"  harness table {folder}")
+    print_folded(f'  harness query "select * from runs" --runs {runs_folder(folder)}')
+    print_with_comment(f'  harness.open_runs("{folder}")', "Python")
 
 
 def _encoded(rows: pa.Table, form: RowForm) -> bytes:
@@ -130,7 +142,9 @@ def _json_text(cell: object) -> str:
 def list_runs(
     name: MaybeSealedArgument = None,
     runs: RunsOption = Path("runs"),
-    form: Annotated[TableForm, typer.Option("--format", help="How the list is written.")] = TableForm.text,
+    form: Annotated[
+        TableForm, typer.Option("--format", metavar="FORM", help=f"How the list is written: {FORMS}.")
+    ] = TableForm.text,
 ) -> None:
     """List sealed runs, valid and INVALID, and unfinished ones.
 
@@ -183,7 +197,7 @@ def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) ->
         for run in named:
             run.verify()
         num_runs = len(named)
-    print(f"{num_runs} sealed runs are as they were sealed")
+    print_folded(f"{num_runs} sealed runs are as they were sealed")
 
 
 def derive(
@@ -199,14 +213,14 @@ def derive(
     for run in sealed_runs(runs, experiment):
         rebuild(run)
         run.verify()
-        print(f"{run.path}: derived tables rebuilt, equal to those sealed")
+        print_folded(f"{run.path}: derived tables rebuilt, equal to those sealed")
 
 
 def export(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="EXPERIMENT[/CONDITION[/REPLICATE]]",
+            metavar="NAME",
             help="Sealed runs: of an experiment (its name, file or folder), a condition, or one run.",
             autocompletion=complete_sealed,
         ),
@@ -242,9 +256,9 @@ def export(
     selected = held_to(valid_runs(name, runs), session_target)
     experiment = selected[0].experiment
     for path in write_runs(selected, chosen, output or Path(f"{experiment}-{chosen.name}"), may_replace=force):
-        print(f"wrote {path}")
+        print_folded(f"wrote {path}")
     for left in chosen.no_room:
-        print(f"no room in {chosen.name}: {left}")
+        print_folded(f"no room in {chosen.name}: {left}")
     if send:
         num_spans = sum(send(measured(run)) for run in selected)
-        print(f"sent {num_spans} spans of {len(selected)} runs to {otlp}")
+        print_folded(f"sent {num_spans} spans of {len(selected)} runs to {otlp}")

@@ -14,7 +14,7 @@ import typer
 
 from harness.api import note_look
 from harness.cli.addresses import RunsOption, SealedArgument, SessionTargetOption, TableFormOption, held_to, sealed_runs
-from harness.cli.terminal import say, terminal
+from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
@@ -86,7 +86,8 @@ def table(
     sealed = sealed_runs(runs, experiment)
     note_look(sealed, "table")
     if predicted:
-        print(_predicted_written(sealed, form), end="")
+        text = _predicted_written(sealed, form)
+        print_folded(text.removesuffix("\n")) if form is TableForm.text else print(text, end="")
         return
     if form is not TableForm.text:
         print(conditions_written(held_to(sealed, session_target), form, figures), end="")
@@ -190,7 +191,7 @@ def conclude(
         console.print()
         console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
-        console.print(str(moved), style="yellow", markup=False, highlight=False)
+        say(console, str(moved), "yellow", markup=False)
     results = _results(sealed, by, source)
     page = write_report(sealed, path, title=title, results=results, summary=summary)
     say(console, f"report: {page}")
@@ -202,7 +203,7 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
     from harness.report.terminal import answer_lines
 
     for line in answer_lines(summary, sealed[0].manifest.question):
-        console.print(line, highlight=False)
+        say(console, line)
 
 
 def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:

@@ -15,6 +15,7 @@ import typer
 
 from harness.api import experiment_with, override_table, swept_table
 from harness.cli.addresses import (
+    FORMS,
     BackendOption,
     ExperimentArgument,
     MaybeExperimentArgument,
@@ -72,7 +73,12 @@ def run(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
     form: Annotated[
-        TableForm, typer.Option("--format", help="How the result is written; all else then goes to standard error.")
+        TableForm,
+        typer.Option(
+            "--format",
+            metavar="FORM",
+            help=f"How the result is written: {FORMS}; all else then goes to standard error.",
+        ),
     ] = TableForm.text,
 ) -> None:
     """Run an experiment and write its report.
@@ -234,12 +240,12 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
     ]
     show(console, Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows)))
     if total := predicted_total(todo):
-        console.print(total)
+        say(console, total)
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
-        console.print(f"runs side by side: {shares}")
+        say(console, f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
-        console.print(f"{num_sealed} more are sealed already")
+        say(console, f"{num_sealed} more are sealed already")
 
 
 def predicted_total(todo: Sequence[PlannedRun]) -> str:

@@ -15,7 +15,7 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, changes_of
-from harness.cli.terminal import say, terminal
+from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
     from harness.stack.rbln.launch import patches
 
     for patch in patches.shipped_patches():
-        print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
+        print_folded(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
     status = patches.patch_status(_site_packages(environment, twin))
-    print(f"{status.target}: {status.state} (vllm-rbln {status.version or 'unknown'})")
+    print_folded(f"{status.target}: {status.state} (vllm-rbln {status.version or 'unknown'})")
     print(f"  SHA-256 {status.found_sha256 or '-'}")
     for name, value in ({} if status.patch is None else status.patch.hashes).items():
-        print(f"  {name} {value}")
+        print_folded(f"  {name} {value}")
     if status.advice:
-        print(f"  {status.advice}")
+        print_folded(f"  {status.advice}")
 
 
 def patch_verify(
@@ -73,9 +73,9 @@ def patch_verify(
 
     if wheels:
         for wheel in wheels:
-            print(f"{wheel.name}: {verify_wheel(wheel)}")
+            print_folded(f"{wheel.name}: {verify_wheel(wheel)}")
     else:
-        print(verify_installed(_site_packages(environment, twin)))
+        print_folded(verify_installed(_site_packages(environment, twin)))
 
 
 def patch_apply(
@@ -93,7 +93,9 @@ def patch_apply(
     from harness.stack.rbln.launch.serving import overlay_folder
 
     overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
-    print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
+    print_folded(
+        f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched"
+    )
 
 
 def patch_check(
@@ -162,14 +164,14 @@ def compile_model(
             if check:
                 registered_artifact(folder, check_hashes=True)
             versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-            print(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
+            print_folded(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
         return
     wanted = load_compile_spec(spec)
     made = compile_artifact(wanted, output, _exporter(environment, twin), on_progress=typer.echo)
     if check:
         registered_artifact(made.folder, check_hashes=True)
     how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
-    print(f"{made.folder}: {how}, {made.record['size_bytes'] / 2**20:.1f} MiB")
+    print_folded(f"{made.folder}: {how}, {made.record['size_bytes'] / 2**20:.1f} MiB")
 
 
 def devices(
@@ -190,12 +192,12 @@ def devices(
     if form == "json":
         print(json.dumps(report.raw, indent=2))
         return
-    print(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")
+    print_folded(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")
     for device in report.devices:
         users = ", ".join(f"pid {use.pid} ({use.process})" for use in report.users_of([device.npu])) or "idle"
         warmth = "?" if device.temperature_c is None else f"{device.temperature_c:g} C"
         power = "?" if device.card_power_w is None else f"{device.card_power_w:g} W card"
-        print(f"  {device.npu}: {device.name} {device.status} {warmth} {power}; {users}")
+        print_folded(f"  {device.npu}: {device.name} {device.status} {warmth} {power}; {users}")
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from harness.errors import MAX_LINE_CHARS, NOT_PRINTABLE, printable, printable_lines
+from harness.fold import folded, pieces
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from harness.table import Table, TableForm
 
-# Where output goes to a file or a pipe, nothing needs to fit a screen.
-PIPE_WIDTH = 200
+# Where output goes to a file or a pipe, a line is a line: programs that search it find all of it.
+PIPE_WIDTH = 100_000
 
 
 def terminal(*, is_error: bool = False) -> Console:
@@ -42,9 +43,37 @@ def _has_width(stream: TextIO) -> bool:
     return stream.isatty() or "COLUMNS" in os.environ
 
 
-def say(console: Console, line: str, style: str | Style | None = None, *, markup: bool = True) -> None:
-    """Print a line that folds nowhere and has no colours but those of its markup."""
-    console.print(line, style=style, markup=markup, highlight=False, soft_wrap=True)
+def say(
+    console: Console, text: str, style: str | Style | None = None, *, markup: bool = True, hang: int | None = None
+) -> None:
+    """Print lines, folded between words, with no colours but those of their markup; hang: spaces before what folds."""
+    from rich.text import Text
+
+    drawn = Text.from_markup(text) if markup else Text(text)
+    for line in drawn.split("\n", allow_blank=True):
+        for before, start, end, after in pieces(line.plain, console.width, hang):
+            shown = Text.assemble(before, line[start:end], after, style=style or "")
+            console.print(shown, highlight=False, soft_wrap=True)
+
+
+def print_folded(text: str = "", *, hang: int | None = None, is_error: bool = False) -> None:
+    """Print lines for people, folded between words where the output has a width; hang: spaces before what folds."""
+    stream = sys.stderr if is_error else sys.stdout
+    width = shutil.get_terminal_size().columns if _has_width(stream) else PIPE_WIDTH
+    for line in text.split("\n"):
+        print(*folded(line, width, hang), sep="\n", file=stream, flush=True)
+
+
+def print_with_comment(line: str, comment: str, *, gap: int = 4) -> None:
+    """Print a line of a file or of a shell with its comment: behind it, or below where that is too wide."""
+    width = terminal_width()
+    if not comment or len(line) + gap + 2 + len(comment) <= width:
+        print(line + (f"{' ' * gap}# {comment}" if comment else ""))
+        return
+    print_folded(line.rstrip())
+    indent = len(line) - len(line.lstrip()) + 4
+    for part in folded(comment, width - indent - 2, hang=0):
+        print(f"{' ' * indent}# {part}")
 
 
 def show(console: Console, table: Table) -> None:
@@ -72,14 +101,14 @@ def print_or_write(text: str, output: Path | None, label: str = "wrote") -> None
         print(text, end="")
         return
     write_text(output, text)
-    print(f"{label} {output}")
+    print_folded(f"{label} {output}")
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
     """Names and untrusted values in two columns."""
     width = max(map(len, facts))
     for name, value in facts.items():
-        print(f"{name:<{width}}  {printable_lines(str(value))}")
+        print_folded(f"{name:<{width}}  {printable_lines(str(value))}", hang=width + 2)
 
 
 def printable_drawing(text: str) -> str:

@@ -16,7 +16,7 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.table import Table, table_of, to_rich
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import RenderableType
 
 
 def watch(
@@ -45,7 +45,7 @@ def watch(
             live.update(view(runs, console.width), refresh=True)
 
 
-def view(runs: Path, width: int) -> RichTable:
+def view(runs: Path, width: int) -> RenderableType:
     """A row per experiment below ``runs``: runs sealed and invalid, and the one being made; SpecError without any."""
     from harness.analysis.logs.glance import glance
     from harness.records import RunStore, layout

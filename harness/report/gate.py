@@ -77,7 +77,22 @@ def shown_table(result: GateResult) -> Table:
         )
         for test in result.tests
     )
-    return Table(f"gate {result.experiment}: {ANSWERS[result.verdict]}", "", columns, tuple(rows))
+    return Table(headline(result), "", columns, tuple(rows))
+
+
+def headline(result: GateResult) -> str:
+    """The answer in a sentence."""
+    return f"gate {result.experiment}: {ANSWERS[result.verdict]}"
+
+
+def terminal_tables(result: GateResult) -> list[Table]:
+    """The same for a terminal: a table for each condition, narrow enough for 80 columns."""
+    columns = ("figure", "pairs", "baseline", "new", "ratio", "interval", "limit", "verdict")
+    rows_of: dict[str, list[tuple[str, ...]]] = {}
+    for row in shown_table(result).records():
+        shown = {**row, "interval": str(row["interval"]).replace(" to ", "\u2013")}
+        rows_of.setdefault(str(row["condition"]), []).append(tuple(str(shown[name]) for name in columns))
+    return [Table(condition, "", columns, tuple(rows)) for condition, rows in rows_of.items()]
 
 
 def gate_markdown(result: GateResult) -> str:

@@ -35,7 +35,7 @@ from harness.spec import factors_text
 from harness.table import Table, to_rich
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import RenderableType
 
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
 STOP_COLORS = {Verdict.GO_ON: "cyan", Verdict.INCONCLUSIVE: "yellow", Verdict.HIGHER: "red"}
@@ -127,7 +127,7 @@ def summary_tables(summary: ExperimentSummary) -> list[Table]:
     return [conditions_table(summary), serving_table(summary), *sessions_tables(summary), *summary.device_tables]
 
 
-def on_terminal(table: Table, width: int) -> RichTable:
+def on_terminal(table: Table, width: int) -> RenderableType:
     """A table of these for a terminal of so many characters."""
     return to_rich(table, width, VERDICT_STYLES)
 

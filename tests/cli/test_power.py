@@ -103,7 +103,8 @@ def test_a_superiority_rule_gets_its_number_of_replicates_in_a_sentence(tmp_path
     )
     counted = re.fullmatch(sentence, answer)
     assert counted is not None, answer
-    assert f"\nreplicates = {counted[1]}  # power 0.9 at margin 0, alpha 0.025" in shown.stdout
+    assert "# power 0.9 at margin 0, alpha 0.025" in shown.stdout
+    assert f"\nreplicates = {counted[1]}\n" in shown.stdout
     refused = harness("power", "demo", "--rule", "equivalence", *options, cwd=tmp_path)
     assert (refused.returncode, "no superiority rule" in refused.stderr) == (2, True)
 
@@ -140,7 +141,8 @@ def test_comparisons_that_are_judged_together_need_more_blocks_than_each_alone(t
         assert all_six.proposed_power >= 0.9
     said = harness("power", "configuration", "--comparison", "n6-slots16", "--blocks", "40", cwd=tmp_path).stdout
     assert "at alpha 0.05 over 6 comparisons" in said
-    assert f"\nreplicates = {together[0].proposed}  # power 0.9" in said
+    assert "\n# power 0.9" in said
+    assert f"\nreplicates = {together[0].proposed}\n" in said
 
 
 def test_after_runs_the_plan_is_for_the_margin_and_not_for_the_ratio_that_they_show(tmp_path: Path) -> None:

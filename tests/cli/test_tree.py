@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 EVERY = [words for words in walk(typer.main.get_command(app)) if words != ("server", "emulator")]
 
 
-def help_of(*words: str, flag: str = "--help") -> str:
-    shown = CliRunner().invoke(app, [*words, flag], prog_name="harness", env={"COLUMNS": "80"})
+def help_of(*words: str, flag: str = "--help", columns: int = 80) -> str:
+    shown = CliRunner().invoke(app, [*words, flag], prog_name="harness", env={"COLUMNS": str(columns)})
     assert shown.exit_code == 0, shown.output
     return shown.output
 
@@ -35,6 +36,9 @@ def test_help_of_a_command_fits_80_columns_and_has_an_example(words: tuple[str, 
     assert max(map(len, shown.splitlines())) <= 80
     assert "Example: harness " in " ".join(shown.split())
     assert help_of(*words, flag="-h") == shown
+    frame = re.compile("[\u2500-\u257f]+")
+    cut = set(frame.sub(" ", shown).split()) - set(frame.sub(" ", help_of(*words, columns=400)).split())
+    assert cut == set()
 
 
 def test_help_shows_at_most_twenty_commands_and_the_groups_in_a_line_each() -> None:

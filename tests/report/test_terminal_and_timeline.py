@@ -23,12 +23,12 @@ from tests.support.report_runs import MS, Shape, seal_demo, seal_run
 
 
 def printed(runs: list[SealedRun], width: int) -> str:
-    return drawn(summarise(runs), width, 0)
+    return drawn(summarise(runs), width)
 
 
-def drawn(summary: ExperimentSummary, width: int, known_width: int) -> str:
+def drawn(summary: ExperimentSummary, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(on_terminal(conditions_table(summary), known_width))
+    console.print(on_terminal(conditions_table(summary), width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -98,7 +98,7 @@ def test_at_eighty_columns_a_set_of_buckets_stays_whole(tmp_path: Path) -> None:
     summary = summarise(seal_demo(tmp_path, num_replicates=3))
     factors = {"waits": True, "buckets": "1,2,4,6,8"}
     conditions = tuple(replace(condition, factors=factors) for condition in summary.conditions)
-    assert "buckets=1,2,4,6,8 " in drawn(replace(summary, conditions=conditions), 80, 80)
+    assert "buckets=1,2,4,6,8 " in drawn(replace(summary, conditions=conditions), 80)
 
 
 def timeline_of(step_s: list[float], n: list[int], b: list[int]) -> TimelineView:

@@ -12,7 +12,7 @@ import typer
 
 from harness.api import override_table
 from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
-from harness.cli.terminal import print_or_write, printable_lines, terminal, time_left
+from harness.cli.terminal import print_folded, print_or_write, printable_lines, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RunInvalidError, SpecError
 from harness.kinds import DEFAULT_BACKEND, kind_named
@@ -61,9 +61,9 @@ def catalogue(
         return
     for spec in specs:
         num_runs = len(spec.condition) * spec.replicates
-        print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
-        print(f"    {printable_lines(spec.title)}")
-        print(f"    {printable_lines(spec.question)}")
+        print_folded(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
+        print_folded(f"    {printable_lines(spec.title)}")
+        print_folded(f"    {printable_lines(spec.question)}")
 
 
 def _catalogue_files(only: list[str]) -> list[Path]:
@@ -187,7 +187,7 @@ def tables(
     ] = None,
     form: Annotated[
         Literal["markdown", "md", "csv", "latex", "text", "json"],
-        typer.Option("--format", help="Markdown, CSV, LaTeX (booktabs), text or JSON."),
+        typer.Option("--format", metavar="FORM", help="markdown, csv, latex (booktabs), text or json."),
     ] = "markdown",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
     search: Annotated[

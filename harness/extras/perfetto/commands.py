@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.addresses import RunsArgument, RunsOption, named_runs
+from harness.cli.terminal import print_folded
 
 
 def perfetto(
@@ -24,4 +25,4 @@ def perfetto(
     """
     from harness.extras.perfetto.trace import write_perfetto
 
-    print(f"trace: {write_perfetto(named_runs(name, runs), output)}")
+    print_folded(f"trace: {write_perfetto(named_runs(name, runs), output)}")

@@ -1,0 +1,146 @@
+"""Commands on a terminal of 80 columns: no line is longer, no word is cut; in a pipe nothing is folded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from harness.fold import folded
+from harness.table import Table, to_rich
+from tests.support.command_line import harness
+
+pytestmark = pytest.mark.same_everywhere
+
+WIDTH = 80
+STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
+NARROWEST_WORDS = 12
+COMMANDS = (
+    *("explain experiment", "explain server", "explain tables", "explain distributions", "trace formats", "doctor"),
+    *("table demo --runs runs", "table demo --runs runs --predicted", "table demo --runs runs --reuse-by-wait"),
+    *("run demo --dry-run --runs none", "simulate demo --draws 1", "predict ratios paper", "trace show coding-agent"),
+    *("power demo --runs runs", "decide demo --rule superiority --runs runs"),
+    "history runs/demo runs/demo",
+    "compare runs/demo/base-waits --baseline runs/demo/bucket6-waits",
+    "predict advise demo --runs runs -o advice",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sealed runs of the demo in ``runs``."""
+    folder = tmp_path_factory.mktemp("widths")
+    assert harness("run", "demo", "--backend", "sim", "--runs", "runs", cwd=folder).returncode == 0
+    return folder
+
+
+def lines_beyond(text: str, width: int = WIDTH) -> list[str]:
+    """Lines that a terminal would cut, but for a single word that is longer: a path, a hash."""
+    return [line for line in text.splitlines() if len(line.rstrip()) > width and len(line.split()) > 1]
+
+
+def on_a_terminal(words: list[str], folder: Path) -> str:
+    """What a command writes to a real terminal of 80 columns, without its colours."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "harness", *words],
+        cwd=folder,
+        env=variables | {"TERM": "xterm"},
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+    )
+    os.close(inner)
+    seen = bytearray()
+    try:
+        while part := os.read(outer, 65_536):
+            seen += part
+    except OSError:
+        pass  # Linux says so that the other side is closed
+    os.close(outer)
+    started.wait()
+    lines = STYLES.sub("", seen.decode()).replace("\r\n", "\n").split("\n")
+    # What a progress bar drew and took away again is no line.
+    return "\n".join(line.rpartition("\r")[2] for line in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_at_80_columns_no_line_is_longer(command: str, place: Path) -> None:
+    done = harness(*shlex.split(command), cwd=place, environment={"COLUMNS": str(WIDTH)})
+    assert done.stdout.strip(), done.stderr
+    assert lines_beyond(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "simulate demo --draws 3",
+        "gate runs/demo/bucket6-waits --against runs/demo/base-waits",
+        "watch --runs runs --once",
+        "run nothing.toml",
+    ],
+)
+def test_a_real_terminal_of_80_columns_shows_whole_lines(command: str, place: Path) -> None:
+    shown = on_a_terminal(shlex.split(command), place)
+    assert shown.strip()
+    assert lines_beyond(shown) == []
+
+
+def test_a_pipe_gets_each_line_whole(place: Path) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "harness", "simulate", "demo", "--draws", "3"]
+    done = subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, check=True)
+    [ratio] = [line for line in done.stdout.splitlines() if line.startswith("bucket6-waits / base-waits: ")]
+    assert ratio.endswith("interpolated")
+    assert len(ratio) > WIDTH
+
+
+WORDS = st.text("abcd,.(){}\u2013", min_size=1, max_size=24)
+LINES = st.lists(WORDS, min_size=1, max_size=30).map(" ".join)
+
+
+@given(LINES, st.integers(20, 100), st.integers(0, 40))
+def test_a_folded_line_has_the_same_words_and_no_longer_lines(line: str, width: int, hang: int) -> None:
+    lines = folded(line, width, hang)
+    assert " ".join(lines).split() == line.split()
+    assert lines_beyond("\n".join(lines), width) == []
+
+
+@given(LINES, st.lists(WORDS, min_size=1, max_size=20), st.integers(30, 100))
+def test_a_folded_command_is_one_command_to_a_shell(before: str, options: list[str], width: int) -> None:
+    command = f"harness run {' '.join(options)}"
+    lines = "\n".join(folded(f"{before}: {command}", width))
+    joined = re.sub(r" \\\n +", " ", lines)
+    assert joined.endswith(command)
+    assert lines_beyond(lines, width) == []
+
+
+NUMBERS = st.integers(0, 10**6).map(str) | st.just("0.9567\u201310.2405")
+CELLS = st.lists(st.lists(WORDS, min_size=1, max_size=12).map(" ".join) | NUMBERS, min_size=4, max_size=4)
+
+
+@given(st.lists(CELLS, min_size=1, max_size=4), st.integers(64, 200))
+def test_a_table_cuts_no_word_and_folds_none_into_a_narrow_column(cells: list[list[str]], width: int) -> None:
+    table = Table("", "", ("name", "one", "two", "three"), tuple(map(tuple, cells)))
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(to_rich(table, width))
+    shown = captured.get()
+    assert max(map(len, shown.splitlines())) <= width
+    assert set(" ".join(cell for row in cells for cell in row).split()) <= set(shown.split())
+    short = [cell for row in cells for cell in row if len(cell) <= NARROWEST_WORDS]
+    assert [cell for cell in short if cell not in shown] == []
