@@ -16,6 +16,8 @@ from harness.extras.twin.environment import TwinEnvironment, find_twin
 # No verdict hangs on how fast a machine is.
 settings.register_profile("no deadline", settings(), deadline=None)
 settings.load_profile("no deadline")
+# Processes of xdist say that a pipe is 80 columns wide, and lines fold there.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")
