@@ -32,6 +32,8 @@ def test_axe_finds_nothing_and_no_screen_is_too_narrow(with_invalid: Path, tmp_p
                 page.goto(page_file.as_uri())
                 assert Axe().run(page).response["violations"] == []
                 assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+                cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).length"
+                assert page.eval_on_selector_all("pre", cut) == 0, "a command is read without scrolling"
                 assert said == []
                 context.close()
         browser.close()

@@ -12,7 +12,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from harness.judge.decisions.decide import Decision, Outcome
 from harness.report import write_report
+from harness.report.view import Results
 from tests.support.report_runs import seal_demo
 
 pytestmark = pytest.mark.same_everywhere
@@ -145,6 +147,26 @@ def test_a_link_to_a_folded_section_unfolds_it(opened: Opened) -> None:
     expect(opened.page.locator("#glossary dl")).not_to_be_visible()
     opened.page.get_by_role("link", name="Glossary").click()
     expect(opened.page.locator("#glossary dl")).to_be_visible()
+
+
+def test_sentences_in_a_table_have_room_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    reason = "shown to be cheaper: cost ratio 0.9542, 6 blocks, modelled device time (A), one-sided p = 0.011 against 1"
+    decision = Decision("superiority", "bucket6-waits vs base-waits", Outcome.PASS, reason, num_blocks=3)
+    results = Results(None, (decision,))
+    page_file = write_report(seal_demo(tmp_path, num_replicates=1), tmp_path / "report.html", results=results)
+    context = browser.new_context(**LOOKS["phone"])
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    for hidden in page.locator("details").all():
+        hidden.evaluate("box => { box.open = true; }")
+    narrow = (
+        "all => all.filter(one => one.innerText.split(/\\s+/).length > 8 && one.clientWidth < 150)"
+        ".map(one => one.innerText)"
+    )
+    assert page.eval_on_selector_all("td", narrow) == []
+    assert reason in page.eval_on_selector_all("td", "all => all.map(one => one.innerText)")
+    assert Axe().run(page).response["violations"] == []
+    context.close()
 
 
 @pytest.mark.parametrize("opened", ["phone"], indirect=True)

@@ -55,11 +55,12 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
     """Simulate one run and seal it; the same contract as ``perform_run``."""
     if context.stop.now.is_set():
         return None
-    # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
-    epoch_s = int(utc_now().timestamp())
     plan, kind = planned.plan, kind_named(planned.spec.backend)
     factor = emulated_factor(planned)
     with context.writer(planned) as writer:
+        # Whole seconds, so that the microseconds of the log do not depend on when the run was made; after the entry of
+        # a ledger, which a busy machine takes seconds to write.
+        epoch_s = int(utc_now().timestamp())
         run = _VirtualRun(
             planned,
             planned.cost_model.scaled(factor),
