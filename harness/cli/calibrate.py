@@ -55,14 +55,16 @@ def calibrate(
             "`--set limits.request_timeout_s=600`. Repeatable.",
         ),
     ] = None,
-    time_scale: Annotated[float | None, typer.Option(help="Model time / wall time (emulator).")] = None,
+    time_scale: Annotated[
+        float | None, typer.Option(min=0.1, max=100, help="Model time / wall time (emulator).")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer lengths, one server start: rough and soon done.")
     ] = False,
     joined: Annotated[
         bool, typer.Option("--joined", help="One server start a replicate instead of one a point.")
     ] = False,
-    replicates: Annotated[int, typer.Option(min=1, help="Server restarts of every point.")] = 1,
+    replicates: Annotated[int, typer.Option(min=1, max=1000, help="Server restarts of every point.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and of intervals.")] = DEFAULT_SEED,
     context: Annotated[
         bool | None,

@@ -64,7 +64,7 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
 
 def waits_show(
     name: Annotated[str, typer.Argument(help="A shipped distribution, or a file.")] = "tracelab-v0.0.2",
-    cap_s: Annotated[float, typer.Option("--cap-s", help="Waits are cut at this many seconds.")] = 60.0,
+    cap_s: Annotated[float, typer.Option("--cap-s", min=0.001, help="Waits are cut at this many seconds.")] = 60.0,
 ) -> None:
     """Quantiles, mean and capped share of a tool-wait distribution.
 
@@ -245,7 +245,9 @@ def _files(source: Path) -> list[Path]:
 def trace_show(
     trace: Annotated[str, typer.Argument(help="A trace file, or a shipped trace by name.")],
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
-    max_context: Annotated[int, typer.Option(help="Also say what fits so many tokens of prompt and answer.")] = 0,
+    max_context: Annotated[
+        int, typer.Option(min=0, help="Also say what fits so many tokens of prompt and answer.")
+    ] = 0,
     scale: Annotated[str, typer.Option(help="With every length divided, as workload.scale: 1/k.")] = "1",
     everything: Annotated[
         bool, typer.Option("--all", help="All lines, each whole; else one screen of 24 x 80.")

@@ -48,6 +48,7 @@ def simulate(
         int | None,
         typer.Option(
             min=1,
+            max=100_000,
             help="Simulations of each run; 1: one, nominal. Default: as many as make the error of each ratio small.",
         ),
     ] = None,
@@ -196,8 +197,8 @@ def search(
         float | None, typer.Option("--budget-s", min=0.001, help="Seconds to search; halving when all does not fit.")
     ] = None,
     cluster: ClusterOption = None,
-    workers: Annotated[int | None, typer.Option(help="Processes of a local cluster.")] = None,
-    top: Annotated[int, typer.Option(help="How many candidates to show.")] = 10,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Processes of a local cluster.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many candidates to show.")] = 10,
     intervals: Annotated[bool, typer.Option(help="Compare the best with intervals.")] = True,
     changes: SetOption = None,
 ) -> None:
@@ -313,7 +314,8 @@ def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
     table = load_toml(path)
     if "condition" in table:
         raise _not_a_space(name_or_path)
-    return parse_space(override_table(table, changes or []), where=str(path))
+    given = "".join(f" --set {change}" for change in changes or ())
+    return parse_space(override_table(table, changes or []), where=f"{path}{given and ' with'}{given}")
 
 
 def _not_a_space(experiment: str) -> SpecError:

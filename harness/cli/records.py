@@ -55,7 +55,9 @@ def query(
         typer.Option("--format", metavar="FORM", help="How rows are printed: table, csv, json, jsonl or parquet."),
     ] = "table",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds the query may take.")] = 60.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds the query may take.")
+    ] = 60.0,
 ) -> None:
     """Ask sealed runs in SQL.
 

@@ -49,6 +49,7 @@ def say(
     """Print lines, folded between words, with no colours but those of their markup; hang: spaces before what folds."""
     from rich.text import Text
 
+    text = printable_drawing(text)
     drawn = Text.from_markup(text) if markup else Text(text)
     for line in drawn.split("\n", allow_blank=True):
         for before, start, end, after in pieces(line.plain, console.width, hang):
@@ -60,7 +61,7 @@ def print_folded(text: str = "", *, hang: int | None = None, is_error: bool = Fa
     """Print lines for people, folded between words where the output has a width; hang: spaces before what folds."""
     stream = sys.stderr if is_error else sys.stdout
     width = shutil.get_terminal_size().columns if _has_width(stream) else PIPE_WIDTH
-    for line in text.split("\n"):
+    for line in printable_drawing(text).split("\n"):
         print(*folded(line, width, hang), sep="\n", file=stream, flush=True)
 
 
@@ -112,7 +113,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def printable_drawing(text: str) -> str:
-    """A drawn table with untrusted text in it: spaces stay, control characters are escaped."""
+    """Lines, drawn ones too, with untrusted text in them: spaces stay, control characters are escaped."""
     return "\n".join(NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], line) for line in text.split("\n"))
 
 

@@ -6,7 +6,9 @@ A module of commands is loaded when one of its commands is called or listed, so 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +16,11 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from harness.cli import print_version
+from harness.errors import MAX_LINE_CHARS, printable
 from harness.plugins import part_at, plugged
+
+# Of the click that typer has within it, or beside it in older releases.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def _problem_in_words(error: typer.BadParameter) -> str:
@@ -33,6 +39,19 @@ def _problem_in_words(error: typer.BadParameter) -> str:
     return words if repr(given) in words else f"{given!r} {words}"
 
 
+@contextmanager
+def _words_that_can_be_shown() -> Generator[None]:
+    """Errors of a command line in words like those of a file, and what was typed without control characters."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.message = printable(_problem_in_words(error), MAX_LINE_CHARS)
+        raise
+    except _UsageError as error:
+        error.message = printable(error.message, MAX_LINE_CHARS)
+        raise
+
+
 class _PlainHelp:
     """Help that names no type for an option without a value."""
 
@@ -47,11 +66,17 @@ class Command(_PlainHelp, TyperCommand):
     """A command of this command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # of click's or typer's own, by typer's version
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            error.message = _problem_in_words(error)
-            raise
+        for before, word in zip(["", *args], args, strict=False):
+            if not word:
+                of = f"The value of {printable(before)!r}" if before.startswith("-") else "An argument"
+                ctx.fail(f"{of} is empty: '' names nothing. Give a value, or leave it out")
+        with _words_that_can_be_shown():
+            left = super().parse_args(ctx, args)
+        for option in self.params:
+            value = ctx.params.get(option.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                ctx.fail(f"Invalid value for {option.opts[0]!r}: {value} is no number of anything. Give a finite one")
+        return left
 
 
 class Group(_PlainHelp, TyperGroup):
@@ -254,6 +279,10 @@ class Root(Group):
         return super().parse_args(ctx, [*FIRST_WORDS.get(args[0], args[:1]), *args[1:]] if args else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with _words_that_can_be_shown():
+            return self._resolved(ctx, args)
+
+    def _resolved(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands:
             groups = {name: command for name in self.commands if isinstance(command := self.commands[name], Group)}
             below = [f"{name} {word}" for name, group in groups.items() for word in group.commands]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.checkout import ROOT
 
 DOCS = ROOT / "docs"
-START = ("install", "first-experiment", "reading-a-report", "question-to-decision")
+START = ("install", "first-experiment", "reading-a-report", "question-to-decision", "walks")
 GUIDES = (
     *(
         "own-server",

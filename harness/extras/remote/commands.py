@@ -16,7 +16,9 @@ def worker(
     ],
     device: Annotated[int, typer.Option(min=0, help="Device that this worker stands for.")],
     host: Annotated[str | None, typer.Option(help="Name of this host in the experiment. Default: its own.")] = None,
-    port: Annotated[int, typer.Option(help="Port of the worker; 0: any. A tunnel needs a fixed one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port of the worker; 0: any. A tunnel needs a fixed one.")
+    ] = 0,
     open_port: Annotated[
         bool, typer.Option("--open-port", help="Allow neither loopback nor TLS: whoever reaches it runs code here.")
     ] = False,
