@@ -447,13 +447,19 @@ def check_magnitudes(model: CostModel) -> None:
     """Raise ValueError when a coefficient is so large that it must be a slip of units, or steps could take no time."""
     if any(bucket < 1 for bucket in model.f_fs):
         raise ValueError("a bucket below 1 has no cost")
-    largest = max(
-        [*model.f_fs.values(), abs(model.alpha_fs), abs(model.beta_fs), model.call_fs, model.chunk_step_fs or 0]
-    )
+    each_fs = {
+        **{size_name(size): value for size, value in model.f_fs.items()},
+        "alpha_ms": abs(model.alpha_fs),
+        "beta_ms_per_request": abs(model.beta_fs),
+        "per_call_ms": model.call_fs,
+        "per_step_ms": model.chunk_step_fs or 0,
+    }
+    name, largest = max(each_fs.items(), key=lambda pair: pair[1])
     if largest > LARGEST_FS:
-        raise ValueError(f"a coefficient of {largest / FS_PER_S:g} s is more than one second")
-    per_token_fs = (model.context_fs, model.token_fs, model.position_fs, model.chunk_token_fs)
-    if max(map(abs, per_token_fs)) > LARGEST_FS // 1000:
-        raise ValueError("a per-token coefficient is more than one millisecond")
+        raise ValueError(f"{name}: {largest / FS_PER_S:g} s is more than one second")
+    of_token = ("context_us_per_token", "per_call_us_per_token", "per_call_us_per_position", "per_token_us")
+    name = max(of_token, key=lambda name: abs(model.coefficients[name]))
+    if abs(model.coefficients[name]) * FS_PER_US > LARGEST_FS // 1000:
+        raise ValueError(f"{name}: more than one millisecond for each token")
     if model.attended_fs > LARGEST_FS // 1_000_000:
         raise ValueError("per_attended_token_ns is more than one microsecond")

@@ -43,15 +43,20 @@ class Spec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_bool_for_number(cls, table: Any) -> Any:
-        """Pydantic would take true as 1; turned into text, it is refused with its key."""
+    def _keep_bools_apart(cls, table: Any) -> Any:
+        """Pydantic would take true as 1, and "yes" and 1 as true; as another type, each is refused with its key."""
         if not isinstance(table, Mapping):
             return table
         given = cast("Mapping[str, Any]", table)
-        wrong = {
+        wrong: dict[str, Any] = {
             key: str(value).lower()
             for key, value in given.items()
-            if isinstance(value, bool) and key in cls.model_fields and _is_number(cls.model_fields[key].annotation)
+            if isinstance(value, bool) and _takes_only(cls, key, {int, float})
+        }
+        wrong |= {
+            key: [value]
+            for key, value in given.items()
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool) and _takes_only(cls, key, {bool})
         }
         return {**given, **wrong} if wrong else given
 
@@ -64,9 +69,13 @@ class Spec(BaseModel):
             raise SpecError(describe_validation_error(error), where=where, hint=hint) from error
 
 
-def _is_number(annotation: Any) -> bool:
-    kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
-    return bool(kinds) and kinds <= {int, float}
+def _takes_only(model: type[BaseModel], key: str, kinds: set[Any]) -> bool:
+    """Whether a key of a model takes values of these kinds alone, or none."""
+    if key not in model.model_fields:
+        return False
+    annotation = model.model_fields[key].annotation
+    taken = set(get_args(annotation) or (annotation,)) - {type(None)}
+    return bool(taken) and taken <= kinds
 
 
 def check_name(name: str) -> str:
@@ -159,7 +168,8 @@ def _in_words(item: ErrorDetails, model: type[BaseModel] | None, path: KeyPath) 
     if kind == "union_tag_invalid":
         tag, tags = (str(item.get("ctx", {}).get(name)) for name in ("tag", "expected_tags"))
         near = difflib.get_close_matches(tag, re.findall(r"[\w-]+", tags), n=1)
-        return f"{tag!r} is not one of {tags}" + (f" (did you mean {near[0]}?)" if near else "")
+        key = str(item.get("ctx", {}).get("discriminator", "")).strip("'")
+        return f"{key} {tag!r} is not one of {tags}" + (f" (did you mean {near[0]}?)" if near else "")
     if kind == "tuple_type" and isinstance(item["input"], Mapping):
         return f"is a table and must be a list of tables: write [[{path[-1]}]], in double brackets"
     return _PLAIN.get(kind, item["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))

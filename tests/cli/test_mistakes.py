@@ -93,14 +93,13 @@ GROUPS = {
         "trace import recorded -o t.jsonl --format claude --block-tokens 0 --time-unit s --waits tracelab-v0.0.2",
         "trace formats mooncake",
         "trace show coding-agent --max-context 8000 --scale 1/4 --picture p.svg",
-        "trace export small base/0 -o x.json --format otel --runs runs",
-        "trace perfetto small base/0 -o t.json --runs runs",
+        "trace export small/base/0 -o x.json --format otel --runs runs",
+        "trace perfetto small/base/0 -o t.json --runs runs",
     ),
     "predict": (
         "predict noise small --runs runs",
         "predict ratios slots --ablation lru-slots --set rules=vendor-0.12.0",
         "predict advise small --runs runs --baseline base -o advice",
-        "predict coverage slots --trials 1 --set rules=vendor-0.12.0",
     ),
     "prereg": (
         "prereg freeze small.toml --seed 7",
