@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import tomli_w
+from pydantic import BaseModel
 
 from harness.advise.diagnose import Diagnosis, diagnose
 from harness.errors import RecordsError, SpecError
@@ -141,13 +142,19 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
     return Advice(diagnosis, chosen, steps, ladder, proposal, validation.write(output))
 
 
+def _set_keys(part: BaseModel) -> dict[str, Any]:
+    """The keys that differ from their defaults, each with its whole value: a length names its distribution."""
+    is_set = part.model_dump(exclude_defaults=True, exclude_none=True)
+    return part.model_dump(mode="json", include=set(is_set), exclude_none=True)
+
+
 def default_space(experiment: ExperimentSpec, diagnosis: Diagnosis) -> SpaceSpec:
     """New draws of the measured workload, the baseline's max_num_seqs, and slots and buckets around the baseline's."""
     server = diagnosis.server
     condition = next(one for one in experiment.condition if one.name == diagnosis.condition)
     workload = experiment.workload_of(condition)
     users, per_user = users_of(workload)
-    table: dict[str, Any] = workload.model_dump(exclude_defaults=True, exclude={"num_sessions", "concurrency"})
+    table = {key: value for key, value in _set_keys(workload).items() if key not in ("num_sessions", "concurrency")}
     slots = server.num_kv_slots
     return SpaceSpec(
         name=f"{experiment.name}-advice"[:64],
@@ -285,9 +292,7 @@ class Validation:
             "client": measured.client,
             "limits": measured.limits,
         }
-        written = {
-            key: part.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for key, part in parts.items()
-        }
+        written = {key: _set_keys(part) for key, part in parts.items()}
         table = {
             "name": self.name,
             "title": f"Validation of a change to {measured.name}",

@@ -63,12 +63,15 @@ def test_lost_reuse_is_met_with_slots_until_they_no_longer_help(tmp_path: Path) 
 
 
 def test_the_written_experiment_and_criteria_are_ready_to_freeze_and_run(tmp_path: Path) -> None:
-    advice = advise(measured(tmp_path), tmp_path / "advice")
+    lengths = {"generate_tokens": {"distribution": "uniform", "low": 40, "high": 250}}
+    workload = {"num_sessions": 8, "wait_cap_s": 20.0, **lengths}
+    advice = advise(measured(tmp_path, workload=workload), tmp_path / "advice")
     assert advice.files is not None
     experiment, criteria = advice.files
     assert advice.proposal is not None
     spec = load_experiment(experiment)
     rule = load_rule(str(criteria))
+    assert spec.workload.generate_tokens.model_dump() == lengths["generate_tokens"]
     proposed = {condition.name: spec.server_of(condition).shape for condition in spec.condition}
     assert advice.proposal.prediction.candidate in proposed.values()
     assert proposed["baseline"] == spec.server.shape
