@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from harness.errors import MAX_LINE_CHARS, NOT_PRINTABLE, printable, printable_lines
-from harness.fold import folded, pieces
 from harness.outputs import write_text
+from harness.table import folded, pieces
 
 if TYPE_CHECKING:
     from rich.console import Console

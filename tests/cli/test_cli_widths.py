@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness.fold import folded
-from harness.table import Table, to_rich
+from harness.table import Table, folded, to_rich
 from tests.support.command_line import harness
 
 pytestmark = pytest.mark.same_everywhere
