@@ -213,7 +213,7 @@ def bench_gate(num_experiments: int = EXPERIMENTS, population: int = POPULATION)
         equal = gated(blocks, num_blocks, dict.fromkeys(limits, 1.0), num_experiments)
         yield Figure("false worse, every true ratio 1", f"{equal.of(GateVerdict.WORSE):.3f}", f"<= {alpha}", note)
         for name in limits:
-            if FIGURES[name].requests_needed > num_blocks * blocks[0].num_requests:
+            if FIGURES[name].num_needed > num_blocks * blocks[0].num_requests:
                 continue
             yield _false_pass(at_limit, name, note)
             yield _power(equal, name, num_blocks, blocks)
