@@ -74,12 +74,13 @@ def with_first_places(page: str) -> str:
         text = piece[0]
         if text.startswith("<"):
             return text
-        for word, entry in list(waiting.items()):
-            if word in text and "\0" not in text:
-                del waiting[word]
+        for word in re.findall("|".join(map(re.escape, waiting)) or "$^", text):
+            if entry := waiting.pop(word, None):
                 tip = escape(entry.plain_meaning)
-                text = text.replace(word, f'\0<a class="sym" href="#{entry.name}" data-tip="{tip}">{word}</a>', 1)
-        return text.replace("\0", "")
+                link = f'<a class="sym" href="#{entry.name}" data-tip="{tip}">{word}</a>'
+                before, end, after = text.rpartition("</a>")
+                text = before + end + after.replace(word, link, 1)
+        return text
 
     return _PIECE.sub(explained, page)
 
