@@ -7,7 +7,7 @@ No server runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
-from harness.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, percentiles_of
+from harness.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, Percentile, percentiles_of
+from harness.analysis.sessions import session_percentiles
 from harness.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.engine.config import EngineConfig
@@ -114,8 +115,14 @@ class Held(NamedTuple):
     within: int
 
 
-def coverage(
-    of_runs: Sequence[FloatArray], num_runs: int, num_experiments: int, *, hangs_on_queues: bool, seed: int = SEED
+def coverage(  # noqa: PLR0913  # an option each
+    of_runs: Sequence[FloatArray],
+    num_runs: int,
+    num_experiments: int,
+    *,
+    hangs_on_queues: bool,
+    percentiles: Callable[[Sequence[FloatArray], str, bool], tuple[Percentile, ...]] = percentiles_of,
+    seed: int = SEED,
 ) -> dict[float, Held]:
     """How often percentiles of experiments of so many runs hold that of all runs together; by the percentile."""
     truth = dict(zip(QUANTILES, quantiles(np.concatenate(of_runs), QUANTILES), strict=True))
@@ -123,7 +130,7 @@ def coverage(
     counts = {q: np.zeros(4, dtype=np.int64) for q in QUANTILES}
     places = np.random.default_rng(seed).integers(0, len(of_runs), (num_experiments, num_runs))
     for of_experiment in places.tolist():
-        for one in percentiles_of([of_runs[place] for place in of_experiment], "runs", hangs_on_queues):
+        for one in percentiles([of_runs[place] for place in of_experiment], "runs", hangs_on_queues):
             shown, bound = one.interval, one.typical_bound
             counts[one.q] += (
                 shown is not None,
@@ -143,7 +150,8 @@ def bench_coverage(num_experiments: int = EXPERIMENTS, loads: Sequence[Load] = L
             # Gaps are many, and what scatters is their runs.
             wanted = num_experiments // 4 if metric == "itl" else num_experiments
             for num_runs in NUM_RUNS:
-                found = coverage(of_runs, num_runs, wanted, hangs_on_queues=is_open)
+                of = session_percentiles if metric == "session" else percentiles_of
+                found = coverage(of_runs, num_runs, wanted, hangs_on_queues=is_open, percentiles=of)
                 note = f"{num_runs} runs of {load.name} (busy {population.busy:.3f}), {wanted:,} experiments"
                 for q, held in found.items():
                     yield from _lines(f"{metric} p{100 * q:.0f}", held, note)

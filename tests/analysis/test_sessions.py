@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.sessions import Outcome, session_times
+from harness.analysis.sessions import Outcome, session_percentiles, session_times
+from harness.analysis.stats import NoInterval
 from harness.judge.compare.measures import MEASURES
 from harness.judge.summary import summarise
 from harness.plan import whole_sessions
@@ -268,3 +270,11 @@ def test_a_target_on_the_command_stands_for_that_of_the_experiment(
     harness("gate", "small", "--save-baseline", "saved")
     gate = ("gate", "small", "--against", "saved", "--fail-above", "session_goodput=1.1", "--session-target", "60")
     assert "other targets" in harness(*gate).stdout or "not observed" in harness(*gate).stdout
+
+
+def test_with_open_arrivals_an_interval_needs_a_hundred_sessions_beyond() -> None:
+    shared = np.random.default_rng(1).exponential(5e9, (6, 40))
+    few, many = list(shared[:, :20]), [np.tile(run, 20) for run in shared]
+    assert session_percentiles(few, "runs", False)[0].interval is not None
+    assert session_percentiles(few, "runs", True)[0].why is NoInterval.QUEUES, "60 are beyond p50"
+    assert session_percentiles(many, "runs", True)[0].interval is not None
