@@ -15,6 +15,7 @@ import select
 import struct
 import subprocess
 import sys
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock, ScaledClock, monotonic_ns
@@ -99,6 +100,38 @@ def _set(fields: list[int]) -> None:
     _call(0, 0, ctypes.create_string_buffer(SCHED_ATTR.pack(*fields), SCHED_ATTR.size), 0)
 
 
+@contextlib.contextmanager
+def real_time(is_wanted: bool) -> Generator[bool]:
+    """SCHED_RR for the calling thread during the block, where it is wanted and allowed: it runs as soon as it wakes.
+
+    Yields whether it was granted. Threads and processes that it starts meanwhile do not have it.
+    """
+    if not is_wanted or not can_be_real_time():
+        yield False
+        return
+    before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(
+        0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(os.sched_get_priority_min(os.SCHED_RR))
+    )
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, before, parameters)
+
+
+def can_be_real_time() -> bool:
+    """Whether this process may give its threads SCHED_RR; nothing is left changed."""
+    if not hasattr(os, "sched_setscheduler"):
+        return False
+    before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+        os.sched_setscheduler(0, before, parameters)
+    except OSError:
+        return False
+    return True
+
+
 class RunDelay:
     """How long the thread that made it waited for a core although it could have run. Use it in that thread alone."""
 
@@ -121,6 +154,12 @@ class RunDelay:
             return None
         before_ns, self._total_ns = self._total_ns, int(os.pread(self._file, 64, 0).split()[1])
         return self._total_ns - before_ns
+
+
+def tells_run_delay() -> bool:
+    """Whether the system tells how long a thread waited for a core."""
+    with contextlib.closing(RunDelay()) as delay:
+        return delay.since_last_ns() is not None
 
 
 class StallMeter:

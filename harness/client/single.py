@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.client.host import SHORT_SLICE_NS, CpuMeter, SchedulerSlice
+from harness.client.host import SHORT_SLICE_NS, CpuMeter, SchedulerSlice, real_time
 from harness.client.replay_state import ReplayEvent, ReplayState
 from harness.client.target import ReplayResult, Target
 from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
@@ -62,7 +62,13 @@ def replay_here(
         )
     state = ReplayState(plan, target, keeps_events=on_event is not None, only=None if share is None else share.sessions)
     state.prefetch_all()
-    with _delivery(state, on_event) as deliver, _undisturbed(), SchedulerSlice() as turns:
+    with (
+        _delivery(state, on_event) as deliver,
+        _undisturbed(),
+        # Before the slice, which is for other policies alone.
+        real_time(target.options.realtime) as is_real_time,
+        SchedulerSlice() as turns,
+    ):
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
         if is_epoll:
@@ -103,6 +109,7 @@ def replay_here(
         "tolerated": dict(state.tolerated),
         "client_pauses_ns": state.pauses_ns,
         **usage,
+        "is_real_time": is_real_time,
         "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,
     }
     chunks = state.chunks.stream(state.rows, state.clock, offsets)

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from harness.client.answer import NO_KERNEL_STAMP
+from harness.client.host import can_be_real_time, tells_run_delay
 from harness.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
@@ -62,7 +63,7 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
     missing = sorted(set(libraries) - package_versions(libraries).keys())
     cores, total_bytes, source = num_cores(), psutil.virtual_memory().total, clock_source()
     timer_problem, port_problem = _problem(lambda: DeadlineTimer().close()), _problem(free_port)
-    has_stamps = kernel_stamps_arrive()
+    has_stamps, has_run_delay = kernel_stamps_arrive(), tells_run_delay()
     git = first_line_of("git", "--version")
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     return [
@@ -108,6 +109,20 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             found="arrive" if has_stamps else "do not arrive",
             need="a chunk's arrival apart from the client's own delay",
             how="Use a Linux kernel with SO_TIMESTAMPNS; without it the kernel_ns column stays empty",
+        ),
+        Check(
+            name="priority of the replay",
+            ok=can_be_real_time() or None,
+            found="SCHED_RR is allowed" if can_be_real_time() else "SCHED_RR is not allowed",
+            need="reads on time beside a busy server (client.realtime)",
+            how="Give this account a limit rtprio of 1 (ulimit -r), or the container CAP_SYS_NICE",
+        ),
+        Check(
+            name="time spent waiting for a core",
+            ok=has_run_delay or None,
+            found="is told" if has_run_delay else "is not told",
+            need="how early a chunk can have come that was read late",
+            how="Use a Linux kernel with CONFIG_SCHED_INFO; without it the bounds of late reads are wider",
         ),
         Check(
             name="clock source",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.client.answer import NO_KERNEL_STAMP
+from harness.client.host import can_be_real_time
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.rows import ChunkRows
 from harness.client.run import ReplayResult, replay
@@ -34,7 +36,9 @@ def busy_cores() -> Iterator[None]:
         process.wait()
 
 
-def replayed(seed: int, num_processes: int) -> tuple[ReplayResult, dict[tuple[int, int], list[int]]]:
+def replayed(
+    seed: int, num_processes: int, *, realtime: bool = False
+) -> tuple[ReplayResult, dict[tuple[int, int], list[int]]]:
     """A replay against a server in another process, and when that sent each chunk, by request."""
     workload = WorkloadSpec.model_validate(
         {
@@ -47,7 +51,8 @@ def replayed(seed: int, num_processes: int) -> tuple[ReplayResult, dict[tuple[in
     )
     with NullServer(NullServerConfig(token_interval_ns=4 * NS_PER_MS)) as server:
         result = replay(
-            draw_plan(workload, 1, seed), null_target(server.host, server.port, ClientSpec(processes=num_processes))
+            draw_plan(workload, 1, seed),
+            null_target(server.host, server.port, ClientSpec(processes=num_processes, realtime=realtime)),
         )
         seen = server.stamps()
     sent = {
@@ -79,6 +84,16 @@ def test_beside_a_busy_machine_stamps_are_off_by_no_more_than_the_client_says(
         num_together += facts["all"]["num_together"]
     # Else nothing was tried.
     assert num_together > 0
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not can_be_real_time(), reason="this account may not use SCHED_RR")
+def test_a_replay_in_real_time_says_so_and_leaves_the_thread_as_it_was() -> None:
+    result, _ = replayed(0, 1, realtime=True)
+    assert result.audit["is_real_time"] is True
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    result, _ = replayed(0, 1)
+    assert result.audit["is_real_time"] is False
 
 
 def test_a_chunk_that_was_read_alone_has_no_width() -> None:
