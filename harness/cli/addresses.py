@@ -73,8 +73,8 @@ SealedArgument = Annotated[str, _SEALED]
 RunsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="EXPERIMENT[/CONDITION[/REPLICATE]]",
-        help="Sealed runs. After an experiment alone, CONDITION/REPLICATE may follow as words of their own.",
+        metavar="RUNS",
+        help="EXPERIMENT[/CONDITION[/REPLICATE]], or an experiment and then CONDITION/REPLICATE.",
         autocompletion=complete_sealed,
     ),
 ]

@@ -46,7 +46,7 @@ def explain(
         Path | None, typer.Option("--output", "-o", help="`tables`, `glossary`: a Markdown file for it.")
     ] = None,
 ) -> None:
-    """Keys of an experiment file, columns of the records, and words of reports and tables.
+    """Keys of an experiment file, columns of records, words of reports.
 
     Keys with their meaning, choices, unit and default.
 
