@@ -28,7 +28,7 @@ def test_a_comparison_prints_as_a_table_in_a_terminal_and_a_notebook(
     compared = harness.compare("runs/notebook/demo")
     lines = str(compared).splitlines()
     assert repr(compared) == str(compared)
-    assert "no accelerator was measured" in lines[0]
+    assert "no accelerator was measured" in " ".join(str(compared).split())
     assert any(re.match(r" +condition +baseline", line) for line in lines)
     assert "<table" in compared._repr_html_()
     assert "rows=" not in repr(compared)
@@ -38,7 +38,10 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(root: Path) -> None:
     runs = harness.open_runs(root / "runs/notebook/demo")
     for ask, said in (
         (lambda: runs[0].table("request"), "there is no table 'request'. Did you mean 'requests'? Use one of "),
-        (lambda: harness.summarise(runs).condition("base"), "there is no condition 'base'. Did you mean 'base-"),
+        (
+            lambda: harness.summarise(runs).condition("base"),
+            "there is no condition 'base'. Use one of base-nowaits, base-waits",
+        ),
         (lambda: harness.compare(root / "runs/notebook/demo").column("rato"), "Did you mean 'ratio'? Use one of "),
     ):
         with pytest.raises(SpecError, match=re.escape(said)):
