@@ -15,15 +15,20 @@ import numpy as np
 
 from benchmarks.channels import TEMPLATE
 from benchmarks.figure import Figure
+from benchmarks.stopping import PRESET, SUPERIORITY_ALPHA
 from harness.analysis.calibration.fit import fit_decode
 from harness.analysis.calibration.fit_points import StepPoint
-from harness.analysis.cost.compare import compare
+from harness.analysis.cost.cost_errors import errors_of_means
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import FloatArray, of_blocks
 from harness.clock import NS_PER_MS
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import FS_PER_MS, FitErrors, size_name, to_fs
+from harness.judge.compare.channels import ChannelRatio, compare
+from harness.judge.decisions.decide import cheaper_p
+from harness.judge.planning.stopping import looks_at
+from harness.spec import StopSpec
 
 EXPERIMENTS, SEED = 1_000, 20261125
 NUM_BLOCKS = (3, 6, 12)
@@ -69,8 +74,8 @@ class Intervals(NamedTuple):
     blocks_alone: tuple[float, float]
 
 
-def drawn_intervals(model: CostModel, num_blocks: int, rng: np.random.Generator) -> Intervals:
-    """The interval of an experiment whose runs are priced by ``model``."""
+def drawn_ratio(model: CostModel, num_blocks: int, rng: np.random.Generator) -> ChannelRatio:
+    """The ratio of A in an experiment whose runs are priced by ``model``."""
     costs = {**model.coefficients, **{size_name(size): model.bucket_fs(size) / FS_PER_MS for size in SIZES}}
     sides: list[list[RunFigures]] = [[], []]
     for block in range(num_blocks):
@@ -83,9 +88,41 @@ def drawn_intervals(model: CostModel, num_blocks: int, rng: np.random.Generator)
     compared = compare("base", *sides)
     assert compared is not None, "every block has both sides"
     assert compared.a is not None, "drawn runs have channel A"
-    assert compared.a.interval is not None, "there are three blocks or more"
-    plain = of_blocks(compared.a.values)
-    return Intervals((math.log(compared.a.interval.low), math.log(compared.a.interval.high)), (plain.low, plain.high))
+    return compared.a
+
+
+def drawn_intervals(model: CostModel, num_blocks: int, rng: np.random.Generator) -> Intervals:
+    """The interval of such an experiment."""
+    found = drawn_ratio(model, num_blocks, rng)
+    assert found.interval is not None, "there are three blocks or more"
+    plain = of_blocks(found.values)
+    return Intervals((math.log(found.interval.low), math.log(found.interval.high)), (plain.low, plain.high))
+
+
+def coverage_of_sequences(stop: StopSpec, num: int, seed: int = SEED) -> Coverage:
+    """Intervals at the look at which a stopping rule ends; the true costs are drawn from the covariance of one fit."""
+    rng = np.random.default_rng([seed, stop.budget, 4])
+    model = fitted(true_model(), SIZES, rng)
+    held: list[list[bool]] = []
+    for _ in range(num):
+        found, at = drawn_ratio(model, stop.budget, rng), true_log_ratio(drawn_truth(model, rng))
+        logs = [math.log(ratio) for ratio in found.by_block if ratio]
+        every = (list(looks_at(logs, stop, costs=costs)) for costs in (tuple(errors_of_means(found.priced)), ()))
+        held.append([looks[-1].low <= at <= looks[-1].high for looks in every])
+    return Coverage(*np.mean(held, axis=0).tolist())
+
+
+def false_superiority(num_blocks: int, num: int, seed: int = SEED) -> Coverage:
+    """Shares of experiments that superiority does not pass where the true ratio is its limit."""
+    rng = np.random.default_rng([seed, num_blocks, 5])
+    model = fitted(true_model(), SIZES, rng)
+    passed: list[list[bool]] = []
+    for _ in range(num):
+        found, limit = drawn_ratio(model, num_blocks, rng), math.exp(true_log_ratio(drawn_truth(model, rng)))
+        assert found.estimate is not None, "there are three blocks or more"
+        estimates = (found.estimate, of_blocks(found.values))
+        passed.append([cheaper_p(estimate, limit) >= SUPERIORITY_ALPHA for estimate in estimates])
+    return Coverage(*np.mean(passed, axis=0).tolist())
 
 
 def fitted(truth: CostModel, sizes: Sequence[int], rng: np.random.Generator) -> CostModel:
@@ -165,6 +202,12 @@ def _coverage(made: Sequence[tuple[Intervals, float]]) -> Coverage:
     return Coverage(whole, alone)
 
 
+STOPS = {
+    "after every block": StopSpec(margin=0.001, budget=24),
+    "three preset looks": StopSpec(margin=0.001, budget=PRESET[-1], looks=PRESET),
+}
+
+
 def bench_costs(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
     """Coverage of the 95 % interval of A where the cost model is an estimate."""
     kinds = {
@@ -172,13 +215,16 @@ def bench_costs(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
         "a calibration for each experiment": (coverage_of_fits, "0.93 to 0.97"),
         "a size that was not measured": (coverage_of_unmeasured, ">= 0.93"),
     }
+    found: list[tuple[str, Coverage, str]] = []
     for name, (measure, mark) in kinds.items():
         for num_blocks in NUM_BLOCKS:
-            found = measure(num_blocks, num_experiments)
-            error = math.sqrt(max(found.whole * (1 - found.whole), 1e-4) / num_experiments)
-            yield Figure(
-                f"coverage of A, {name}, {num_blocks} blocks",
-                f"{found.whole:.3f}",
-                mark,
-                f"by the blocks alone {found.blocks_alone:.3f}; Monte Carlo error {error:.3f}",
-            )
+            found.append((f"coverage of A, {name}, {num_blocks} blocks", measure(num_blocks, num_experiments), mark))
+    for name, stop in STOPS.items():
+        found.append((f"coverage of A, looks {name}", coverage_of_sequences(stop, num_experiments), ">= 0.95"))
+    for num_blocks in NUM_BLOCKS:
+        name = f"superiority not passed where the ratio is its limit, {num_blocks} blocks"
+        found.append((name, false_superiority(num_blocks, num_experiments), f">= {1 - SUPERIORITY_ALPHA}"))
+    for name, shares, mark in found:
+        error = math.sqrt(max(shares.whole * (1 - shares.whole), 1e-4) / num_experiments)
+        note = f"by the blocks alone {shares.blocks_alone:.3f}; Monte Carlo error {error:.3f}"
+        yield Figure(name, f"{shares.whole:.3f}", mark, note)

@@ -27,7 +27,7 @@ from harness.judge.planning.power import (
     repetitions,
     variance_components,
 )
-from harness.judge.planning.stopping import log_ratios, of_family
+from harness.judge.planning.stopping import log_ratios, of_each
 from harness.kinds import kind_named
 from harness.records import SealedRun
 from harness.sim.plans import plan_arrays
@@ -332,7 +332,7 @@ def _looked(
     """Blocks within which half and ``goal.power`` of sequential experiments end, at the worst of ``effects``."""
     if 4 * fixed > MOST_BLOCKS:
         return None, None
-    stop = of_family(StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed)), family_size)
+    stop = of_each(StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed)), family_size)
     ends = [blocks_until_decided(sd, effect, stop) for effect in effects]
     median, most = (max(int(np.quantile(end, q, method="higher")) for end in ends) for q in (0.5, goal.power))
     return (median if median <= stop.budget else None), (most if most <= stop.budget else None)

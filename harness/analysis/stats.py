@@ -183,13 +183,13 @@ class Estimate(NamedTuple):
         level: float = DEFAULT_LEVEL,
         *,
         family: int = 1,
-        t: float | None = None,
+        half: float | None = None,
     ) -> Interval:
         """The t interval of a ratio, by the mean of its logs; of: makes the figure of the mean.
 
-        family: intervals that are to hold together at ``level`` (Bonferroni). t: instead of the quantile of t.
+        family: intervals that are to hold together at ``level`` (Bonferroni). half: of another interval than that of t.
         """
-        half = (t_quantile(1 - (1 - level) / family, self.degrees) if t is None else t) * self.error
+        half = t_quantile(1 - (1 - level) / family, self.degrees) * self.error if half is None else half
         low, high = of(self.mean - half), of(self.mean + half)
         return Interval(of(self.mean), low, high, level, self.method, self.unit, self.num_units, 0, 0, family)
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from harness.analysis.cost.compare import Comparison, check_channels, compare
 from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
@@ -22,8 +21,6 @@ from harness.analysis.figures import (
     RunFigures,
     cells,
     figure_at,
-    figures_at,
-    run_figures,
     same,
     sums_over,
     total_of,
@@ -36,8 +33,10 @@ from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, unknown_name
 from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
+from harness.judge.compare.channels import Comparison, check_channels, compare
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, value_over
 from harness.judge.compare.pairs import common_replicates, counted_runs, num_plans, without_a
+from harness.judge.compare.prices import Prices, prices_by_condition
 from harness.judge.compare.result import Family, one_plan
 from harness.judge.planning.stopping import SequentialStatus, status_until_decided
 from harness.kinds import kind_of_run, origin_note
@@ -126,7 +125,7 @@ class ExperimentSummary:
 
     answers: to each comparison, on its main channel and on the other one. status: under the stopping rule that was to
     end it; None where none was. speeds: of its devices; None where fewer than two made it. window: in words, which
-    requests the serving figures count.
+    requests the serving figures count. prices: that other costs priced its runs than now; empty where none did.
     """
 
     experiment: str
@@ -141,6 +140,7 @@ class ExperimentSummary:
     sessions: tuple[SessionFigures, ...] = ()
     speeds: Speeds | None = None
     window: str = ""
+    prices: str = ""
     served: str = ""
     declared: str = ""
 
@@ -259,7 +259,10 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     if len(names) != 1:
         raise ValueError(f"runs of exactly one experiment are needed, got {sorted(names)}")
     ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
-    figures = [run_figures(run) if cost_model is None else figures_at(run, cost_model) for run in ordered]
+    prices = prices_by_condition(ordered)
+    if cost_model is not None:
+        prices = dict.fromkeys(prices, Prices(cost_model))
+    figures = [prices[run.condition].figures(run) for run in ordered]
     counted = counted_runs(figures)
     buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
     factors = {run.condition: run.manifest.factors for run in ordered}
@@ -298,7 +301,8 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             *check_channels(figures),
             *device_findings(runs, figures, by_device, _comparisons(conditions)),
         ),
-        answers=answers(_pairs(conditions), backend, family, status),
+        answers=answers(_pairs(conditions, prices), backend, family, status),
+        prices=" ".join(dict.fromkeys(alike.note for alike in prices.values() if alike.note)),
         status=status,
         backend=backend,
         served=served_by(ordered),
@@ -314,7 +318,7 @@ def _comparisons(conditions: Sequence[ConditionFigures]) -> dict[str, Comparison
     return {condition.name: condition.comparison for condition in conditions}
 
 
-def _pairs(conditions: Sequence[ConditionFigures]) -> dict[str, Compared]:
+def _pairs(conditions: Sequence[ConditionFigures], prices: Mapping[str, Prices]) -> dict[str, Compared]:
     """Every comparison with what its blocks are of."""
     by_name = {condition.name: condition for condition in conditions}
     pairs: dict[str, Compared] = {}
@@ -325,7 +329,7 @@ def _pairs(conditions: Sequence[ConditionFigures]) -> dict[str, Compared]:
                 for each in (condition, by_name[condition.baseline])
             ]
             missing = without_a([run for side in sides for run in side]) if comparison.a is None else ""
-            pairs[condition.name] = Compared(comparison, num_plans(sides[0]), missing)
+            pairs[condition.name] = Compared(comparison, num_plans(sides[0]), missing, prices[condition.name].short)
     return pairs
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.analysis.cost.compare import Comparison
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.cost.speeds import Speeds
 from harness.analysis.reuse_by_wait import EDGES_S, ReuseByWait, Share, WaitBin
 from harness.clock import NS_PER_S
+from harness.judge.compare.channels import Comparison
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus
 from harness.judge.summary import ConditionFigures, ExperimentSummary

@@ -65,6 +65,7 @@ def conditions_table(summary: ExperimentSummary) -> Table:
         f"{what[0].upper()}{what[1:]}. {counted_words(summary)}{_legend(summary)}",
         "Reused: returning requests whose prefix was still cached.",
         *([f"{summary.unknowns[0].upper()}{summary.unknowns[1:]}."] if summary.unknowns else []),
+        *filter(None, [summary.prices]),
     ]
     headings = [channel.heading for channel in channels]
     columns = (

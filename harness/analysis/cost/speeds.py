@@ -10,18 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cost.compare import Comparison
 from harness.analysis.cost.devices import DeviceEffect, device_order
 from harness.analysis.figures import RunFigures, cells, figure_at, run_figures
 from harness.analysis.stats import DEFAULT_LEVEL, Estimate, FloatArray, contrast, grouped, holm, percent
 from harness.records import Finding, FleetRecord, SealedRun
 from harness.records.manifest import info, warning
 from harness.table import Cell, Table, table_of
+
+
+class Compared(Protocol):
+    """A comparison of a condition, whose effects on each device are known by channel."""
+
+    @property
+    def baseline(self) -> str: ...
+
+    @property
+    def device_effects(self) -> Mapping[str, DeviceEffect]: ...
 
 
 class Speed(NamedTuple):
@@ -130,7 +139,7 @@ def device_findings(
     runs: Sequence[SealedRun],
     figures: Sequence[RunFigures],
     measured: Speeds | None,
-    compared: Mapping[str, Comparison | None],
+    compared: Mapping[str, Compared | None],
 ) -> list[Finding]:
     """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
     findings = [*split_blocks(figures), *missing_neighbours(runs)]
@@ -213,7 +222,7 @@ EFFECTS_CAPTION = (
 )
 
 
-def device_tables(measured: Speeds | None, compared: Mapping[str, Comparison | None]) -> list[Table]:
+def device_tables(measured: Speeds | None, compared: Mapping[str, Compared | None]) -> list[Table]:
     """Both tables of an experiment; compared: by condition. Empty where fewer than two devices made it."""
     known = {name: comparison for name, comparison in compared.items() if comparison is not None}
     rows = [row for name, comparison in known.items() for row in _effect_rows(name, comparison)]
@@ -264,7 +273,7 @@ def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
         }
 
 
-def _effect_rows(condition: str, compared: Comparison) -> Iterator[Mapping[str, Cell]]:
+def _effect_rows(condition: str, compared: Compared) -> Iterator[Mapping[str, Cell]]:
     for channel, effect in compared.device_effects.items():
         named: dict[str, Cell] = {"comparison": f"{condition} / {compared.baseline}", "channel": channel}
         for mean in effect.devices:

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from harness.analysis import stats
-from harness.analysis.cost.compare import work_of
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.cost.reconstruct import agreement_tolerance
 from harness.analysis.figures import RunFigures, cells, figure_at, same, totals
@@ -21,6 +20,7 @@ from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.clock import NS_PER_S
 from harness.judge.catalogue import Rows, table
 from harness.judge.compare.answer import source_of, source_of_prediction
+from harness.judge.compare.channels import work_of
 from harness.judge.decisions.predictions import drawn_ratio, predicted_ratio
 from harness.judge.decisions.verdicts import Contrast, ExperimentRuns, adjacent_ratios, costs_of
 from harness.table import Cell

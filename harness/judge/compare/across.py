@@ -7,25 +7,25 @@ Definitions: docs/method.md, "Comparing any conditions".
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from harness.analysis.cost.devices import estimate_of
-from harness.analysis.cost.reconstruct import StepCost
-from harness.analysis.figures import RunFigures, cells, figures_at, run_figures, same
-from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, contrast, grouped, paired
+from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, cost_error
+from harness.analysis.cost.cost_errors import Side as CostSide
+from harness.analysis.figures import RunFigures, cells, run_figures, same
+from harness.analysis.stats import GIVEN_COSTS, grouped, paired
+from harness.engine.cost import CostError
 from harness.errors import SpecError
 from harness.judge.compare.answer import source_of
-from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, Measure, Value, log_values, per_token
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, Measure, Value, mean_of, per_token
 from harness.judge.compare.pairs import num_plans, without_a
+from harness.judge.compare.prices import Prices, prices_of
+from harness.judge.compare.ratio import Ratio, paired_ratio, unpaired_ratio
 from harness.judge.compare.result import Family, Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, status_until_decided
-from harness.records import SealedRun, layout, origin_of
+from harness.records import SealedRun, origin_of
 from harness.table import Cell, Table, table_of
 
 
@@ -66,12 +66,6 @@ class Side:
     @property
     def figures(self) -> list[RunFigures]:
         return [run_figures(run) for run in self.runs]
-
-    @property
-    def cost_models(self) -> dict[str, str]:
-        """The cost models by which its runs are priced: names by the hash of their files."""
-        hashes = {entry.sha256: run for run in self.runs if (entry := run.manifest.files.get(layout.COST_MODEL))}
-        return {digest: getattr(run.cost_model, "name", digest[:12]) for digest, run in hashes.items()}
 
 
 def pairs_of(sides: Sequence[Side], baselines: Sequence[Side] = ()) -> list[tuple[Side, Side]]:
@@ -138,19 +132,23 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
     Paired by plan wherever both sides replayed a plan (t test), else as independent samples (Welch). The rows of one
     measure are a family. Rows with fewer than three replicates have no interval.
     """
-    rows = [row for side, base in pairs for measure in _measures(side, base) for row in _rows(side, base, measure)]
+    prices = [prices_of({side.name: side.runs, base.name: base.runs}, base.runs) for side, base in pairs]
+    rows = [
+        row
+        for (side, base), alike in zip(pairs, prices, strict=True)
+        for measure in _measures(side, base)
+        for row in _rows(side, base, measure, alike)
+    ]
     missing = dict.fromkeys(
         f"{side.name} ({reason})" for pair in pairs for side in pair if (reason := without_a(side.figures))
     )
-    lacking = f" Channel A was not there in {', '.join(missing)}: B alone answers." if missing else ""
-    prices = "".join(dict.fromkeys(prices_note(*pair) for pair in pairs))
+    lacking = f"Channel A was not there in {', '.join(missing)}: B alone answers." if missing else ""
     origin = origin_of(run for side, base in pairs for run in (*base.runs, *side.runs))
     return _table(
         "Conditions against their baselines",
         "of sums for costs, of means over runs else",
         "paired: by drawn plans, runs of other plans left out; unpaired: the two sides replayed different inputs."
-        + lacking
-        + prices,
+        + "".join(f" {note}" for note in (lacking, *dict.fromkeys(alike.note for alike in prices)) if note),
         rows,
         origin,
     )
@@ -162,7 +160,7 @@ def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: boo
     is_baseline: whether the other benchmark's results are the baseline. Raises SpecError where no measure is shared.
     """
     pairs = [(side, peer) if is_baseline else (peer, side) for side in sides]
-    rows = [row for pair in pairs for measure in MEASURES.values() for row in _rows(*pair, measure)]
+    rows = [row for pair in pairs for measure in MEASURES.values() for row in _rows(*pair, measure, Prices())]
     if not rows:
         raise SpecError(
             "its records share no figure with the runs", where=peer.name, hint="Compare runs that stream their answers"
@@ -180,19 +178,6 @@ def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: boo
     )
 
 
-def prices_note(side: Side, base: Side) -> str:
-    """What a reader must know of the costs by which the sides were priced; empty where these are the same."""
-    names = [side.cost_models, base.cost_models]
-    if len({*names[0], *names[1]}) < 2:
-        return ""
-    models = f"{side.name} ({', '.join(names[0].values())}), {base.name} ({', '.join(names[1].values())})"
-    if side.is_simulated and base.is_simulated:
-        return f" Simulated by different cost models, so that ratios hold these too: {models}."
-    if len(names[1]) > 1:
-        return f" Priced by different cost models, so that A is left out: {models}."
-    return f" Priced by different cost models; A of both is by the baseline's here: {models}."
-
-
 def _table(name: str, of: str, pairing: str, rows: Sequence[_Row], origin: str) -> Table:
     """The rows with their intervals, p-values and verdicts, adjusted measure by measure."""
     families = {column: len(group) for column, group in grouped(rows, lambda row: row.measure.column).items()}
@@ -207,20 +192,18 @@ def _table(name: str, of: str, pairing: str, rows: Sequence[_Row], origin: str) 
 
 def _measures(side: Side, base: Side) -> list[Measure]:
     """A and B of a simulation are the same cost, and compared once."""
-    left_out = OF_SERVERS if side.is_simulated and base.is_simulated else OF_SIMULATIONS
+    left_out = OF_SERVERS if _is_simulated(side, base) else OF_SIMULATIONS
     return [measure for name, measure in MEASURES.items() if name not in left_out]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One pair in one measure, before its family is known. logs: of each run, one side after the other."""
+    """One pair in one measure, before its family is known."""
 
     measure: Measure
     names: Mapping[str, Cell]
     means: tuple[float, float]
-    logs: tuple[FloatArray, FloatArray]
-    estimate: Estimate | None
-    is_paired: bool
+    ratio: Ratio
     num_plans: int
     is_checked: bool
     looks: ComparisonLooks | None
@@ -228,6 +211,7 @@ class _Row:
 
     def cells(self, family: int) -> dict[str, Cell]:
         result = self._result(Family(family, is_checked=self.is_checked))
+        given = GIVEN_COSTS.removeprefix(", ") if result.interval and result.interval.is_given_costs else ""
         return {
             **self.names,
             "mean": self.means[0],
@@ -236,35 +220,32 @@ class _Row:
             **cells(result.interval, same("low", "high")),
             **cells(result, same("p", "p_adjusted", "family")),
             "verdict": self.why_not or result.verdict.said(self.measure.words),
-            "note": result.note,
+            "note": "; ".join(filter(None, (result.note, given))),
         }
 
     def _result(self, family: Family) -> Result:
-        ratio = self.means[0] / self.means[1] if self.estimate is None else math.exp(self.estimate.mean)
         if self.why_not:
-            return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
+            return Result(self.ratio.ratio, None, None, None, Verdict.TOO_FEW, family.size)
         if self.looks is not None and self.num_plans != 1:
-            return result_of_looks(ratio, self.looks)
-        own, base = self.logs
-        values = own - base if self.is_paired else np.concatenate([own - own.mean(), base - base.mean()])
-        return result_of(ratio, self.estimate, values.tolist(), self.num_plans, family)
+            return result_of_looks(self.ratio.ratio, self.looks)
+        return result_of(self.ratio, self.num_plans, family)
 
 
-def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Iterator[_Row]:
+def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices: Prices) -> Iterator[_Row]:
     """The comparison in one measure; nothing where a side has no value of it."""
     pairs = paired_runs(side, base) if isinstance(side, Side) and isinstance(base, Side) else []
     runs = list(zip(*pairs, strict=True)) if pairs else [side.runs, base.runs]
-    of = _value_of(side, base, measure)
-    values = [[of(run) for run in group] for group in runs]
+    values = [[_value(run, measure, prices) for run in group] for group in runs]
     known = [[value for value in group if value is not None and measure.has_ratio(value)] for group in values]
     if not all(any(value.amount for value in group) for group in known):
         return
     if pairs and list(map(len, known)) != list(map(len, values)):
         return
-    logs = (log_values(known[0]), log_values(known[1]))
     sealed = [[run for run in group if isinstance(run, SealedRun)] for group in runs]
-    figures = [[run_figures(run) for run in group] for group in sealed]
-    estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if pairs else _welch(*logs)
+    figures = [[prices.figures(run) for run in group] for group in sealed]
+    is_modelled = measure.name == "A" or (measure.name == "cost" and _is_simulated(side, base))
+    costs = _cost_error(figures) if is_modelled else NO_ERROR
+    own, other = known
     plans = min(map(num_plans, figures)) if all(figures) else 0
     why_not = _why_not(measure, sealed) if all(sealed) else ""
     yield _Row(
@@ -275,14 +256,12 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Ite
             "measure": measure.column,
             "paired": bool(pairs),
             **(_same_devices(figures, is_paired=bool(pairs)) if all(figures) else {}),
-            "runs": f"{len(logs[0])}:{len(logs[1])}",
+            "runs": f"{len(own)}:{len(other)}",
             "backends": f"{side.backends}:{base.backends}",
             "source": " : ".join(dict.fromkeys((side.source, base.source))),
         },
-        means=(float(np.exp(logs[0].mean())), float(np.exp(logs[1].mean()))),
-        logs=logs,
-        estimate=estimate,
-        is_paired=bool(pairs),
+        means=(mean_of(own), mean_of(other)),
+        ratio=paired_ratio(own, other, figures[0], costs) if pairs else unpaired_ratio(own, other, costs),
         num_plans=plans,
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
         looks=_looks(side, base, measure),
@@ -300,6 +279,16 @@ def _why_not(measure: Measure, sides: Sequence[Sequence[SealedRun]]) -> str:
     return ""
 
 
+def _is_simulated(side: Side | PeerSide, base: Side | PeerSide) -> bool:
+    return isinstance(side, Side) and isinstance(base, Side) and side.is_simulated and base.is_simulated
+
+
+def _cost_error(figures: Sequence[Sequence[RunFigures]]) -> CostError:
+    """What the costs leave unknown of the log ratio of modelled times; every cost, where a run has no step log."""
+    own, base = ([run.a for run in group if run.a is not None] for group in figures)
+    return cost_error(CostSide(own, 1.0), CostSide(base, -1.0)) if own and base else UNKNOWN
+
+
 def _looks(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> ComparisonLooks | None:
     """The looks of the stopping rule that both sides were made under, at the channel that this measure is."""
     if not (isinstance(side, Side) and isinstance(base, Side)) or side.place != base.place:
@@ -314,24 +303,11 @@ def _looks(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Co
     return looks if looks is not None and looks.channel == channel else None
 
 
-def _value_of(
-    side: Side | PeerSide, base: Side | PeerSide, measure: Measure
-) -> Callable[[SealedRun | Mapping[str, Value]], Value | None]:
-    """The measure of a run of either side; A of both by one cost model."""
-    model: StepCost | None = None
-    is_left_out = False
-    if measure.name == "A" and isinstance(side, Side) and isinstance(base, Side) and prices_note(side, base):
-        is_left_out = len(base.cost_models) > 1
-        model = base.runs[0].cost_model
-
-    def value(run: SealedRun | Mapping[str, Value]) -> Value | None:
-        if not isinstance(run, SealedRun):
-            return run.get(measure.column)
-        if is_left_out:
-            return None
-        return measure.of(run) if model is None else per_token(run, figures_at(run, model).a_ns)
-
-    return value
+def _value(run: SealedRun | Mapping[str, Value], measure: Measure, prices: Prices) -> Value | None:
+    """The measure of a run of either side; A at the prices of both."""
+    if not isinstance(run, SealedRun):
+        return run.get(measure.column)
+    return per_token(run, prices.figures(run).a_ns) if measure.name == "A" else measure.of(run)
 
 
 def paired_runs(side: Side, base: Side) -> list[tuple[SealedRun, SealedRun]]:
@@ -350,8 +326,3 @@ def _same_devices(sides: Sequence[Sequence[RunFigures]], *, is_paired: bool) -> 
     """Whether what is compared was made on the same devices; no column outside fleets."""
     places = [[run.device for run in runs] if is_paired else sorted({run.device for run in runs}) for runs in sides]
     return {"same_device": places[0] == places[1]} if any(map(any, places)) else {}
-
-
-def _welch(one: FloatArray, other: FloatArray) -> Estimate | None:
-    """The difference of the means of independent samples."""
-    return None if min(len(one), len(other)) < MIN_REPLICATES else contrast([(1, one), (-1, other)])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from harness.analysis.cost.compare import Comparison
 from harness.analysis.stats import GIVEN_COSTS, Interval
+from harness.judge.compare.channels import Comparison
 from harness.judge.compare.result import Family, Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.predictions import Prediction
@@ -49,7 +49,7 @@ class Answer:
     """One condition against its baseline on one channel: below 1 it is cheaper.
 
     is_main: on the channel that answers: A, B where A is missing, or what the stopping rule names. without_a: why A is
-    missing.
+    missing. prices: that the sides had different costs; empty where they had not.
     """
 
     condition: str
@@ -59,6 +59,7 @@ class Answer:
     result: Result
     is_main: bool = True
     without_a: str = ""
+    prices: str = ""
 
     @property
     def baseline(self) -> str:
@@ -87,15 +88,17 @@ class Answer:
     def basis(self) -> str:
         """The runs behind it and what is missing: "8 valid runs, measured, channel B alone (no step log)"."""
         basis = f"{2 * len(self.comparison.replicates)} valid runs, {self.source.value}"
+        basis += f", {self.prices}" if self.prices else ""
         return f"{basis}, channel B alone ({self.without_a})" if self.without_a else basis
 
 
 class Compared(NamedTuple):
-    """A comparison, the number of different plans among its blocks, and why channel A is missing ("": it is not)."""
+    """A comparison, and the number of different plans among its blocks; without_a, prices: see ``Answer``."""
 
     comparison: Comparison
     num_plans: int
     without_a: str = ""
+    prices: str = ""
 
 
 def answers(
@@ -128,8 +131,8 @@ def _of_pair(
         if is_main and looks is not None and pair.num_plans != 1:
             result = result_of_looks(figures.ratio, looks)
         else:
-            result = result_of(figures.ratio, figures.estimate, figures.values, pair.num_plans, family)
-        yield Answer(name, comparison, channel, source, result, is_main, pair.without_a)
+            result = result_of(figures, pair.num_plans, family)
+        yield Answer(name, comparison, channel, source, result, is_main, pair.without_a, pair.prices)
 
 
 def main_answers(every: Sequence[Answer]) -> dict[str, Answer]:

@@ -97,12 +97,17 @@ def log_values(values: Sequence[Value]) -> FloatArray:
     return log_mean_values([value.amount for value in values], [value.units for value in values])
 
 
+def mean_of(values: Sequence[Value]) -> float:
+    """The measure over several runs: sum of amounts / sum of units."""
+    return sum(value.amount for value in values) / sum(value.units for value in values)
+
+
 def value_over(measure: Measure, runs: Iterable[SealedRun]) -> float | None:
     """The measure over several runs, as its kind says; None where a run does not show it, or there is none."""
     values = [measure.of(run) for run in runs]
     known = [value for value in values if value is not None]
-    units = sum(value.units for value in known)
-    return sum(value.amount for value in known) / units if known and len(known) == len(values) and units else None
+    is_known = known and len(known) == len(values) and sum(value.units for value in known)
+    return mean_of(known) if is_known else None
 
 
 def _percentile(of: str, q: float) -> Callable[[SealedRun], Value | None]:

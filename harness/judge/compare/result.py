@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.stats import DEFAULT_LEVEL, NO_SCATTER, Estimate, Interval
+from harness.analysis.cost.cost_errors import half_width
+from harness.analysis.stats import DEFAULT_LEVEL, NO_SCATTER, Interval
 from harness.errors import RecordsError
 from harness.judge.compare.pairs import num_comparisons
+from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, t_mixture_boundary
 from harness.records import SealedRun
@@ -40,12 +42,15 @@ class Family:
             size = len({run.condition for run in runs if run.manifest.baseline not in ("", run.condition)})
         return cls(max(1, size), is_checked=any(map(ran_until_decided, runs)))
 
-    def interval(self, estimate: Estimate) -> Interval | None:
-        """Of a ratio, by the mean of its logs; None where so few blocks have none."""
-        if not self.is_checked:
-            return estimate.interval(family=self.size)
-        t = t_mixture_boundary(int(estimate.degrees) + 1, ALPHA / self.size)
-        return None if math.isinf(t) else estimate.interval(family=self.size, t=t)
+    def interval(self, ratio: Ratio) -> Interval | None:
+        """Of a ratio; None where so few blocks have none."""
+        estimate, blocks = ratio.estimate, ratio.blocks
+        if estimate is None or blocks is None or not self.is_checked:
+            return None if estimate is None else estimate.interval(family=self.size)
+        alpha = ALPHA / self.size
+        t = t_mixture_boundary(int(blocks.degrees) + 1, alpha / 2 if ratio.costs.parts else alpha)
+        half = t * blocks.error + half_width(ratio.costs, alpha / 2)
+        return None if math.isinf(half) else estimate.interval(family=self.size, half=half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,9 @@ class Result:
     note: str = ""
 
 
-def result_of(
-    ratio: float, estimate: Estimate | None, values: Sequence[float], num_plans: int, family: Family
-) -> Result:
-    """What one estimate shows. values: the log ratio of each block. num_plans: different inputs among the blocks."""
+def result_of(of: Ratio, num_plans: int, family: Family) -> Result:
+    """What one ratio shows. num_plans: different inputs among the blocks."""
+    ratio, values, estimate = of.ratio, of.values, of.estimate
     is_varied = bool(len(values)) and float(np.ptp(values)) >= NO_SCATTER
     if num_plans == 1 and len(values) > 1:
         note = one_plan(len(values))
@@ -79,7 +83,7 @@ def result_of(
         return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
     if not is_varied:
         return Result(ratio, None, None, None, Verdict.NOTHING_VARIED, family.size, unvaried(len(values)))
-    interval = family.interval(estimate)
+    interval = family.interval(of)
     if interval is None:
         return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
     p = None if family.is_checked else estimate.p

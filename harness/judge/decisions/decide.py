@@ -390,12 +390,7 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: Sequent
 
 
 def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, decision: Decision) -> Decision:
-    """The decision with its subject, its sentence and the numbers that both margin rules use.
-
-    The blocks of channel A share their costs, whose error is not in their spread.
-    """
-    if ratios.channel == "a":
-        interval = replace(interval, method=f"{interval.method}{stats.GIVEN_COSTS}")
+    """The decision with its subject, its sentence and the numbers that both margin rules use."""
     numbers: dict[str, Number] = {
         "ratio": interval.estimate,
         "margin": rule.margin,
@@ -426,7 +421,7 @@ def _tested(
     if why_not := why_no_interval(ratios.values, ratios.num_plans):
         return withheld(rule.name, subject, why_not)
     if status is None:
-        estimate = stats.of_blocks(ratios.values) if ratios.devices is None else ratios.devices.estimate
+        estimate = ratios.estimate
         if estimate is None:
             few = f"{num_blocks} blocks are too few for an interval over their devices"
             return withheld(rule.name, subject, few)
@@ -450,6 +445,7 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     if ratios.devices is not None and ratios.devices.estimate is not None:
         blocks += f" on {ratios.devices.estimate.num_units} {ratios.devices.estimate.unit}"
     names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
+    blocks += f", {ratios.prices}" if ratios.prices else ""
     if ratios.channel == rule.channel:
         return f"{blocks}, {names[ratios.channel]}"
     return f"{blocks}, {names['b']}, as {names['a']} is not there ({ratios.without_a})"

@@ -14,13 +14,14 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
 from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.cost.compare import Comparison, block_of, compare
-from harness.analysis.figures import RunFigures, run_figures, totals
+from harness.analysis.figures import RunFigures, totals
 from harness.analysis.stats import paired, pooled_pair_differences
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.judge.compare.answer import Compared, answers
+from harness.judge.compare.channels import Comparison, block_of, compare
 from harness.judge.compare.pairs import common_replicates, num_comparisons, num_plans
+from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.result import Family, Result
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, withheld
@@ -66,6 +67,7 @@ class ExperimentRuns:
         self.baselines: dict[str, str] = {}
         self.treatments: dict[str, str] = {}
         self.factors: Conditions = {}
+        self.prices = prices_by_condition(self.all_runs)
         self.num_comparisons = 1
         if self.valid_runs:
             spec = self.valid_runs[0].spec
@@ -77,7 +79,8 @@ class ExperimentRuns:
     def figures(self, condition: str) -> list[RunFigures]:
         """Figures of a condition's valid runs, by replicate."""
         if condition not in self._figures:
-            self._figures[condition] = [run_figures(run) for run in self.runs.get(condition, ())]
+            runs = self.runs.get(condition, ())
+            self._figures[condition] = [self.prices[run.condition].figures(run) for run in runs]
         return self._figures[condition]
 
     def counted(self, condition: str) -> list[RunFigures]:
@@ -192,6 +195,8 @@ def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs
     predicted = experiment.predicted(pairs)
     if predicted is None:
         return NO_PREDICTION
+    if experiment.prices[condition].model is not None:
+        return "its sides were priced by different cost models: what was predicted is not of the costs of A"
     own, base = totals(pairs)
     predicted_ns = (sum(run.device_ns for run in side) for side in predicted)
     sums_ns = (own.a_ns, own.b_ns, base.a_ns, base.b_ns, *predicted_ns)

@@ -16,12 +16,22 @@ from statistics import NormalDist
 
 import numpy as np
 
-from harness.analysis.cost.compare import Comparison, compare
+from harness.analysis import stats
+from harness.analysis.cost.cost_errors import (
+    NO_ERROR,
+    WITH_ERRORS,
+    errors_of_means,
+    half_width,
+    states_errors,
+    with_cost_error,
+)
 from harness.analysis.cost.devices import DeviceEffect
-from harness.analysis.figures import run_figures
-from harness.analysis.stats import NO_SCATTER, Interval, grouped, percent, t_quantile
+from harness.analysis.stats import NO_SCATTER, Estimate, Interval, grouped, percent, t_quantile
+from harness.engine.cost import CostError
 from harness.errors import SpecError
+from harness.judge.compare.channels import Comparison, compare
 from harness.judge.compare.pairs import num_comparisons, num_plans, without_a
+from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.verdict import Verdict
 from harness.records import SealedRun
 from harness.spec import ExperimentSpec
@@ -102,13 +112,17 @@ C2 = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The mean log ratio of the first ``num_blocks`` blocks. half_width: inf while the sample is too small."""
+    """The mean log ratio of the first ``num_blocks`` blocks. half_width: inf while the sample is too small.
+
+    of_costs: the part of it that the errors of the costs take; None where none are stated.
+    """
 
     num_blocks: int
     mean: float
     sd: float
     half_width: float
     verdict: Verdict
+    of_costs: float | None = None
 
     @property
     def low(self) -> float:
@@ -145,20 +159,30 @@ def boundary_of(stop: StopSpec) -> Callable[[int], float | None]:
     return by_look.get
 
 
-def of_family(stop: StopSpec, num_comparisons: int) -> StopSpec:
+def of_each(stop: StopSpec, num_parts: int) -> StopSpec:
     """The rule of one of several comparisons that share alpha: together they are wrong as seldom as one alone.
 
     In equal parts (Bonferroni), as the comparisons are looked at and end at different blocks.
     """
-    return stop.model_copy(update={"alpha": stop.alpha / max(num_comparisons, 1)})
+    return stop.model_copy(update={"alpha": stop.alpha / max(num_parts, 1)})
 
 
-def looks_at(differences: Sequence[float], stop: StopSpec, *, is_over: bool = False) -> Iterator[Look]:
+def of_blocks(stop: StopSpec, *, has_errors: bool) -> StopSpec:
+    """The rule of what scatters between the blocks. has_errors: those of the costs have the other half of alpha."""
+    return of_each(stop, 2) if has_errors else stop
+
+
+def looks_at(
+    differences: Sequence[float], stop: StopSpec, *, is_over: bool = False, costs: Sequence[CostError] = ()
+) -> Iterator[Look]:
     """Every look that the rule takes at the blocks' log ratios, in order, up to the first that decides.
 
     differences: shape (blocks,), ln(cost / baseline cost), in the order of the blocks. is_over: no block comes any
-    more, so that the last look is taken at whatever is there and spends what is left of alpha.
+    more, so that the last look is taken at whatever is there and spends what is left of alpha. costs: what the costs
+    leave unknown of the mean of the first, the first two ...; where it is given, the half width is the sum of that of
+    the blocks and that of the costs, each with half of alpha, which holds whatever both are.
     """
+    whole, stop = stop, of_blocks(stop, has_errors=bool(costs))
     boundary = boundary_of(stop)
     preset = stop.preset_looks
     for num_blocks in range(2, min(len(differences), stop.budget) + 1):
@@ -169,21 +193,22 @@ def looks_at(differences: Sequence[float], stop: StopSpec, *, is_over: bool = Fa
             taken = tuple(look for look in preset if look < num_blocks)
             t = spending_boundaries((*taken, num_blocks), num_blocks, stop.alpha, planned=stop.budget)[-1]
         if t is not None:
-            look = _look(differences[:num_blocks], t, stop, is_last=is_last)
+            of_costs = half_width(costs[num_blocks - 1], whole.alpha / 2) if costs else None
+            look = _look(differences[:num_blocks], t, stop, is_last=is_last, of_costs=of_costs)
             yield look
             if look.verdict.is_final:
                 return
 
 
-def _look(differences: Sequence[float], t: float, stop: StopSpec, *, is_last: bool) -> Look:
+def _look(differences: Sequence[float], t: float, stop: StopSpec, *, is_last: bool, of_costs: float | None) -> Look:
     values = np.asarray(differences, dtype=np.float64)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
     # Where nothing varies there is nothing that an interval could be of.
-    half = math.inf if math.isinf(t) or sd < NO_SCATTER else t * sd / math.sqrt(len(values))
+    half = math.inf if math.isinf(t) or sd < NO_SCATTER else t * sd / math.sqrt(len(values)) + (of_costs or 0.0)
     result = verdict(mean, half, stop.log_margin)
     if is_last and not result.is_answer:
         result = Verdict.INCONCLUSIVE
-    return Look(len(values), mean, sd, half, result)
+    return Look(len(values), mean, sd, half, result, of_costs)
 
 
 def verdict(mean: float, half_width: float, log_margin: float) -> Verdict:
@@ -198,18 +223,13 @@ def verdict(mean: float, half_width: float, log_margin: float) -> Verdict:
 
 def blocks_left(look: Look, stop: StopSpec) -> int | None:
     """Blocks until the next look that decides, should mean and spread stay as they are; None: not within the budget."""
-    boundary = boundary_of(stop)
+    boundary = boundary_of(of_blocks(stop, has_errors=look.of_costs is not None))
     for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
         t = boundary(num_blocks)
         half = math.inf if t is None or math.isinf(t) or look.sd < NO_SCATTER else t * look.sd / math.sqrt(num_blocks)
-        if verdict(look.mean, half, stop.log_margin).is_answer:
+        if verdict(look.mean, half + (look.of_costs or 0.0), stop.log_margin).is_answer:
             return num_blocks - look.num_blocks
     return None
-
-
-def of_each(stop: StopSpec, num_comparisons: int) -> StopSpec:
-    """The rule for each of several comparisons, which share its alpha: any of them is wrong with that chance."""
-    return stop.model_copy(update={"alpha": stop.alpha / num_comparisons})
 
 
 def check_can_decide(spec: ExperimentSpec, stop: StopSpec, source: str) -> StopSpec:
@@ -240,7 +260,9 @@ class LogRatios:
     logs: ln(cost / baseline cost) of each block, in order; each is known once its block is sealed, so that a sequence
     may look at them. values: one a block, whose mean is ln of the ratio of sums. devices: the same device by device,
     where several made them. num_plans: different inputs among the blocks. family: comparisons that are judged together.
-    without_a: why A is missing.
+    without_a: why A is missing. prices: that the sides had different costs. costs: what the costs leave unknown of the
+    ratio of sums. costs_at: the same of the mean of the first log, the first two ...; empty where no cost file states
+    errors.
     """
 
     condition: str
@@ -252,6 +274,16 @@ class LogRatios:
     num_plans: int = 0
     family: int = 1
     without_a: str = ""
+    prices: str = ""
+    costs: CostError = NO_ERROR
+    costs_at: tuple[CostError, ...] = ()
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """By the blocks and the errors of the costs; None of so few that they have none."""
+        if self.devices is not None:
+            return self.devices.estimate
+        return with_cost_error(stats.of_blocks(self.values), self.costs) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +291,7 @@ class ComparisonLooks:
     """One comparison under the rule.
 
     values: log ratio of each block that counts, on ``channel``. blocks_left: None where the budget is too small.
-    alpha: that ``family`` comparisons share.
+    alpha: that ``family`` comparisons share. is_given_costs: the interval holds only if the costs are true.
     """
 
     condition: str
@@ -270,6 +302,7 @@ class ComparisonLooks:
     channel: Channel = "a"
     alpha: float = 0.05
     family: int = 1
+    is_given_costs: bool = False
 
     @property
     def interval(self) -> Interval | None:
@@ -278,8 +311,12 @@ class ComparisonLooks:
         if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
             return None
         mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
-        method = "interval of the declared sequence"
+        method = f"interval of the declared sequence{'' if last.of_costs is None else WITH_ERRORS}{self._given}"
         return Interval(mean, low, high, 1 - self.alpha, method, "blocks", last.num_blocks, 0, 0, self.family)
+
+    @property
+    def _given(self) -> str:
+        return stats.GIVEN_COSTS if self.is_given_costs else ""
 
     @property
     def why_no_interval(self) -> str:
@@ -314,7 +351,7 @@ class ComparisonLooks:
         if math.isinf(self.last.half_width):
             return f"{percent(self.last.mean)}, {self.why_no_interval}{left}"
         ends = f"[{percent(self.last.low)}, {percent(self.last.high)}]"
-        return f"{percent(self.last.mean)} {ends} at block {self.last.num_blocks}{left}"
+        return f"{percent(self.last.mean)} {ends} at block {self.last.num_blocks}{self._given}{left}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,12 +392,14 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     each = of_each(stop, family)
     comparisons: list[ComparisonLooks] = []
     for ratios in log_ratios(spec, [run for run in runs if run.replicate in whole[: stop.budget]], stop.channel):
-        looks = tuple(looks_at(ratios.logs, each, is_over=is_over)) if ratios.num_plans != 1 else ()
+        found = looks_at(ratios.logs, each, is_over=is_over, costs=ratios.costs_at)
+        looks = tuple(found) if ratios.num_plans != 1 else ()
         left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
             looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, Verdict.INCONCLUSIVE),)
         names = (ratios.condition, ratios.baseline)
-        comparisons.append(ComparisonLooks(*names, ratios.logs, looks, left, ratios.channel, stop.alpha, family))
+        of_rule = (ratios.channel, stop.alpha, family, bool(ratios.costs.given))
+        comparisons.append(ComparisonLooks(*names, ratios.logs, looks, left, *of_rule))
     return SequentialStatus(stop, len(whole), tuple(comparisons))
 
 
@@ -395,7 +434,9 @@ def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
 
 def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel) -> list[LogRatios]:
     """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone."""
-    by_condition = grouped((run_figures(run) for run in runs if run.is_valid), lambda run: run.condition)
+    prices = prices_by_condition(runs)
+    priced = (prices[run.condition].figures(run) for run in runs if run.is_valid)
+    by_condition = grouped(priced, lambda run: run.condition)
     ratios: list[LogRatios] = []
     for condition in spec.condition:
         name, baseline = condition.name, spec.baseline_of(condition)
@@ -409,7 +450,8 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
                 [run for run in by_condition[each] if run.replicate in compared.replicates] for each in (name, baseline)
             ]
             missing = without_a([run for side in sides for run in side]) if compared.a is None else ""
-            ratios.append(replace(_on(channel, name, compared), num_plans=num_plans(sides[0]), without_a=missing))
+            found = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]), without_a=missing)
+            ratios.append(replace(found, prices=prices[name].short))
     return ratios
 
 
@@ -417,4 +459,9 @@ def _on(channel: Channel, condition: str, compared: Comparison) -> LogRatios:
     channel = "b" if compared.a is None else channel
     ratio = compared.main if channel == "a" else compared.b
     logs = tuple(math.log(of_block) for of_block in ratio.by_block if of_block)
-    return LogRatios(condition, compared.baseline, channel, logs, ratio.values, ratio.devices)
+    has_errors = states_errors(run for pair in ratio.priced for run in pair)
+    return LogRatios(
+        *(condition, compared.baseline, channel, logs, ratio.values, ratio.devices),
+        costs=ratio.costs,
+        costs_at=tuple(errors_of_means(ratio.priced)) if has_errors else (),
+    )

@@ -13,7 +13,6 @@ from benchmarks.channels import TEMPLATE
 from benchmarks.costs import coverage_of_drawn_truth, drawn_intervals, fitted, true_model
 from harness.analysis.calibration.fit import fit_decode
 from harness.analysis.calibration.fit_points import StepPoint
-from harness.analysis.cost.compare import Comparison, compare
 from harness.analysis.cost.cost_errors import Side, cost_error, with_cost_error
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import run_figures
@@ -22,6 +21,7 @@ from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import FS_PER_MS, FitErrors, size_name, to_fs
 from harness.errors import SpecError
 from harness.judge.compare.answer import interval_in_words
+from harness.judge.compare.channels import Comparison, compare
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.analysis.stats import of_blocks
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import interval_in_words, main_answers
+from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.result import Family, result_of
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import Outcome
@@ -26,11 +27,15 @@ CONDITIONS = [{"name": "base"}, {"name": "full", "server": {"decode_buckets": [8
 values = st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=12)
 
 
+def ratio_of(values: list[float]) -> Ratio:
+    return Ratio(ratio=1.0, values=tuple(values), blocks=of_blocks(values))
+
+
 @given(values=values, size=st.integers(1, 12), is_checked=st.booleans())
 def test_a_difference_is_shown_just_where_the_printed_interval_leaves_1_out(
     values: list[float], size: int, is_checked: bool
 ) -> None:
-    result = result_of(1.0, of_blocks(values), values, len(values), Family(size, is_checked=is_checked))
+    result = result_of(ratio_of(values), len(values), Family(size, is_checked=is_checked))
     is_shown = result.verdict in (Verdict.LOWER, Verdict.HIGHER)
     assert is_shown == (result.interval is not None and not result.interval.contains(1))
     if result.p_adjusted is not None and abs(result.p_adjusted - 0.05) > 1e-9:
@@ -42,7 +47,7 @@ def test_the_intervals_of_a_family_hold_together() -> None:
     missed = 0
     for _ in range(1_000):
         every = rng.normal(0.0, 0.02, size=(6, 5))
-        results = [result_of(1.0, of_blocks(each), each.tolist(), 5, Family(6)) for each in every]
+        results = [result_of(ratio_of(each.tolist()), 5, Family(6)) for each in every]
         missed += any(result.verdict is not Verdict.NO_DIFFERENCE for result in results)
     assert missed / 1_000 == pytest.approx(0.05, abs=0.02)
 
@@ -84,7 +89,7 @@ def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_pat
     summary = summarise(runs)
     (answer,) = main_answers(summary.answers).values()
     assert answer.interval is not None
-    assert answer.interval.method == "interval of the declared sequence"
+    assert answer.interval.method == "interval of the declared sequence, given these costs"
     row = summary.to_arrow().to_pylist()[1]
     sides = [Side(f"x/small/{name}", tuple(r for r in runs if r.condition == name)) for name in ("base", "full")]
     compared = compare_all(pairs_of(sides)).records()[0]

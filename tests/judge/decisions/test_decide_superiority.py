@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from harness.advise.power import log_ratio_values
+from harness.analysis.cost.cost_errors import UNKNOWN
 from harness.analysis.stats import FloatArray, Interval, of_blocks
 from harness.judge.compare.answer import cost_sentence
 from harness.judge.decisions.decide import Outcome, cheaper_p, decide_superiority
@@ -32,7 +33,9 @@ def values_of(costs: Sequence[float], base: Sequence[float] = BASE) -> FloatArra
 def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Channel = "a") -> LogRatios:
     logs = tuple(np.log(np.divide(costs, base)).tolist())
     missing = "no step log" if channel == "b" else ""
-    return LogRatios("twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()), without_a=missing)
+    return LogRatios(
+        "twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()), without_a=missing, costs=UNKNOWN
+    )
 
 
 def experiments(ratio: float, num_blocks: int, sd: float, num: int = 1_000) -> list[FloatArray]:

@@ -7,7 +7,7 @@ import pytest
 
 from harness.judge.planning.family import Family
 from harness.judge.planning.power import difference_power, equivalence_power, spread_limit, superiority_power
-from harness.judge.planning.stopping import of_family
+from harness.judge.planning.stopping import of_each
 from harness.spec import StopSpec
 
 
@@ -57,8 +57,8 @@ def test_what_cannot_be_shown_needs_no_number_of_blocks() -> None:
 
 def test_sequences_share_alpha_in_equal_parts() -> None:
     stop = StopSpec(margin=0.02, alpha=0.06, budget=20)
-    assert of_family(stop, 6).alpha == pytest.approx(0.01)
-    assert of_family(stop, 1) == stop
+    assert of_each(stop, 6).alpha == pytest.approx(0.01)
+    assert of_each(stop, 1) == stop
 
 
 def test_nine_of_ten_true_spreads_lie_below_the_limit() -> None:

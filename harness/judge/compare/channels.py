@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Channels, Seen, cause_of
-from harness.analysis.cost.cost_errors import Side, cost_error, with_cost_error
+from harness.analysis.cost.cost_errors import NO_ERROR, Side, cost_error, with_cost_error
 from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
-from harness.analysis.cost.reconstruct import agreement_tolerance, residual_ns
+from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import Estimate, Interval, log_mean_values, paired
 from harness.engine.cost import CostError
+from harness.judge.compare.ratio import Ratio
 from harness.records import Finding
 from harness.records.manifest import info, warning
 
@@ -33,22 +34,20 @@ class Work(NamedTuple):
     generated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelRatio:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRatio(Ratio):
     """The cost ratio of one comparison on one channel, over the same blocks.
 
-    ratio: of sums, per generated token where the work differs; over several devices the mean of their ratios.
-    request_ratio: per request. values: one a block; their mean is ln(ratio) and their spread gives its error.
-    by_block: the ratio of each block alone. estimate, interval: None below three blocks. devices: None with one.
+    Per generated token where the work differs; over several devices the mean of their ratios. request_ratio: per
+    request. by_block: the ratio of each block alone. interval: None below three blocks. devices: None with one.
+    priced: of channel A, the modelled times of each block.
     """
 
-    ratio: float
     request_ratio: float
-    values: tuple[float, ...]
     by_block: tuple[float | None, ...]
     interval: Interval | None = None
-    estimate: Estimate | None = None
     devices: DeviceEffect | None = None
+    priced: tuple[tuple[ChannelA, ChannelA], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, family: int) -> Ch
     return Channels(
         a=Seen(a.ratio, a.interval),
         b=Seen(b.ratio, b.interval),
-        gap=None if gap is None else with_cost_error(gap, _cost_error(sides)),
+        gap=None if gap is None else with_cost_error(gap, a.costs),
         residuals=None if of_base is None or of_own is None else (of_base, of_own),
         residual_share=residual_ns(b_ns, a_ns) / b_ns,
         tau=agreement_tolerance(a_ns, b_ns),
@@ -204,13 +203,13 @@ def _channel_ratio(sides: Sides, channel: str, family: int) -> ChannelRatio | No
     values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
     by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
     ratio = sum(own_ns) / sum(base_ns)
-    effect, estimate = effect_of(values, sides[0]), estimate_of(values, sides[0])
-    if channel == "a_ns":
-        error = _cost_error(sides)
-        estimate = None if estimate is None else with_cost_error(estimate, error)
-        effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, error))
+    priced = _priced(sides) if channel == "a_ns" else ()
+    costs = _costs_of(priced)
+    effect, blocks = effect_of(values, sides[0]), estimate_of(values, sides[0])
+    effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, costs))
+    estimate = None if blocks is None else with_cost_error(blocks, costs)
     return ChannelRatio(
-        ratio=math.exp(estimate.mean) if effect and estimate else ratio * sum(base_units) / sum(own_units),
+        ratio=math.exp(blocks.mean) if effect and blocks else ratio * sum(base_units) / sum(own_units),
         request_ratio=ratio * base_work.num_requests / own_work.num_requests,
         values=tuple(values),
         by_block=tuple(
@@ -218,15 +217,23 @@ def _channel_ratio(sides: Sides, channel: str, family: int) -> ChannelRatio | No
             for cost, unit, base_cost, base_unit in by_block
         ),
         interval=None if estimate is None else estimate.interval(family=family),
-        estimate=estimate,
+        blocks=blocks,
+        costs=costs,
         devices=effect,
+        priced=priced,
     )
 
 
-def _cost_error(sides: Sides) -> CostError:
-    """What the costs leave unknown of the log ratio of A."""
-    own, base = ([run.a for run in side if run.a is not None] for side in sides)
-    return cost_error(Side(own, 1.0), Side(base, -1.0))
+def _priced(sides: Sides) -> tuple[tuple[ChannelA, ChannelA], ...]:
+    """The modelled times of each block, where every run has one."""
+    pairs = zip(*sides, strict=True)
+    return tuple((own.a, base.a) for own, base in pairs if own.a is not None and base.a is not None)
+
+
+def _costs_of(priced: Sequence[tuple[ChannelA, ChannelA]]) -> CostError:
+    """What the costs leave unknown of the log ratio of sums."""
+    own, base = zip(*priced, strict=True) if priced else ((), ())
+    return cost_error(Side(own, 1.0), Side(base, -1.0)) if priced else NO_ERROR
 
 
 def work_of(runs: Sequence[RunFigures]) -> Work:
