@@ -39,7 +39,7 @@ from harness.spec.rules import SuperiorityRule
 RESTARTS = 4
 MIN_BLOCKS = 3
 # The runs of both conditions share the uncertainty of the device's costs; a restart changes only client and host.
-SHARED = {"decode_sd": 0.0, "bucket_sd": 0.0, "prefill_sd": 0.0, "artifact_sd": 0.0}
+SHARED = {"decode_sd": 0.0, "bucket_sd": 0.0, "prefill_sd": 0.0, "artifact_sd": 0.0, "draws_errors": False}
 FIRST_BUDGET = 60
 # Fewer blocks show neither their shape nor the correlation between comparisons.
 MIN_KNOWN = 30

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -33,6 +33,20 @@ LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
 LARGEST_EXPONENT = 60
 """No duration in any unit has more digits before or behind the point."""
+
+# Coefficients of a cost file but its sizes: the field of ``CostModel``, and how much of it is one of their unit.
+COEFFICIENTS: Mapping[str, tuple[str, int]] = {
+    "alpha_ms": ("alpha_fs", FS_PER_MS),
+    "beta_ms_per_request": ("beta_fs", FS_PER_MS),
+    "per_call_ms": ("call_fs", FS_PER_MS),
+    "per_step_ms": ("chunk_step_fs", FS_PER_MS),
+    "eager_ms": ("eager_ns", FS_PER_MS // FS_PER_NS),
+    "context_us_per_token": ("context_fs", FS_PER_US),
+    "per_call_us_per_token": ("token_fs", FS_PER_US),
+    "per_call_us_per_position": ("position_fs", FS_PER_US),
+    "per_token_us": ("chunk_token_fs", FS_PER_US),
+    "per_attended_token_ns": ("attended_fs", FS_PER_NS),
+}
 
 # Of a log ratio: a cost without an error that moves it by less does not matter.
 NEGLIGIBLE_CHANGE = 1e-6
@@ -155,30 +169,34 @@ class CostModel:
     def coefficients(self) -> dict[str, float]:
         """What the file states, by name, in its own units (ms, us per token, ns); sizes as f(8)."""
         sizes = {size_name(size): value / FS_PER_MS for size, value in self.f_fs.items()}
-        in_ms = {
-            "alpha_ms": self.alpha_fs,
-            "beta_ms_per_request": self.beta_fs,
-            "per_call_ms": self.call_fs,
-            "per_step_ms": self.chunk_step_fs or 0,
-            "eager_ms": self.eager_ns * FS_PER_NS,
-        }
-        in_us = {
-            "context_us_per_token": self.context_fs,
-            "per_call_us_per_token": self.token_fs,
-            "per_call_us_per_position": self.position_fs,
-            "per_token_us": self.chunk_token_fs,
-        }
-        return {
-            **sizes,
-            **{name: value / FS_PER_MS for name, value in in_ms.items()},
-            **{name: value / FS_PER_US for name, value in in_us.items()},
-            "per_attended_token_ns": self.attended_fs / FS_PER_NS,
-        }
+        return sizes | {name: (getattr(self, field) or 0) / unit for name, (field, unit) in COEFFICIENTS.items()}
+
+    def moved(self, changes: Mapping[str, float], least: float) -> CostModel:
+        """The costs with these changes of coefficients, in their units; none falls below ``least`` times its value.
+
+        Sizes stay: see ``change_ms``.
+        """
+        found: dict[str, int] = {}
+        for name in changes.keys() & COEFFICIENTS.keys():
+            field, unit = COEFFICIENTS[name]
+            value = getattr(self, field) or 0
+            changed = value + changes[name] * unit
+            found[field] = round(max(changed, least * value) if value > 0 else changed)
+        return replace(self, **found, _filled_fs={})
+
+    def change_ms(self, size: int, changes: Mapping[str, float], place_of: Callable[[tuple[int, int]], float]) -> float:
+        """How f of a size changes where coefficients do; see ``error_of`` for a size that was not measured.
+
+        place_of: where in its spread a gap between measured sizes lies, -1 to 1.
+        """
+        on_measured, spreads = self._on_measured({size_name(size): 1.0})
+        moved = sum(weight * changes.get(name, 0.0) for name, weight in on_measured.items())
+        return moved + sum(spread * place_of(gap) for gap, spread in spreads.items())
 
     @property
     def measured_sizes(self) -> tuple[int, ...]:
         """Sizes whose f the file states; those of ``filled_in_buckets`` are not among them."""
-        return tuple(sorted(self.f_fs))
+        return getattr(self.f_fs, "measured", None) or tuple(sorted(self.f_fs))
 
     def error_of(self, weights: Mapping[str, float]) -> CostError:
         """What the errors of the costs leave unknown of a figure.
@@ -206,14 +224,15 @@ class CostModel:
         Sizes in one gap move together. A size stays among the weights where a single one was measured.
         """
         of_stated, spreads = dict(weights), dict[tuple[int, int], float]()
-        for size in [int(name[2:-1]) for name in weights if name.startswith("f(") and int(name[2:-1]) not in self.f_fs]:
-            if len(self.f_fs) > 1:
+        measured = self.measured_sizes
+        for size in [int(name[2:-1]) for name in weights if name.startswith("f(") and int(name[2:-1]) not in measured]:
+            if len(measured) > 1:
                 weight = of_stated.pop(size_name(size))
-                low, high = _neighbours(self.f_fs, size)
+                low, high = _neighbours(measured, size)
                 for name, share in ((low, (high - size) / (high - low)), (high, (size - low) / (high - low))):
                     of_stated[size_name(name)] = of_stated.get(size_name(name), 0.0) + weight * share
                 gap = (low, high) if low < size < high else (low, low) if size < low else (high, high)
-                reach_fs = max(abs(self.bucket_fs(size) - self.f_fs[end]) for end in gap)
+                reach_fs = max(abs(self.bucket_fs(size) - self.bucket_fs(end)) for end in gap)
                 spreads[gap] = spreads.get(gap, 0.0) + weight * reach_fs / FS_PER_MS
         return of_stated, spreads
 
@@ -300,7 +319,7 @@ def _fill_in(measured: Mapping[int, int], bucket: int) -> int:
     return round(measured[low] + slope * (bucket - low))
 
 
-def _neighbours(measured: Mapping[int, int], bucket: int) -> tuple[int, int]:
+def _neighbours(measured: Iterable[int], bucket: int) -> tuple[int, int]:
     """The two measured buckets on whose line one lies that was not measured."""
     known = sorted(measured)
     place = min(max(bisect(known, bucket), 1), len(known) - 1)

@@ -48,6 +48,7 @@ class _WithSizes(dict[int, int]):
     def __init__(self, model: CostModel, of_sizes: Mapping[int, int]) -> None:
         super().__init__(of_sizes)
         self._model = model
+        self.measured = model.measured_sizes
 
     def __contains__(self, bucket: object) -> bool:
         return True

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, ValidationError
 from harness.clock import NS_PER_MS
 from harness.compiled.records import IntArray, record_as_dict
 from harness.engine.config import EngineConfig
-from harness.engine.cost import CostModel, find_cost_file
+from harness.engine.cost import FS_PER_MS, CostModel, find_cost_file
 from harness.errors import SpecError
 from harness.sim.kernel import arrays as layout
 from harness.sim.paged import run_paged
@@ -70,7 +70,8 @@ class Perturbation:
     """Sizes of the perturbations; see PerturbationSpec for the meaning of each.
 
     assumed: names of the sizes that neither the specification nor a calibration gave. role: whose jitter is drawn. Draw
-    k has the same true costs in every role, because they run on the same device, and its own jitter.
+    k has the same true costs in every role, because they run on the same device, and its own jitter. draws_errors: true
+    costs are drawn from the errors that the cost file states, in place of bucket_sd and prefill_sd.
     """
 
     seed: int
@@ -84,6 +85,7 @@ class Perturbation:
     artifact_sd: float = 0.004
     assumed: tuple[str, ...] = ()
     role: str = ""
+    draws_errors: bool = False
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -91,12 +93,15 @@ class Perturbation:
 
     def line(self) -> str:
         """The sizes in words, and which of them are known."""
-        known = [f"{key} {value:g}" for key, value in self.sizes.items() if key not in self.assumed]
-        assumed = [f"{key} {value:g}" for key, value in self.sizes.items() if key in self.assumed]
-        parts = (("calibrated or given", known), ("assumed, not calibrated", assumed))
+        sizes = {key: value for key, value in self.sizes.items() if not (self.draws_errors and key in OF_COSTS)}
+        known = [f"{key} {value:g}" for key, value in sizes.items() if key not in self.assumed]
+        assumed = [f"{key} {value:g}" for key, value in sizes.items() if key in self.assumed]
+        fit = ["drawn from the covariance of their fit"] if self.draws_errors else []
+        parts = (("costs", fit), ("calibrated or given", known), ("assumed, not calibrated", assumed))
         return "; ".join(f"{what}: {', '.join(sizes)}" for what, sizes in parts if sizes)
 
 
+OF_COSTS = {"bucket_sd", "prefill_sd"}
 SIZES = tuple(field.name for field in fields(Perturbation) if field.name.endswith(("_ms", "_sd")))
 
 
@@ -104,16 +109,19 @@ def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturba
     """The sizes from the specification, else from the calibration in the cost file, else assumed.
 
     bucket_sd: root mean square over the f(b). prefill_sd: of the cost per device call. A calibration's intervals do not
-    give decode_sd, which all decode steps have in common. Raises SpecError for an interval that cannot be read.
+    give decode_sd, which all decode steps have in common. A cost file that states the errors of its fit gives both,
+    unless the specification gives one of them. Raises SpecError for an interval that cannot be read.
     """
     written = {name: size for name in SIZES if (size := getattr(given, name)) is not None}
-    known = _calibrated(find_cost_file(cost_model)) | written
-    assumed = tuple(name for name in SIZES if name not in known)
-    return Perturbation(given.seed, given.level, assumed=assumed, role="", **known)
-
-
-def _calibrated(path: Path) -> dict[str, float]:
+    path = find_cost_file(cost_model)
     table = load_toml(path)
+    draws_errors = bool(table.get("errors")) and not written.keys() & OF_COSTS
+    known = (dict.fromkeys(OF_COSTS, 0.0) if draws_errors else _calibrated(table, path)) | written
+    assumed = tuple(name for name in SIZES if name not in known)
+    return Perturbation(given.seed, given.level, assumed=assumed, role="", draws_errors=draws_errors, **known)
+
+
+def _calibrated(table: Mapping[str, Any], path: Path) -> dict[str, float]:
     try:
         known = StoredCalibration.model_validate(table.get("calibration", {}))
     except ValidationError as error:
@@ -256,8 +264,27 @@ def perturbed(model: CostModel, perturbation: Perturbation, sample: int, artifac
     of_artifact = _normals(1, perturbation.seed, sample, artifact)[0] * perturbation.artifact_sd
     decode, prefill = np.maximum((1 + common) * (1 + of_artifact), LEAST_FACTOR).tolist()
     buckets = np.maximum(1 + of_costs[2:] * perturbation.bucket_sd, LEAST_FACTOR)
-    scaled_buckets = _ScaledBuckets(model, decode * buckets)
-    return replace(model.scaled(decode, prefill), f_fs=scaled_buckets, _filled_fs={})
+    changes = _drawn_errors(model, perturbation.seed, sample) if perturbation.draws_errors else {}
+    places = partial(_place_in_gap, perturbation.seed, sample)
+    change_ms = partial(model.change_ms, changes=changes, place_of=places) if perturbation.draws_errors else None
+    truth = model.moved(changes, LEAST_FACTOR).scaled(decode, prefill)
+    return replace(truth, f_fs=_ScaledBuckets(model, decode * buckets, change_ms), errors=(), _filled_fs={})
+
+
+def _drawn_errors(model: CostModel, seed: int, sample: int) -> dict[str, float]:
+    """Changes of the coefficients of each fit, drawn from its covariance."""
+    changes: dict[str, float] = {}
+    for place, fit in enumerate(model.errors):
+        values, vectors = np.linalg.eigh(np.array(fit.correlations))
+        normals = _normals(len(fit.names), seed, sample, zlib.crc32(b"fit"), place)
+        drawn = vectors @ (np.sqrt(np.maximum(values, 0.0)) * normals) * np.array(fit.standard_errors)
+        changes |= dict(zip(fit.names, drawn.tolist(), strict=True))
+    return changes
+
+
+def _place_in_gap(seed: int, sample: int, gap: tuple[int, int]) -> float:
+    """Where in its spread the cost of sizes lies that were not measured, -1 to 1: those of one gap move together."""
+    return float(np.random.default_rng([seed, sample, zlib.crc32(b"gap"), *gap]).uniform(-1, 1))
 
 
 @lru_cache(maxsize=256)
@@ -272,15 +299,18 @@ class _ScaledBuckets(dict[int, int]):
     It holds every bucket: values that the model interpolates are scaled, not interpolated again.
     """
 
-    def __init__(self, model: CostModel, factors: FloatArray) -> None:
+    def __init__(self, model: CostModel, factors: FloatArray, change_ms: Callable[[int], float] | None) -> None:
         super().__init__()
-        self._model, self._factors = model, factors
+        self._model, self._factors, self._change_ms = model, factors, change_ms
 
     def __contains__(self, bucket: object) -> bool:
         return True
 
     def __missing__(self, bucket: int) -> int:
-        self[bucket] = round(self._model.bucket_fs(bucket) * float(self._factors[min(bucket, 1024)]))
+        f_fs: float = self._model.bucket_fs(bucket)
+        if self._change_ms is not None:
+            f_fs = max(f_fs + self._change_ms(bucket) * FS_PER_MS, LEAST_FACTOR * f_fs)
+        self[bucket] = round(f_fs * float(self._factors[min(bucket, 1024)]))
         return self[bucket]
 
 

@@ -197,3 +197,41 @@ per_call_ms = {written(19.608, 20.392)}
     path.write_text(path.read_text(encoding="utf-8").replace(written(9.804, 10.196), '"about ten"'), encoding="utf-8")
     with pytest.raises(SpecError, match=r"its interval of f\(1\) cannot be read"):
         perturbation_of(DrawsSpec(), str(path))
+
+
+def test_true_costs_are_drawn_from_the_covariance_that_a_cost_file_states(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        """
+name = "mine"
+source = "calibration"
+[decode]
+alpha_ms = 0.5
+[decode.f_ms]
+1 = 10.0
+8 = 13.0
+[prefill]
+per_call_ms = 20.0
+[[errors]]
+coefficients = ["f(1)", "f(8)", "alpha_ms", "per_call_ms"]
+standard_errors = [0.2, 0.2, 0.0, 0.4]
+correlations = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+degrees = 20
+""",
+        encoding="utf-8",
+    )
+    found = perturbation_of(DrawsSpec(**{**CERTAIN, "bucket_sd": None, "prefill_sd": None}), str(path))
+    assert found.draws_errors
+    assert "costs: drawn from the covariance of their fit" in found.line()
+    assert "bucket_sd" not in found.line()
+    model = load_cost_model(path)
+    drawn = [perturbed(model, found, number) for number in range(400)]
+    one, four, eight = (np.array([each.bucket_fs(size) / 1e12 for each in drawn]) for size in (1, 4, 8))
+    # The file says that both move together; the size between them lies anywhere from one to the other.
+    assert np.corrcoef(one, eight)[0, 1] > 0.999
+    assert (one.std(), eight.std()) == pytest.approx((0.2, 0.2), rel=0.1)
+    reach = 12 / 7
+    assert np.ptp(four - (4 * one + 3 * eight) / 7) == pytest.approx(2 * reach, rel=0.05)
+    assert np.array([each.call_fs / 1e12 for each in drawn]).std() == pytest.approx(0.4, rel=0.1)
+    # What an experiment gives comes first.
+    assert not perturbation_of(DrawsSpec(bucket_sd=0.01), str(path)).draws_errors
