@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from harness.analysis.stats import FloatArray
-from harness.judge.decisions.releases import change_points
+from harness.extras.history.points import change_points
 
 SERIES, SEED, ALPHA = 1_000, 20261123, 0.05
 LENGTHS = (6, 8, 12, 24, 48, 96)

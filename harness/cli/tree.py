@@ -240,7 +240,6 @@ HEADINGS: dict[str, dict[str, Any]] = {
         "table": "results:table",
         "compare": "compare:compare",
         "gate": "compare:gate",
-        "history": "compare:history",
         "decide": "prereg:decide",
         "open": "records:open_archive",
         "runs": "records:list_runs",

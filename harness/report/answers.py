@@ -14,8 +14,8 @@ from harness.analysis.figures import figure_at
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.judge.compare.answer import change, interval_in_words, main_answers, source_of
-from harness.judge.summary import ConditionFigures, ExperimentSummary
 from harness.judge.compare.channels import ChannelRatio, Comparison
+from harness.judge.summary import ConditionFigures, ExperimentSummary
 from harness.kinds import kind_of_run
 
 DASH = "\u2013"

@@ -6,7 +6,6 @@ import json
 from xml.etree import ElementTree
 
 from harness.analysis.figures import cells, same
-from harness.judge.compare.measures import Kind
 from harness.judge.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
 from harness.table import Table, four_digits, markdown_rows, table_of
 
@@ -52,7 +51,7 @@ def gate_lines(result: GateResult) -> list[str]:
 
 def notes_of(result: GateResult) -> list[str]:
     """What a reader must know of the sides, and of figures that tables of single conditions make otherwise."""
-    names = dict.fromkeys(test.figure for test in result.tests if test.measure.kind is Kind.QUANTILE)
+    names = dict.fromkeys(test.figure for test in result.tests if test.measure.quantile is not None)
     means = (
         f"{name}: the mean over runs of each run's own percentile, not the percentile of all requests that `harness "
         "table` shows"

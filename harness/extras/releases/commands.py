@@ -113,7 +113,7 @@ def compare(
     Example: `harness stack compare 0.11.2 0.12.0 twin-demo --runs runs/releases`
     """
     from harness.cli.run import ensure_machine_code
-    from harness.judge.decisions.releases import compare_releases
+    from harness.extras.releases.compare import compare_releases
     from harness.runner import run_experiment
 
     sides: list[list[SealedRun]] = []

@@ -29,14 +29,6 @@ class Value(NamedTuple):
     units: float = 1.0
 
 
-class Kind(str, Enum):
-    """How the figure of several runs is made of theirs."""
-
-    SUM = "ratio of sums"
-    MEAN = "mean over runs"
-    QUANTILE = "mean over runs of each run's quantile"
-
-
 class Counted(str, Enum):
     """What a quantile is over."""
 
@@ -66,7 +58,6 @@ class Measure:
     column: str
     meaning: str
     of: Callable[[SealedRun], Value | None]
-    kind: Kind = Kind.MEAN
     is_lower_better: bool = True
     words: tuple[str, str] = ("lower", "higher")
     quantile: float | None = None
@@ -103,7 +94,7 @@ def mean_of(values: Sequence[Value]) -> float:
 
 
 def value_over(measure: Measure, runs: Iterable[SealedRun]) -> float | None:
-    """The measure over several runs, as its kind says; None where a run does not show it, or there is none."""
+    """The measure over several runs; None where a run does not show it, or there is none."""
     values = [measure.of(run) for run in runs]
     known = [value for value in values if value is not None]
     is_known = known and len(known) == len(values) and sum(value.units for value in known)
@@ -182,7 +173,6 @@ def _session_measure(percent: int) -> Measure:
         f"session_p{percent}_s",
         f"p{percent} of the own time of a session (first send to last token, less its waits), s",
         _session(percent / 100),
-        Kind.QUANTILE,
         quantile=percent / 100,
         counted=Counted.SESSIONS,
     )
@@ -198,7 +188,6 @@ MEASURES: Mapping[str, Measure] = {
             "A_s_per_token",
             "modelled device time (A) per generated token, s",
             _a,
-            Kind.SUM,
             words=COST_WORDS,
         ),
         Measure(
@@ -206,7 +195,6 @@ MEASURES: Mapping[str, Measure] = {
             "B_s_per_token",
             "time in flight (B) per generated token, s",
             _b,
-            Kind.SUM,
             words=COST_WORDS,
         ),
         Measure(
@@ -214,7 +202,6 @@ MEASURES: Mapping[str, Measure] = {
             "cost_s_per_token",
             "time in flight (B) per generated token, s",
             _b,
-            Kind.SUM,
             words=COST_WORDS,
             limit=1.01,
         ),
@@ -223,7 +210,6 @@ MEASURES: Mapping[str, Measure] = {
             "ttft_p50_ms",
             "median time to first token, ms",
             _percentile("ttft_ns", 0.5),
-            Kind.QUANTILE,
             quantile=0.5,
             limit=1.05,
         ),
@@ -232,7 +218,6 @@ MEASURES: Mapping[str, Measure] = {
             "ttft_p99_ms",
             "p99 of the time to first token, ms",
             _percentile("ttft_ns", 0.99),
-            Kind.QUANTILE,
             quantile=0.99,
             limit=1.10,
         ),
@@ -242,7 +227,6 @@ MEASURES: Mapping[str, Measure] = {
             "itl_p50_ms",
             "median time between tokens, ms",
             _percentile("itl_ns", 0.5),
-            Kind.QUANTILE,
             quantile=0.5,
         ),
         Measure(
@@ -250,7 +234,6 @@ MEASURES: Mapping[str, Measure] = {
             "e2e_p50_ms",
             "median time of a whole answer, ms",
             _percentile("e2e_ns", 0.5),
-            Kind.QUANTILE,
             quantile=0.5,
         ),
         *map(_session_measure, (50, 90, 99)),
@@ -259,7 +242,6 @@ MEASURES: Mapping[str, Measure] = {
             "session_goodput_per_h",
             "sessions finished within [slo] session_s, per hour",
             _within_target,
-            Kind.SUM,
             is_lower_better=False,
             may_be_zero=True,
             counted=Counted.SESSIONS,
@@ -271,7 +253,6 @@ MEASURES: Mapping[str, Measure] = {
             "computed_tokens_per_request",
             "prompt tokens computed per request (less reuse: more)",
             _reuse,
-            Kind.SUM,
             limit=1.01,
         ),
         Measure(
@@ -279,7 +260,6 @@ MEASURES: Mapping[str, Measure] = {
             "slots_per_occupied_slot",
             "decode slots per occupied slot (more padding: more)",
             _padding,
-            Kind.SUM,
             limit=1.01,
             least=1.0,
         ),

@@ -6,11 +6,14 @@ holds inputs that another one lacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import grouped
 from harness.spec import ExperimentSpec
+
+Run = TypeVar("Run")
 
 
 def common_replicates(runs: Iterable[RunFigures]) -> tuple[int, ...]:
@@ -18,6 +21,13 @@ def common_replicates(runs: Iterable[RunFigures]) -> tuple[int, ...]:
     by_condition = grouped((run for run in runs if run.is_valid), lambda run: run.condition)
     replicates = [{run.replicate for run in group} for group in by_condition.values()]
     return tuple(sorted(set[int].intersection(*replicates))) if replicates else ()
+
+
+def in_order(own: Iterable[Run], base: Iterable[Run], plan_of: Callable[[Run], Hashable]) -> list[tuple[Run, Run]]:
+    """Runs of equal plans; those of a plan that was repeated are paired in order."""
+    others = {plan: iter(runs) for plan, runs in grouped(base, plan_of).items()}
+    pairs = ((run, next(others.get(plan_of(run), iter(())), None)) for run in own)
+    return [(run, other) for run, other in pairs if other is not None]
 
 
 def num_comparisons(spec: ExperimentSpec) -> int:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
-import numpy as np
-
-from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import place_of
-from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, grouped, t_quantile
+from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
 from harness.errors import SpecError
-from harness.judge.compare.measures import MEASURES, OF_SERVERS, Counted, Kind, Measure, Value, log_values
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, Counted, Measure, Value, mean_of
+from harness.judge.compare.pairs import in_order
+from harness.judge.compare.ratio import Ratio, paired_ratio
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.judge.planning.stopping import boundaries_at
 from harness.records import SealedRun, origin_of
@@ -229,6 +228,8 @@ def judge(
                 empty = GateTest(condition, name, limit, len(of_condition), GateVerdict.CANNOT_TELL, "")
                 tests.append(_tested(empty, of_condition, policy, family, earlier))
     notes = [*left_out, *_coverage(new, base, pairs), *_differences(pairs)]
+    if new[0].manifest.kind.has_device is False:
+        notes.append("no device: every figure and interval is given the step times of the cost model")
     origin = origin_of((*base, *new))
     experiments = " against ".join(dict.fromkeys((new[0].manifest.experiment, base[0].manifest.experiment)))
     return GateResult(tuple(tests), tuple(notes), origin, experiments, policy)
@@ -237,7 +238,11 @@ def judge(
 def _paired(new: Sequence[GateRun], base: Sequence[GateRun]) -> dict[str, list[_Pair]]:
     """The pairs of each condition of the baseline."""
     ours, theirs = _sides(new, base)
-    return {name: _pairs(ours.get(name, []), runs) for name, runs in theirs.items()}
+    return {name: in_order(ours.get(name, []), runs, _plan) for name, runs in theirs.items()}
+
+
+def _plan(run: GateRun) -> str:
+    return run.manifest.plan_hash
 
 
 def _sides(
@@ -276,13 +281,6 @@ def _blocks_for_number(figure: Measure, pairs: Sequence[_Pair]) -> int:
     return math.ceil(figure.num_needed * len(pairs) / number) if number else MANY
 
 
-def _pairs(new: Sequence[GateRun], base: Sequence[GateRun]) -> list[_Pair]:
-    """Runs of equal plans; the runs of a plan that was repeated are paired in order."""
-    others = {plan: iter(runs) for plan, runs in grouped(base, lambda run: run.manifest.plan_hash).items()}
-    pairs = ((run, next(others.get(run.manifest.plan_hash, iter(())), None)) for run in new)
-    return [(run, other) for run, other in pairs if other is not None]
-
-
 def _known(figure: Measure, pairs: Sequence[_Pair]) -> list[tuple[Value, Value]]:
     """The figure's values of the pairs that have a ratio."""
     values = [(new.values.get(figure.name), base.values.get(figure.name)) for new, base in pairs]
@@ -303,8 +301,7 @@ def _tested(
     if len(known) < len(pairs):
         why = f"not observed in {len(pairs) - len(known)} of {len(pairs)} pairs"
         return replace(empty, num_pairs=len(known), why=why)
-    sides = list(zip(*known, strict=True))
-    means = [sum(value.amount for value in side) / sum(value.units for value in side) for side in sides]
+    means = [mean_of(side) for side in zip(*known, strict=True)]
     empty = replace(empty, new=means[0], baseline=means[1])
     targets = {str(figure.target_of(run.manifest)) for pair in pairs for run in pair}
     if not all(means) or len(targets) > 1:
@@ -315,8 +312,9 @@ def _tested(
         why = f"{number} {figure.counted.value} a side, {figure.num_needed} are needed"
         return replace(empty, why=why, more_blocks=_blocks_for_number(figure, pairs) - len(pairs))
     looks = [[pair for pair in pairs if _key(pair) in keys] for keys in earlier]
-    estimates = [one for look in (*looks, pairs) if (one := estimate_at(figure, look)) is not None]
-    if estimate_at(figure, pairs) is None:
+    ratios = [ratio for look in (*looks, pairs) if (ratio := ratio_of(figure, look)) is not None]
+    estimates = [ratio.estimate for ratio in ratios if ratio.estimate is not None]
+    if not ratios or ratios[-1].estimate is None:
         why = f"{len(pairs)} pairs, {MIN_REPLICATES} are needed for an interval"
         return replace(empty, why=why, more_blocks=max(1, MIN_REPLICATES - len(pairs)))
     if not figure.is_lower_better:
@@ -325,22 +323,15 @@ def _tested(
     return _with_limits(empty, estimates, policy, family)
 
 
-def estimate_at(figure: Measure, pairs: Sequence[_Pair]) -> Estimate | None:
-    """The mean log ratio of pairs that all have the figure; None where they are too few, or hold too few requests."""
+def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
+    """The ratio of pairs that all have the figure; None where one has not, or they hold too few requests."""
     known = _known(figure, pairs)
     if not all(any(value.amount for value in side) for side in zip(*known, strict=True)):
         return None
     if not known or len(known) < len(pairs) or _number_a_side(figure, pairs) < figure.num_needed:
         return None
-    return estimate_of(_log_ratios(figure, known).tolist(), [run for run, _ in pairs])
-
-
-def _log_ratios(figure: Measure, known: Sequence[tuple[Value, Value]]) -> FloatArray:
-    """A log ratio of each pair; of sums their mean is that of the sums, as in ``harness compare``."""
-    new, base = ([pair[side] for pair in known] for side in (0, 1))
-    if figure.kind is Kind.SUM:
-        return log_values(new) - log_values(base)
-    return np.log([value.amount for value in new]) - np.log([value.amount for value in base])
+    new, base = zip(*known, strict=True)
+    return paired_ratio(new, base, [run for run, _ in pairs])
 
 
 def _with_limits(test: GateTest, estimates: Sequence[Estimate], policy: GatePolicy, family: int) -> GateTest:

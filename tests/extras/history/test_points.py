@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
+from harness.extras.history.points import MIN_POINTS, Placed, change_points, histories
 from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import GateRun
-from harness.judge.decisions.releases import MIN_POINTS, Placed, change_points, histories
 from harness.records.manifest import Manifest
 
 pytest.importorskip("ruptures", reason="the extra history is not installed")
