@@ -20,6 +20,8 @@ from harness.sim.simulate import run_batch
 
 MOST_DRAWS = 100
 """Draws of a break-even, which are simulated again for each change that is tried."""
+MOST_PAGED_DRAWS = 4
+"""The same of paged memory, whose simulator is slower."""
 FIRST_CHANGE = 0.05
 LEAST_CHANGE, MOST_CHANGE = -0.5, 1.0
 MOST_STEPS = 6
@@ -116,11 +118,13 @@ def break_even(ratio_at: Callable[[float], float]) -> float | None:
 class BreakEven(NamedTuple):
     """The relative change of some costs at which a predicted ratio is 1; None: no such change between a half and twice.
 
-    sizes: whose f changes; empty: the prefill costs, where both sides have the same sizes.
+    sizes: whose f changes; empty: the prefill costs, where both sides have the same sizes. few_draws: of how many draws
+    it is, where these are fewer than those of the prediction; 0: of all of them.
     """
 
     sizes: tuple[int, ...]
     change: float | None
+    few_draws: int = 0
 
     @property
     def short(self) -> str:
@@ -128,6 +132,11 @@ class BreakEven(NamedTuple):
         return "-" if self.change is None else f"{100 * self.change:+.1f} %"
 
     def __str__(self) -> str:
+        by = f" (by {self.few_draws} draws alone)" if self.few_draws else ""
+        return f"{self._words}{by}"
+
+    @property
+    def _words(self) -> str:
         costs = sizes_in_words(self.sizes) if self.sizes else "the prefill costs"
         is_or_are = "is" if len(self.sizes) == 1 else "are"
         if self.change is None:
@@ -161,14 +170,15 @@ NO_CHANGE = CostChange((), 0.0)
 def planned_break_even(own: Sequence[PlannedRun], base: Sequence[PlannedRun], num_draws: int) -> BreakEven | None:
     """The break-even of a predicted ratio, by the draws that predict these runs; at most MOST_DRAWS of them.
 
-    own, base: the runs of a condition and of its baseline. None where both have the same server, so that no cost of a
-    configuration decides, and under paged rules, whose draws take too long to be made again.
+    own, base: the runs of a condition and of its baseline; of paged memory at most MOST_PAGED_DRAWS. None where both
+    have the same server, so that no cost of a configuration decides.
     """
     configs = [EngineConfig.from_server(runs[0].server) for runs in (own, base)]
-    if configs[0] == configs[1] or any(config.rule_set.is_paged for config in configs):
+    if configs[0] == configs[1]:
         return None
     sizes = deciding_sizes(*(config.decode_buckets for config in configs))
-    numbers = range(min(num_draws, MOST_DRAWS))
+    most = MOST_PAGED_DRAWS if any(config.rule_set.is_paged for config in configs) else MOST_DRAWS
+    numbers = range(min(num_draws, most))
 
     def ratio_at(change: float) -> float:
         costs_ns = [
@@ -177,7 +187,8 @@ def planned_break_even(own: Sequence[PlannedRun], base: Sequence[PlannedRun], nu
         ]
         return costs_ns[0] / costs_ns[1]
 
-    return BreakEven(sizes, break_even(ratio_at))
+    is_few = most == MOST_PAGED_DRAWS < num_draws
+    return BreakEven(sizes, break_even(ratio_at), most if is_few else 0)
 
 
 def _device_ns(run: PlannedRun, config: EngineConfig, model: CostModel, numbers: Sequence[int]) -> int:

@@ -20,15 +20,17 @@ from harness.spec import parse_experiment
 PAPER = load_cost_model("paper")
 
 
-def pair(**server: object) -> tuple[tuple[PlannedRun, ...], tuple[PlannedRun, ...]]:
+def pair(
+    server: dict[str, object] | None = None, base: dict[str, object] | None = None, draws: int = 1, **keys: object
+) -> tuple[tuple[PlannedRun, ...], tuple[PlannedRun, ...]]:
     table = {
         "name": "turns",
         "backend": "sim",
         "base_seed": 7,
         "replicates": 2,
-        "prediction": {"draws": 1},
+        "prediction": {"draws": draws},
         "workload": {"num_sessions": 6, "wait_cap_s": 5.0},
-        "condition": [{"name": "base"}, {"name": "changed", "server": server}],
+        "condition": [{"name": "base", "server": base or {}}, {"name": "changed", "server": (server or {}) | keys}],
     }
     planned = resolve(parse_experiment(table, where="test")).by_condition
     return planned["changed"], planned["base"]
@@ -47,6 +49,18 @@ def test_at_the_break_even_the_simulated_ratio_is_1() -> None:
     given = [sum(simulate(run.plan, run.server, PAPER).device_ns for run in runs) for runs in (own, base)]
     assert abs(costs[0] / costs[1] - 1) < 0.1 * abs(given[0] / given[1] - 1)
     assert str(found) == f"the answer turns where f(6) is {100 * found.change:.1f} % higher than given"
+
+
+def test_paged_memory_has_a_break_even_by_a_few_draws() -> None:
+    paged = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "max_num_seqs": 8, "num_gpu_blocks": 1024}
+    own, base = pair(paged | {"decode_buckets": [1, 2, 4, 6, 8]}, paged | {"decode_buckets": [1, 2, 4, 8]}, draws=6)
+    found = planned_break_even(own, base, 6)
+    assert found is not None
+    assert (found.sizes, found.few_draws) == ((6,), 4)
+    assert str(found).endswith(" (by 4 draws alone)")
+    # Where f(6) is that of 8, its steps cost what they cost without it.
+    assert found.change is not None
+    assert 0 < found.change < 0.5
 
 
 def test_servers_that_are_equal_have_no_break_even() -> None:
