@@ -72,6 +72,8 @@ def _by_pair(table: Table) -> list[Table]:
     """A table per pair, which fits a narrow terminal: a row per measure."""
     from itertools import groupby
 
+    from harness.analysis.stats import GIVEN_COSTS
+
     shown = ("measure", "mean", "baseline_mean", "ratio", "low", "high", "p_adjusted", "verdict")
     named = ("condition", "baseline", "paired", "runs", "source")
     pairs: list[Table] = []
@@ -83,6 +85,8 @@ def _by_pair(table: Table) -> list[Table]:
         rows = list(of_pair)
         notes = {row["note"] for row in rows}
         about_all = f"{notes.pop()}." if len(notes) == 1 and notes != {""} else ""
+        given = [str(row["measure"]) for row in rows if str(row["note"]).endswith(GIVEN_COSTS.removeprefix(", "))]
+        about_all = about_all or (f"{', '.join(given)}: interval{GIVEN_COSTS}." if given else "")
         pairs.append(table_of(name, about_all, ({name: row[name] for name in shown} for row in rows)))
     return pairs
 

@@ -393,7 +393,7 @@ ANSWERED = {
     "p_adjusted": "result.p_adjusted",
     "family": "result.family",
     "verdict": "said",
-    "note": "result.note",
+    "note": "note",
 }
 CHANNELS: tuple[Channel, ...] = ("a", "b")
 

@@ -85,6 +85,11 @@ class Answer:
         return self.verdict.said()
 
     @property
+    def note(self) -> str:
+        """What a reader must know of its interval and its prices."""
+        return "; ".join(filter(None, (self.result.note, self.prices)))
+
+    @property
     def basis(self) -> str:
         """The runs behind it and what is missing: "8 valid runs, measured, channel B alone (no step log)"."""
         basis = f"{2 * len(self.comparison.replicates)} valid runs, {self.source.value}"

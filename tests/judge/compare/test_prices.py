@@ -79,6 +79,7 @@ def test_conditions_of_one_experiment_are_priced_alike_in_every_view(tmp_path: P
     a_ns = {row["condition"]: row["a_ns"] for row in summary.to_arrow().to_pylist()}
     assert a_ns["other"] / a_ns["base"] == pytest.approx(answer.ratio)
     assert "A of both by the costs of paper" in answers(summary, str)[0].text
+    assert summary.to_arrow().to_pylist()[1]["note"].endswith("A of both by the costs of paper")
     assert summary.prices in conditions_table(summary).caption
     page = write_report(runs, tmp_path / "report.html").read_text()
     assert "A of all is by the baseline" in page
