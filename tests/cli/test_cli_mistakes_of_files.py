@@ -20,8 +20,10 @@ from harness.spec import load_experiment, load_toml
 
 pytestmark = pytest.mark.same_everywhere
 
-NUM_MISTAKES = int(os.environ.get("MISTAKES", "60"))
-tried = settings(max_examples=NUM_MISTAKES, suppress_health_check=list(HealthCheck))
+NUM_MISTAKES = int(os.environ.get("MISTAKES", "40"))
+tried = settings(
+    max_examples=NUM_MISTAKES, suppress_health_check=list(HealthCheck), derandomize="MISTAKES" not in os.environ
+)
 
 EXPERIMENT = """\
 name = "small"
