@@ -82,7 +82,8 @@ class RunGauges(Collector):
         return family
 
     def _of_conditions(self, measure: Measure) -> GaugeMetricFamily:
-        meaning = f"{_meaning(measure)}, {measure.kind.value}"
+        made = "over its runs" if measure.quantile is None else "mean over runs of each run's quantile"
+        meaning = f"{_meaning(measure)}, {made}"
         family = GaugeMetricFamily(f"{OF_CONDITION}{metric_name(measure)}", meaning, labels=_SERIES)
         for runs in self._conditions.values():
             self._add(family, runs, metric_value(measure, runs))
