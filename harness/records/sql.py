@@ -247,9 +247,11 @@ def _create_views(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) 
 
 def _create_parts(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
     """A function of a run's place that says which session each session of its plan is a part of; read when called."""
-    from harness.plan import begun_in_the_middle, whole_sessions
 
     def parts_of(place: int) -> list[dict[str, object]]:
+        # Only the view of sessions needs the plans' code, which brings the specs.
+        from harness.plan import begun_in_the_middle, whole_sessions
+
         plan = runs[place].plan_if_readable
         if plan is None:
             return []
