@@ -19,7 +19,8 @@ class BackendKind:
 
     label: in reports, so that no reader confuses two kinds. has_device: its times come from a device; None: unknown.
     scales_time: model time may differ from wall time. is_virtual: no process is started and no wall time passes.
-    has_stack: the real vllm-rbln, which can be patched and observed. is_restarted: every run gets a fresh server.
+    has_stack: the real vllm-rbln, which can be patched and observed. has_observer: it can be observed alone.
+    is_restarted: every run gets a fresh server.
     lifecycle_s: wall seconds of a run besides its replay, a first estimate.
     """
 
@@ -29,6 +30,7 @@ class BackendKind:
     scales_time: bool = False
     is_virtual: bool = False
     has_stack: bool = False
+    has_observer: bool = False
     is_restarted: bool = True
     lifecycle_s: float = 2.5
 
@@ -56,6 +58,7 @@ _TABLE = (
         name="vllm",
         label="vLLM (vllm serve of an environment of yours, any platform)",
         has_device=True,
+        has_observer=True,
         lifecycle_s=60.0,
     ),
     BackendKind(

@@ -9,6 +9,7 @@ from harness.analysis.stats import of_blocks
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.judge.compare.pairs import num_comparisons
+from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.result import Family, result_of
 from harness.judge.compare.verdict import Verdict
 from harness.sim.plans import plan_arrays
@@ -38,5 +39,8 @@ def test_the_demo_gives_the_same_answers_in_19_of_20_tries_however_late_requests
             pairs = [(costs[f"{condition.name}/{k}"], costs[f"{base}/{k}"]) for k in range(spec.replicates)]
             logs = np.array([np.log(treated / baseline) for treated, baseline in pairs]).T.tolist()
             family = Family(num_comparisons(spec))
-            said = [result_of(1.0, of_blocks(each), each, spec.replicates, family).verdict for each in logs]
+            said = [
+                result_of(Ratio(ratio=1.0, values=tuple(each), blocks=of_blocks(each)), spec.replicates, family).verdict
+                for each in logs
+            ]
             assert said.count(Verdict.LOWER) >= 0.95 * TRIES, condition.name

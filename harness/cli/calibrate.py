@@ -52,7 +52,7 @@ def calibrate(
         typer.Option(
             "--set",
             help="Change one key of [server]: `--set max_num_seqs=16`; of another table by its name: "
-            "`--set limits.request_timeout_s=600`. Repeatable.",
+            "`--set limits.stall_ms=20`. Repeatable.",
         ),
     ] = None,
     time_scale: Annotated[

@@ -41,7 +41,7 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
     """
     kind = kind_named(backend or spec.backend)
     has_patch = kind.has_stack
-    if not has_patch and kind.name != "vllm":
+    if not has_patch and not kind.has_observer:
         raise SpecError(
             f"backend {kind.name!r} starts no vllm-rbln or vLLM to observe",
             where="server patch check",

@@ -119,7 +119,7 @@ def test_a_folded_line_has_the_same_words_and_no_longer_lines(line: str, width: 
     assert lines_beyond("\n".join(lines), width) == []
 
 
-@given(LINES, st.lists(WORDS, min_size=1, max_size=20), st.integers(30, 100))
+@given(LINES, st.lists(WORDS, min_size=1, max_size=20), st.integers(40, 100))
 def test_a_folded_command_is_one_command_to_a_shell(before: str, options: list[str], width: int) -> None:
     command = f"harness run {' '.join(options)}"
     lines = "\n".join(folded(f"{before}: {command}", width))

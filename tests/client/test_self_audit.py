@@ -106,8 +106,8 @@ def test_a_null_server_that_was_killed_is_one_clear_line() -> None:
 
 
 @pytest.mark.same_everywhere
-@pytest.mark.parametrize("module", ["client.null_server", "client.host", "server.supervisor"])
+@pytest.mark.parametrize("module", ["harness.client.null_server", "harness.client.host", "harness.server.supervisor"])
 def test_the_small_processes_beside_each_run_load_no_large_package(module: str) -> None:
-    asked = f"import sys, harness.{module}; print(*{{'numpy', 'httpx', 'pydantic', 'pyarrow'}} & {{*sys.modules}})"
+    asked = f"import sys, {module}; print(*{{'numpy', 'httpx', 'pydantic', 'pyarrow'}} & {{*sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []

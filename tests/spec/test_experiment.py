@@ -60,7 +60,8 @@ def test_repeated_input_is_the_first_replicates() -> None:
         ({"condition": [{"name": "Big"}]}, "name 'Big' must match"),
         (
             {"workload": {"num_sessions": 4, "prompt_tokens": {"distribution": "unifrm"}}},
-            "workload.prompt_tokens: 'unifrm' is not one of 'fixed', 'uniform', 'lognormal' (did you mean uniform?)",
+            "workload.prompt_tokens: distribution 'unifrm' is not one of 'fixed', 'uniform', 'lognormal' "
+            "(did you mean uniform?)",
         ),
         ({"backend": "gpu"}, "unknown backend 'gpu'"),
         ({"limits": {"residual_share": 2}}, "limits.residual_share"),

@@ -78,8 +78,6 @@ def test_from_0_30_on_a_chat_lists_no_calls_and_its_stream_always_has_details(ne
         ({"prompt": [-5]}, "Bad Request", "body.prompt.0"),
         ({"prompt": 7}, "Bad Request", "body.prompt"),
         ({"prompt": "x", "max_tokens": "many"}, "Bad Request", "body.max_tokens"),
-        ({"prompt": "x", "logprobs": -1}, "BadRequestError", "logprobs"),
-        ({"prompt": "x", "stream": True, "prompt_logprobs": 1}, "BadRequestError", "prompt_logprobs"),
         ({"prompt": "x", "temperature": -1}, "BadRequestError", "temperature"),
     ],
 )
