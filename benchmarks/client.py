@@ -29,12 +29,12 @@ from rich.table import Table
 from benchmarks.figure import Figure, Measured
 from benchmarks.memory import replay_growth_bytes, require_answered
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
-from harness.client.null_server import NullServer, NullServerConfig
-from harness.client.run import ReplayResult, replay
-from harness.client.self_audit import FloatArray, compare_with_server, null_target
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
-from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.spec import ClientName, ClientSpec
+from harness.measure.client.null_server import NullServer, NullServerConfig
+from harness.measure.client.run import ReplayResult, replay
+from harness.measure.client.self_audit import FloatArray, compare_with_server, null_target
+from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.spec import ClientName, ClientSpec
 
 # A replay client, "bare", "C", or a peer's own name.
 Column = str

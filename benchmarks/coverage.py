@@ -15,15 +15,15 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
-from harness.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, Percentile, percentiles_of
-from harness.analysis.sessions import session_percentiles
-from harness.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.engine.config import EngineConfig
-from harness.experiment import resolve
-from harness.sim.plans import plan_arrays
-from harness.sim.predict.draws import Draws, draw, perturbation_of, run_draw, run_draws
-from harness.spec import load_experiment
+from harness.judge.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, Percentile, percentiles_of
+from harness.judge.analysis.sessions import session_percentiles
+from harness.judge.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import resolve
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.predict.draws import Draws, draw, perturbation_of, run_draw, run_draws
+from harness.model.spec import load_experiment
 
 EXPERIMENTS, SEED = 1_000, 20261125
 NUM_RUNS = (6, 12)

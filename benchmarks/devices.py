@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
-from harness.analysis.cost.devices import BlockRatio, device_effect
-from harness.analysis.stats import FloatArray, Interval, mean_interval
-from harness.engine.config import EngineConfig
-from harness.experiment import PlannedRun, resolve
-from harness.sim.plans import plan_arrays
-from harness.sim.predict.draws import Perturbation, jittered_draw, run_draws
-from harness.spec import ExperimentSpec, load_experiment
-from harness.spec.sections import EmulatedDevice
+from harness.judge.analysis.cost.devices import BlockRatio, device_effect
+from harness.judge.analysis.stats import FloatArray, Interval, mean_interval
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.predict.draws import Perturbation, jittered_draw, run_draws
+from harness.model.spec import ExperimentSpec, load_experiment
+from harness.model.spec.sections import EmulatedDevice
 
 EXPERIMENTS, ROUNDS, LEVEL = 200, 6, 0.95
 CONDITION, BASELINE = "bucket6-nowaits", "base-nowaits"

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock
-from harness.emulator.step_log import read_trace
+from harness.measure.emulator.step_log import read_trace
 
 READY_WITHIN_NS = 60_000 * NS_PER_MS
 PROMPT_TOKENS = 64
@@ -93,7 +93,7 @@ def _is_full_decode(record: dict[str, Any], num_seqs: int) -> bool:
 
 def _serve_and_load(config_path: Path, log_path: Path, num_seqs: int, num_tokens: int) -> None:
     with log_path.open("wb") as log:
-        command = [sys.executable, "-m", "harness.emulator", "--config", str(config_path)]
+        command = [sys.executable, "-m", "harness.measure.emulator", "--config", str(config_path)]
         server = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             asyncio.run(_load(wait_for_address(server, log_path), num_seqs, num_tokens))

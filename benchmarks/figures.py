@@ -46,9 +46,9 @@ def bench_plan() -> Iterator[Figure]:
     code = (
         "import json, resource, sys, pathlib\n"
         "from harness.clock import process_cpu_ns\n"
-        "from harness.experiment import build_plan\n"
-        "from harness.plan import save_plan\n"
-        "from harness.spec import WorkloadSpec\n"
+        "from harness.model.experiment import build_plan\n"
+        "from harness.model.plan import save_plan\n"
+        "from harness.model.spec import WorkloadSpec\n"
         "began_ns = process_cpu_ns()\n"
         f"plan = build_plan(WorkloadSpec(num_sessions={PLAN_REQUESTS // 2}), 1, 0)\n"
         "save_plan(plan, pathlib.Path(sys.argv[1]))\n"
@@ -89,8 +89,8 @@ def bench_simulator() -> Iterator[Figure]:
 
     yield from simulator_figures()
     code = (
-        "from harness.sim.search.evaluate import Evaluator\n"
-        "from harness.sim.search.space import load_space\n"
+        "from harness.model.sim.search.evaluate import Evaluator\n"
+        "from harness.model.sim.search.space import load_space\n"
         "evaluator = Evaluator(load_space('paper'))\n"
         "evaluator.evaluate(evaluator.candidates[0], evaluator.groups)\n"
     )

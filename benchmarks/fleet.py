@@ -22,12 +22,12 @@ from pathlib import Path
 
 import psutil
 
-from harness.analysis import run_figures
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.judge.analysis import run_figures
+from harness.measure.records import RunKey, RunStore, SealedRun, layout
+from harness.measure.server.process import free_port
+from harness.model.spec import ExperimentSpec, FleetSpec
 from harness.runner import run_experiment
-from harness.server.process import free_port
-from harness.spec import ExperimentSpec, FleetSpec
 
 HOSTS = ("alpha", "beta")
 EXPERIMENT = """

@@ -6,12 +6,12 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from harness.client.run import ReplayResult, replay
-from harness.client.self_audit import null_target
 from harness.clock import NS_PER_S
 from harness.errors import ServerError
-from harness.plan import Plan
-from harness.spec import ClientSpec
+from harness.measure.client.run import ReplayResult, replay
+from harness.measure.client.self_audit import null_target
+from harness.model.plan import Plan
+from harness.model.spec import ClientSpec
 
 BYTES_PER_KIB = 1024
 REQUEST_TIMEOUT_NS = 120 * NS_PER_S

@@ -10,9 +10,9 @@ import shlex
 import subprocess
 from typing import NamedTuple
 
-from harness.client.null_server import NullServer, NullServerConfig
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.measure.client.null_server import NullServer, NullServerConfig
 
 NUM_REQUESTS = 64
 TIMEOUT_S = 300.0

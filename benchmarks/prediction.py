@@ -14,26 +14,26 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from harness.analysis.stats import FloatArray, binomial_cdf
 from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
-from harness.compiled.records import records_of
-from harness.emulator.core import StepEnd
-from harness.emulator.virtual import run_virtually
-from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
-from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import HarnessError, SpecError
-from harness.experiment import build_plan
-from harness.plan import Plan
-from harness.plan.build import derive_seed
-from harness.sim.kernel import arrays as layout
-from harness.sim.plans import is_rearrival, plan_arrays
-from harness.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
-from harness.sim.predict.intervals import Figures, Predictor, interval
-from harness.sim.predict.windows import user_timelines, window_bounds, window_stats
-from harness.sim.search.space import SpaceSpec
-from harness.spec import ServerShape, ServerSpec
-from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
+from harness.judge.analysis.stats import FloatArray, binomial_cdf
+from harness.measure.emulator.core import StepEnd
+from harness.measure.emulator.virtual import run_virtually
+from harness.model.compiled.records import records_of
+from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model
+from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan
+from harness.model.plan.build import derive_seed
+from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.plans import is_rearrival, plan_arrays
+from harness.model.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
+from harness.model.sim.predict.intervals import Figures, Predictor, interval
+from harness.model.sim.predict.windows import user_timelines, window_bounds, window_stats
+from harness.model.sim.search.space import SpaceSpec
+from harness.model.spec import ServerShape, ServerSpec
+from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 
 SEED_RANGE = 2**31
 

@@ -17,21 +17,21 @@ import numpy as np
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from harness.clock import NS_PER_S, process_cpu_ns
-from harness.engine.config import EngineConfig, new_state
-from harness.engine.cost import load_cost_model
-from harness.experiment import build_plan, resolve
 from harness.judge.decisions.predictions import drawn_ratio
-from harness.plan import Plan
-from harness.prereg import predict_experiment
-from harness.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
-from harness.sim.plans import plan_arrays
-from harness.sim.search.evaluate import Evaluator
-from harness.sim.search.run import compute_here, search
-from harness.sim.search.space import load_space
-from harness.sim.simulate import run_batch
-from harness.spec import PerturbationSpec, WorkloadSpec, load_experiment
-from harness.traces.lower import Lowering, sessions_of
-from harness.traces.recording import RecordedRequest, Recording
+from harness.judge.prereg import predict_experiment
+from harness.model.engine.config import EngineConfig, new_state
+from harness.model.engine.cost import load_cost_model
+from harness.model.experiment import build_plan, resolve
+from harness.model.plan import Plan
+from harness.model.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.search.evaluate import Evaluator
+from harness.model.sim.search.run import compute_here, search
+from harness.model.sim.search.space import load_space
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import PerturbationSpec, WorkloadSpec, load_experiment
+from harness.model.traces.lower import Lowering, sessions_of
+from harness.model.traces.recording import RecordedRequest, Recording
 from tests.support.naive import naive_run
 from tests.support.naive_paper import paper_run
 

@@ -19,36 +19,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.api import compare, open_runs, power, sweep
     from harness.cli.progress import TerminalProgress
-    from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
-    from harness.experiment import build_plan
     from harness.judge.catalogue import analyse
+    from harness.judge.prereg import Judgement, decide
+    from harness.judge.report import write_report
     from harness.judge.summary import ExperimentSummary, summarise
-    from harness.plan import Plan, WaitDistribution, load_waits
-    from harness.prereg import Judgement, decide
-    from harness.records import RunStore, SealedRun
-    from harness.report import write_report
+    from harness.measure.records import RunStore, SealedRun
+    from harness.model.engine import CostModel, load_cost_model
+    from harness.model.experiment import build_plan
+    from harness.model.plan import Plan, WaitDistribution, load_waits
+    from harness.model.sim import SimResult, simulate
+    from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
     from harness.runner import ExperimentOutcome, run_experiment
-    from harness.sim import SimResult, simulate
-    from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
 
 __version__ = "0.1.0"
 
 _NAMES = {
     "harness.api": ("compare", "open_runs", "power", "sweep"),
     "harness.cli.progress": ("TerminalProgress",),
-    "harness.engine": ("CostModel", "load_cost_model"),
+    "harness.model.engine": ("CostModel", "load_cost_model"),
     "harness.errors": ("HarnessError", "RuleFailedError", "RunInvalidError", "SpecError"),
-    "harness.experiment": ("build_plan",),
+    "harness.model.experiment": ("build_plan",),
     "harness.judge.summary": ("ExperimentSummary", "summarise"),
     "harness.judge.catalogue": ("analyse",),
-    "harness.plan": ("Plan", "WaitDistribution", "load_waits"),
-    "harness.prereg": ("Judgement", "decide"),
-    "harness.records": ("RunStore", "SealedRun"),
-    "harness.report": ("write_report",),
+    "harness.model.plan": ("Plan", "WaitDistribution", "load_waits"),
+    "harness.judge.prereg": ("Judgement", "decide"),
+    "harness.measure.records": ("RunStore", "SealedRun"),
+    "harness.judge.report": ("write_report",),
     "harness.runner": ("ExperimentOutcome", "run_experiment"),
-    "harness.sim": ("SimResult", "simulate"),
-    "harness.spec": ("ExperimentSpec", "ServerSpec", "WorkloadSpec", "load_experiment"),
+    "harness.model.sim": ("SimResult", "simulate"),
+    "harness.model.spec": ("ExperimentSpec", "ServerSpec", "WorkloadSpec", "load_experiment"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

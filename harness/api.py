@@ -16,8 +16,8 @@ from harness.table import Table, table_of
 
 if TYPE_CHECKING:
     from harness.judge.compare.across import PeerSide, Side
-    from harness.records import SealedRun
-    from harness.spec import ExperimentSpec
+    from harness.measure.records import SealedRun
+    from harness.model.spec import ExperimentSpec
 
 
 def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[SealedRun]:
@@ -26,7 +26,7 @@ def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[Seale
     address: its name below ``runs_root``, its file, a folder of runs, or a published archive ("a.zip"). Raises
     SpecError where there are none.
     """
-    from harness.records.store import sealed_runs
+    from harness.measure.records.store import sealed_runs
 
     return sealed_runs(Path(runs_root), address)
 
@@ -45,8 +45,8 @@ def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
     over: "workload.num_sessions=2,4,8"; the first value is the baseline. changes: keys of the experiment itself, such
     as replicates=3 or backend="sim".
     """
-    from harness.records.store import experiment_at
-    from harness.spec import parse_experiment
+    from harness.measure.records.store import experiment_at
+    from harness.model.spec import parse_experiment
 
     source, table, _ = experiment_at(experiment)
     return parse_experiment(swept_table({**table, **changes}, over), where=f"{source}, {over}")
@@ -65,8 +65,8 @@ def power(
     margin: what counts as equal. precision: half width of an interval. runs: sealed runs to take the spread from;
     without any, ``num_blocks`` plan draws are simulated.
     """
-    from harness.advise.power import Goal, measured_components, needed_together, simulated_components
-    from harness.records import origin_of
+    from harness.judge.advise.power import Goal, measured_components, needed_together, simulated_components
+    from harness.measure.records import origin_of
 
     spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
     components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
@@ -93,8 +93,8 @@ def experiment_with(
     address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
 ) -> tuple[ExperimentSpec, Path, Path]:
     """(the experiment at an address with these changes, its source, the folder of its runs)."""
-    from harness.records.store import experiment_at
-    from harness.spec import parse_experiment
+    from harness.measure.records.store import experiment_at
+    from harness.model.spec import parse_experiment
 
     source, table, runs = experiment_at(address, runs)
     return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
@@ -140,11 +140,11 @@ def sides_at(address: str, runs: Path, targets: Mapping[str, float] | None = Non
 
     targets: keys of [slo] that differ from those of the experiments.
     """
-    from harness.analysis.stats import grouped
+    from harness.judge.analysis.stats import grouped
     from harness.judge.compare.across import Side
-    from harness.records import RunStore
-    from harness.records.archive import runs_folder
-    from harness.records.store import sealed_runs
+    from harness.measure.records import RunStore
+    from harness.measure.records.archive import runs_folder
+    from harness.measure.records.store import sealed_runs
 
     place, runs = runs_folder(Path(address)), runs_folder(runs)
     if address.endswith(".toml"):
@@ -179,7 +179,7 @@ def note_look(sealed: Sequence[SealedRun], by: str) -> None:
     by: the command.
     """
     if any(run.manifest.preregistration is not None for run in sealed):
-        from harness.prereg.judge import record_look
+        from harness.judge.prereg.judge import record_look
 
         if problem := record_look(sealed, by):
             print(problem, file=sys.stderr)
@@ -187,7 +187,7 @@ def note_look(sealed: Sequence[SealedRun], by: str) -> None:
 
 def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """A deep copy of ``table`` with each "dotted.key=value" applied; raises SpecError on a malformed change."""
-    from harness.spec.recorded import setting_value
+    from harness.model.spec.recorded import setting_value
 
     result = copy.deepcopy(dict(table))
     for change in changes:
@@ -223,7 +223,7 @@ def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
 
     Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
     """
-    from harness.spec import ServerSpec, WorkloadSpec
+    from harness.model.spec import ServerSpec, WorkloadSpec
 
     tables = {"server": ServerSpec, "workload": WorkloadSpec}
     key, _, text = over.partition("=")

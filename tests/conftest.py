@@ -60,10 +60,19 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("advise", "analysis", "engine", "export", "plan", "prereg", "sim", "traces"),
-    *("differential", "stack/vllm"),
+    *(
+        "judge/advise",
+        "judge/analysis",
+        "model/engine",
+        "judge/export",
+        "model/plan",
+        "judge/prereg",
+        "model/sim",
+        "model/traces",
+    ),
+    *("differential", "stacks/vllm"),
     *(f"extras/{name}" for name in ("formats", "otel", "paper", "peers", "perfetto")),
-    *(f"stack/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
+    *(f"stacks/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )
 """Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the

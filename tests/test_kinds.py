@@ -9,12 +9,12 @@ import pytest
 
 import harness
 from harness.errors import SpecError
-from harness.experiment import resolve
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named, kind_of_run, origin_note
+from harness.measure.server.doctor import Check
+from harness.model.experiment import resolve
+from harness.model.spec import load_experiment
 from harness.runner.backends import backend_named, readiness, what_you_can_do
 from harness.runner.experiment import checked
-from harness.server.doctor import Check
-from harness.spec import load_experiment
 
 PACKAGE = Path(harness.__file__).parent
 # The table, each backend's own file, and what lies inside a server's interpreter and stamps artifacts as its own.

@@ -48,15 +48,15 @@ PARTS = '''
 from dataclasses import dataclass
 
 from harness.judge.catalogue import Analysis
-from harness.engine.config import ENGINE_KEYS
-from harness.export import Format
+from harness.model.engine.config import ENGINE_KEYS
+from harness.judge.export import Format
 from harness.kinds import KINDS, BackendKind
 from harness.runner.backends.base import Backend
 from harness.runner.backends.sim import perform_simulated_run
-from harness.server.doctor import Check
+from harness.measure.server.doctor import Check
 from harness.table import table_of
-from harness.traces.base import TraceFormat, json_lines
-from harness.traces.recording import RecordedRequest, Recording
+from harness.model.traces.base import TraceFormat, json_lines
+from harness.model.traces.recording import RecordedRequest, Recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
+from harness.measure.server.life import LaunchPlan
+from harness.measure.server.provenance import capture
+from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.redact import filled_env, is_secret, redacted_arguments, redacted_env
 from harness.runner import run_experiment
-from harness.server.life import LaunchPlan
-from harness.server.provenance import capture
-from harness.spec import ExperimentSpec, ServerSpec
 
 SECRET = "hf_0123456789abcdef"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.stats import of_blocks
-from harness.engine.config import EngineConfig
-from harness.experiment import PlannedRun, resolve
+from harness.judge.analysis.stats import of_blocks
 from harness.judge.compare.pairs import num_comparisons
 from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.result import Family, result_of
 from harness.judge.compare.verdict import Verdict
-from harness.sim.plans import plan_arrays
-from harness.sim.predict.draws import FloatArray, Perturbation, draw, run_draws
-from harness.spec import load_experiment
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.predict.draws import FloatArray, Perturbation, draw, run_draws
+from harness.model.spec import load_experiment
 
 TRIES = 200
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from harness.plan.model import WaitKind
-from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
+from harness.model.plan.model import WaitKind
+from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 
 NS_PER_S = 1_000_000_000
 FOLDER = Path(__file__).resolve().parent.parent / "plans" / "traces"

@@ -21,7 +21,7 @@ from harness.shipped import shipped_names
 from harness.table import TableForm
 
 if TYPE_CHECKING:
-    from harness.records import RunStore, SealedRun
+    from harness.measure.records import RunStore, SealedRun
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -107,8 +107,8 @@ def asked_again(
 
 
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
-    """``harness.records.store.sealed_runs``, imported when it is called: --help needs no records."""
-    from harness.records import store
+    """``harness.measure.records.store.sealed_runs``, imported when it is called: --help needs no records."""
+    from harness.measure.records import store
 
     return store.sealed_runs(runs, address)
 
@@ -121,8 +121,8 @@ def held_to(sealed: Sequence[SealedRun], session_target_s: float | None) -> list
 
 
 def store_at(runs: Path) -> RunStore:
-    """``harness.records.store.store_at``, imported when it is called."""
-    from harness.records import store
+    """``harness.measure.records.store.store_at``, imported when it is called."""
+    from harness.measure.records import store
 
     return store.store_at(runs)
 
@@ -162,7 +162,7 @@ def named_runs(words: Sequence[str], runs: Path) -> list[SealedRun]:
 
 def _experiment_and_label(address: str, runs: Path) -> tuple[str, str]:
     """The address of the experiment, and what of it is named: a condition, condition/replicate, or "" for all."""
-    from harness.records.layout import MANIFEST
+    from harness.measure.records.layout import MANIFEST
 
     words = address.split("/")
     for num_words in range(len(words), max(0, len(words) - 3), -1):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harness.records import SealedRun
+    from harness.measure.records import SealedRun
+    from harness.model.spec import ServerSpec
     from harness.runner.calibrate import Calibration, CalibrationSpec
-    from harness.spec import ServerSpec
 
 DEFAULT_SEED = 20261117
 # Predicts how long the sweeps of a vLLM last, where no other cost model is named.
@@ -83,8 +83,8 @@ def calibrate(
 
     Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
+    from harness.model.spec import check_name
     from harness.runner.calibrate import CalibrationSpec, check_folder, fit_runs, write_cost_file
-    from harness.spec import check_name
 
     console = terminal()
     check_folder(output)
@@ -122,8 +122,8 @@ def _tables(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec
     """The server to calibrate, further tables of the sweeps' experiment, and the time scale of the given one."""
     from pydantic import ValidationError
 
+    from harness.model.spec import ServerSpec, describe_validation_error, load_toml
     from harness.runner.calibrate import SECTIONS
-    from harness.spec import ServerSpec, describe_validation_error, load_toml
 
     table = {} if experiment is None else load_toml(experiment)
     try:
@@ -169,8 +169,8 @@ def _measure(
 
 
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
-    from harness.engine import load_cost_model
-    from harness.report.pages import coefficients, extrapolated, write_calibration_report
+    from harness.judge.report.pages import coefficients, extrapolated, write_calibration_report
+    from harness.model.engine import load_cost_model
 
     rows = [
         (name, f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
@@ -191,7 +191,7 @@ def _show(console: Console, calibration: Calibration, path: Path, runs: Path) ->
 
 
 def _show_recovery(console: Console, path: Path, spec: CalibrationSpec) -> None:
-    from harness.engine import load_cost_model
+    from harness.model.engine import load_cost_model
     from harness.runner.calibrate import compare_models
 
     found = compare_models(load_cost_model(path), load_cost_model(spec.server.cost_model), spec)

@@ -52,7 +52,7 @@ def explain(
 
     Example: `harness explain workload`
     """
-    from harness.report.glossary import entries, entries_of
+    from harness.judge.report.glossary import entries, entries_of
 
     models = _models()
     if topic == "tables":
@@ -80,8 +80,8 @@ def explain(
 
 
 def _models() -> dict[str, type[BaseModel]]:
-    from harness import spec
-    from harness.plan.waits import ToolRow, WaitFile
+    from harness.model import spec
+    from harness.model.plan.waits import ToolRow, WaitFile
 
     return {
         "experiment": spec.ExperimentSpec,
@@ -166,7 +166,7 @@ def _allowed(key: Mapping[str, Any]) -> str:
 
 def _explain_more(topic: str) -> None:
     from harness.judge.catalogue import analyses
-    from harness.stack.rbln.rules.kv_rules import rules_in_words
+    from harness.stacks.rbln.rules.kv_rules import rules_in_words
 
     if topic == "analysis":
         for analysis in analyses().values():
@@ -181,7 +181,7 @@ def _explain_more(topic: str) -> None:
 
 def _explain_words(word: str, output: Path | None) -> None:
     """Each entry that explains the word; all of them for "glossary", or as a page of the documents."""
-    from harness.report.glossary import entries, entries_of, markdown
+    from harness.judge.report.glossary import entries, entries_of, markdown
 
     if output is not None:
         print_or_write(markdown(), output)
@@ -191,7 +191,7 @@ def _explain_words(word: str, output: Path | None) -> None:
 
 
 def _explain_tables(output: Path | None) -> None:
-    from harness.records.schema import EXPLAINED_TABLES, INTRODUCTION, dictionary_markdown, explained
+    from harness.measure.records.schema import EXPLAINED_TABLES, INTRODUCTION, dictionary_markdown, explained
 
     if output is not None:
         print_or_write(dictionary_markdown(), output)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harness.experiment import PlannedRuns
+    from harness.measure.server.probe import ProbeReport
+    from harness.model.experiment import PlannedRuns
+    from harness.model.traces.recording import ReadOptions, TraceFile
     from harness.runner.backends.base import FirstExperiment, Line
-    from harness.server.probe import ProbeReport
-    from harness.traces.recording import ReadOptions, TraceFile
 
 # What two drawn requests of a session can take together, rounded up.
 DRAWN_TOKENS = 2_560
@@ -132,9 +132,9 @@ class Draft:
 
     def planned(self, replicates: int = 1) -> PlannedRuns:
         """Its first runs; SpecError where the file would be refused."""
-        from harness.experiment import resolve
-        from harness.spec import parse_experiment
-        from harness.spec.base import tomllib
+        from harness.model.experiment import resolve
+        from harness.model.spec import parse_experiment
+        from harness.model.spec.base import tomllib
 
         spec = parse_experiment(tomllib.loads(self.text), where=f"{self.name}.toml")
         return resolve(spec.model_copy(update={"replicates": replicates}))
@@ -207,8 +207,8 @@ def _fitted(draft: Draft) -> Draft:
 
 def _with_best_change(draft: Draft) -> Draft:
     """With the change that a quick simulation of the recording predicts to pay most."""
-    from harness.advise.next_step import best_change, is_quick
-    from harness.sim.predict.draws import perturbation_of
+    from harness.judge.advise.next_step import best_change, is_quick
+    from harness.model.sim.predict.draws import perturbation_of
 
     planned = draft.planned(draft.start.replicates)
     runs = planned.by_condition["base"]
@@ -246,7 +246,7 @@ def _with_a_difference(draft: Draft) -> Draft:
 
 
 def _new_file(name: str) -> Path:
-    from harness.spec import check_name
+    from harness.model.spec import check_name
 
     path = Path(f"{name}.toml")
     try:
@@ -267,11 +267,11 @@ def _kind(backend: str, url: str) -> str:
 
 def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
-    from harness.client.target import endpoint_of
+    from harness.measure.client.target import endpoint_of
+    from harness.model.spec import ServerSpec
     from harness.runner.backends.attached import ABOUT, EVEN_REPLICATES, AttachedBackend
     from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
-    from harness.spec import ServerSpec
-    from harness.stack.rbln.rules.kv_rules import PAGED
+    from harness.stacks.rbln.rules.kv_rules import PAGED
 
     server = ServerSpec(url=url, api_key_env=api_key_env)
     endpoint = endpoint_of(server)
@@ -304,9 +304,9 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
 
 def _probed(server: Any) -> tuple[ProbeReport, str]:
     """The server's answers, and the form of prompts to write: "" for the default."""
-    from harness.client.target import endpoint_of
-    from harness.server.probe import Needs, probe
-    from harness.spec import ClientSpec, PromptForm
+    from harness.measure.client.target import endpoint_of
+    from harness.measure.server.probe import Needs, probe
+    from harness.model.spec import ClientSpec, PromptForm
 
     endpoint = endpoint_of(server)
     client = ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")
@@ -324,10 +324,10 @@ def _probed(server: Any) -> tuple[ProbeReport, str]:
 
 def _shown_lines(shown: dict[str, Any]) -> list[str]:
     """Settings in force that are not the defaults, as TOML."""
+    from harness.model.spec import ServerSpec
+    from harness.model.spec.server import default_buckets
     from harness.shipped import shipped_names
-    from harness.spec import ServerSpec
-    from harness.spec.server import default_buckets
-    from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, PAGED
+    from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, PAGED
 
     usual, limit = ServerSpec(), shown.get("max_num_seqs", ServerSpec().max_num_seqs)
     settings = dict(shown)
@@ -394,8 +394,8 @@ def _recorded(source: str, name: str, start: FirstExperiment, options: ReadOptio
 def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
     """(the trace as the experiment names it, its content, what the import says)."""
     from harness.cli.inputs import import_notes
-    from harness.traces.importing import import_trace
-    from harness.traces.recording import ReadOptions, is_trace, load_trace, read_trace
+    from harness.model.traces.importing import import_trace
+    from harness.model.traces.recording import ReadOptions, is_trace, load_trace, read_trace
 
     path = Path(source)
     if not path.exists() or is_trace(path):
@@ -453,8 +453,8 @@ def doctor(
     if url:
         _ask_server(url, api_key_env)
         return
+    from harness.measure.server.doctor import run_checks
     from harness.runner.backends import readiness, what_you_can_do
-    from harness.server.doctor import run_checks
 
     console = terminal()
     checks = [*run_checks(runs), *readiness()]
@@ -498,10 +498,10 @@ def _lines_of(name: str, place: str) -> list[str]:
 
 def _ask_server(url: str, api_key_env: str) -> None:
     """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
-    from harness.client.target import endpoint_of
+    from harness.measure.client.target import endpoint_of
+    from harness.measure.server.probe import Needs, probe
+    from harness.model.spec import ClientSpec, ServerSpec
     from harness.runner.backends.attached import AttachedBackend
-    from harness.server.probe import Needs, probe
-    from harness.spec import ClientSpec, ServerSpec
 
     server, console = ServerSpec(url=url, api_key_env=api_key_env), terminal()
     endpoint = endpoint_of(server)

@@ -25,7 +25,7 @@ from harness.errors import SpecError
 from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
-    from harness.traces.recording import ReadNotes, ReadOptions, TraceHead
+    from harness.model.traces.recording import ReadNotes, ReadOptions, TraceHead
 
 
 def plan_build(
@@ -36,10 +36,10 @@ def plan_build(
 
     Example: `harness plan build demo -o plans/demo`
     """
-    from harness.experiment import resolve
-    from harness.plan import save_plan
+    from harness.model.experiment import resolve
+    from harness.model.plan import save_plan
+    from harness.model.spec import load_experiment
     from harness.runner.experiment import checked
-    from harness.spec import load_experiment
 
     written: set[str] = set()
     for run in checked(resolve(load_experiment(experiment))):
@@ -53,7 +53,7 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
 
     Example: `harness plan show plan.jsonl`
     """
-    from harness.plan import describe, read_plan
+    from harness.model.plan import describe, read_plan
 
     if not path.is_file():
         raise SpecError(
@@ -70,7 +70,7 @@ def waits_show(
 
     Example: `harness plan waits show tracelab-v0.0.2`
     """
-    from harness.plan import load_waits
+    from harness.model.plan import load_waits
 
     waits = load_waits(name)
     mean_s, std_s = waits.moments_s(cap_s)
@@ -98,7 +98,7 @@ def waits_import(
     Example: `harness plan waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
     if kind != "tracelab":
-        from harness.traces.waits import import_recorded_waits
+        from harness.model.traces.waits import import_recorded_waits
 
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
@@ -107,7 +107,7 @@ def waits_import(
         )
         print_folded(f"wrote {output}")
         return
-    from harness.traces.waits import import_tracelab
+    from harness.model.traces.waits import import_tracelab
 
     summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force)
     for line in summary.lines():
@@ -150,8 +150,8 @@ def trace_import(
     Example: `harness trace import ~/.claude/projects -o my-agents.jsonl`
     """
     from harness.inputs import standard_input_as_file
-    from harness.traces.importing import check_new
-    from harness.traces.recording import is_trace
+    from harness.model.traces.importing import check_new
+    from harness.model.traces.recording import is_trace
 
     check_trace_format(kind)
     options = read_options(block_tokens, time_unit, waits)
@@ -172,7 +172,7 @@ def _import(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from harness.traces.importing import import_trace
+    from harness.model.traces.importing import import_trace
 
     total = sum(path.stat().st_size for source in sources for path in _files(source))
     console = Console(stderr=True)
@@ -194,7 +194,7 @@ def _import(
 
 def read_options(block_tokens: int, time_unit: str, waits: str) -> ReadOptions:
     """What a person says of recordings that do not say it; SpecError for an unknown unit of time."""
-    from harness.traces.recording import DEFAULT_WAITS, ReadOptions
+    from harness.model.traces.recording import DEFAULT_WAITS, ReadOptions
 
     units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
     if time_unit not in units:
@@ -209,7 +209,7 @@ def trace_formats(
 
     Example: `harness trace formats mooncake`
     """
-    from harness.traces.importing import TRACE_FORMATS
+    from harness.model.traces.importing import TRACE_FORMATS
 
     if name:
         check_trace_format(name)
@@ -232,7 +232,7 @@ def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[st
 
 def check_trace_format(kind: str) -> None:
     """Raises SpecError for a format that no reader knows."""
-    from harness.traces.importing import TRACE_FORMATS
+    from harness.model.traces.importing import TRACE_FORMATS
 
     if kind != "auto" and kind not in TRACE_FORMATS:
         raise SpecError(f"unknown format {kind!r}", where="--format", hint=f"Use auto, {', '.join(TRACE_FORMATS)}")
@@ -261,8 +261,8 @@ def trace_show(
     if max_context or scale != "1":
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
-        from harness.report.pages import draw_trace
-        from harness.traces.recording import load_trace
+        from harness.judge.report.pages import draw_trace
+        from harness.model.traces.recording import load_trace
 
         draw_trace(load_trace(trace), picture)
         print_folded(f"wrote {picture}")
@@ -278,7 +278,7 @@ def trace_export(
 
     Example: `harness trace export demo/base-waits/0 --format otel -o spans.json --runs runs/today`
     """
-    from harness.export.traces import export_trace
+    from harness.judge.export.traces import export_trace
     from harness.outputs import write_atomic
 
     found = named_runs(name, runs)
@@ -293,9 +293,9 @@ def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
     """What a plan with this scale and context takes of the trace, and what it leaves out."""
     from pydantic import ValidationError
 
-    from harness.experiment import build_plan
-    from harness.spec import WorkloadSpec
-    from harness.spec.base import describe_validation_error
+    from harness.model.experiment import build_plan
+    from harness.model.spec import WorkloadSpec
+    from harness.model.spec.base import describe_validation_error
 
     given = {"source": "trace", "trace": trace, "scale": scale, "max_context_tokens": max_context}
     try:
@@ -313,7 +313,7 @@ SCREEN_LINES, SCREEN_COLUMNS, KEY_WIDTH = 24, 80, 16
 
 def _show(trace: str, *, is_whole: bool = False) -> None:
     """A trace's facts, what its import changed, and the command that replays it; on one screen, or the whole."""
-    from harness.traces.recording import changes_at_import, describe_trace, open_trace
+    from harness.model.traces.recording import changes_at_import, describe_trace, open_trace
 
     path = Path(trace) if Path(trace).is_file() else find_shipped("traces", trace, what="trace")
     with open_trace(path) as reader:

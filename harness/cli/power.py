@@ -21,9 +21,9 @@ from harness.table import Table, to_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.advise.power import Components, Costs, Goal, Needed
-    from harness.spec import ExperimentSpec
-    from harness.spec.rules import SuperiorityRule
+    from harness.judge.advise.power import Components, Costs, Goal, Needed
+    from harness.model.spec import ExperimentSpec
+    from harness.model.spec.rules import SuperiorityRule
 
 DASH = "> 1000"
 # Fewer blocks leave a spread so uncertain that its limit is printed.
@@ -66,10 +66,10 @@ def power(
 
     Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
-    from harness.advise.power import Costs, Goal, measured_components, needed_together, simulated_components
     from harness.cli.run import ensure_machine_code
-    from harness.records import RunStore, origin_of
-    from harness.report.pages import write_power_page
+    from harness.judge.advise.power import Costs, Goal, measured_components, needed_together, simulated_components
+    from harness.judge.report.pages import write_power_page
+    from harness.measure.records import RunStore, origin_of
 
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin
@@ -129,10 +129,10 @@ def noise(
 
     Example: `harness predict noise demo --runs runs/today`
     """
-    from harness.analysis.calibration.scatter import cost_bias
-    from harness.analysis.calibration.scatter import scatter as measured
-    from harness.records.store import sealed_runs
-    from harness.spec import PerturbationSpec
+    from harness.judge.analysis.calibration.scatter import cost_bias
+    from harness.judge.analysis.calibration.scatter import scatter as measured
+    from harness.measure.records.store import sealed_runs
+    from harness.model.spec import PerturbationSpec
 
     sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]
     if not sealed:
@@ -169,7 +169,7 @@ def _chosen(components: Sequence[Components], names: Sequence[str], where: str) 
 
 def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | None:
     """The superiority rule that is named, else the experiment's first; SpecError when the named one is another kind."""
-    from harness.spec.rules import SuperiorityRule, load_rule
+    from harness.model.spec.rules import SuperiorityRule, load_rule
 
     for rule in map(load_rule, spec.rules if name is None else [name]):
         if isinstance(rule, SuperiorityRule):
@@ -182,8 +182,8 @@ def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | No
 
 def _given(spec: ExperimentSpec) -> dict[str, str]:
     """Which sizes of each comparison have no measured cost, in words, by condition."""
-    from harness.experiment import resolve
-    from harness.sim.predict.deciding import unmeasured_of_runs
+    from harness.model.experiment import resolve
+    from harness.model.sim.predict.deciding import unmeasured_of_runs
 
     runs = resolve(spec.model_copy(update={"replicates": 1})).by_condition
     pairs = {one.name: (runs[one.name][0], runs[spec.baseline_of(one)][0]) for one in spec.condition}
@@ -193,8 +193,8 @@ def _given(spec: ExperimentSpec) -> dict[str, str]:
 
 def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
     """What ``harness simulate`` predicts on the experiment's own plans, where the ratio above is over other plans."""
-    from harness.experiment import resolve
-    from harness.prereg.predict import drawn_ratios, predict_until_sure
+    from harness.judge.prereg.predict import drawn_ratios, predict_until_sure
+    from harness.model.experiment import resolve
 
     planned = resolve(spec)
     predictions = predict_until_sure(planned, 0.02 if spec.stop is None else spec.stop.margin)
@@ -212,7 +212,7 @@ def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
 
 def _few_blocks(components: Sequence[Components], shown: Sequence[Components], goal: Goal) -> Iterator[str]:
     """How many replicates a spread asks for that the true one may be as high as, after few blocks."""
-    from harness.advise.power import needed_together
+    from harness.judge.advise.power import needed_together
     from harness.judge.planning.power import spread_limit
 
     wide = [replace(parts, sd=spread_limit(parts.sd, parts.num_blocks)) for parts in components]
@@ -289,7 +289,7 @@ def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
 
 def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
     """What the devices of sealed runs add, and how many of them the margin needs."""
-    from harness.advise.power import devices_for_equivalence
+    from harness.judge.advise.power import devices_for_equivalence
 
     for need in needs:
         parts = need.components
@@ -303,7 +303,7 @@ def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
 
 
 def _allocation(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
-    from harness.advise.power import allocated
+    from harness.judge.advise.power import allocated
 
     yield "repeat no plan draw: a new one costs no more, and holds the restart's spread as well"
     if goal.compile_sd == 0:

@@ -24,12 +24,12 @@ from harness.table import WIDE, Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.experiment import PlannedRuns
     from harness.judge.decisions.predictions import Predictions
-    from harness.sim.search.result import SearchResult
-    from harness.sim.search.run import Progress
-    from harness.sim.search.space import SpaceSpec
-    from harness.spec import ExperimentSpec
+    from harness.model.experiment import PlannedRuns
+    from harness.model.sim.search.result import SearchResult
+    from harness.model.sim.search.run import Progress
+    from harness.model.sim.search.space import SpaceSpec
+    from harness.model.spec import ExperimentSpec
 
 SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key of the space. Repeatable.")]
@@ -63,7 +63,7 @@ def simulate(
     """
 
     if jsonl is not None:
-        from harness.sim import simulate_batches, simulate_jsonl
+        from harness.model.sim import simulate_batches, simulate_jsonl
 
         if str(jsonl) == "-":
             _print_results(simulate_jsonl(sys.stdin), str(jsonl))
@@ -91,10 +91,10 @@ def _print_results(results: Iterable[str], source: str) -> None:
 
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:
-    from harness.experiment import resolve
-    from harness.prereg.predict import predict_experiment, predict_until_sure
+    from harness.judge.prereg.predict import predict_experiment, predict_until_sure
+    from harness.model.experiment import resolve
+    from harness.model.sim.predict.draws import perturbation_of
     from harness.runner.experiment import checked
-    from harness.sim.predict.draws import perturbation_of
 
     spec, _, _ = experiment_with(path)
     if draws is not None:
@@ -156,7 +156,7 @@ def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str
     """Predicted device time of every condition over its baseline's, all replicates summed; how sure, and given what."""
     from harness.judge.compare.answer import source_of_prediction
     from harness.judge.decisions.predictions import drawn_ratio, mean_ratio, predicted_ratio
-    from harness.sim.predict.deciding import planned_break_even, unmeasured_of_runs
+    from harness.model.sim.predict.deciding import planned_break_even, unmeasured_of_runs
 
     spec, margin = planned.spec, _margin(planned.spec)
     for condition in spec.condition:
@@ -208,8 +208,8 @@ def search(
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
-    from harness.sim.search.run import compute_here
-    from harness.sim.search.run import search as run_search
+    from harness.model.sim.search.run import compute_here
+    from harness.model.sim.search.run import search as run_search
 
     console = terminal()
     spec = read_space(space, changes)
@@ -237,9 +237,9 @@ def ratios(
 
     Example: `harness predict ratios paper --ablation lru-slots --ablation no-waits`
     """
-    from harness.sim.predict.deciding import deciding_sizes, sizes_in_words
-    from harness.sim.predict.intervals import Predictor
-    from harness.sim.simulate import LABEL, UNCHANGED, ablation
+    from harness.model.sim.predict.deciding import deciding_sizes, sizes_in_words
+    from harness.model.sim.predict.intervals import Predictor
+    from harness.model.sim.simulate import LABEL, UNCHANGED, ablation
 
     console = terminal()
     spec = read_space(space, changes)
@@ -289,9 +289,9 @@ def advise(
 
     Example: `harness predict advise demo --runs runs/today -o runs/advice`
     """
-    from harness.advise import advise as run_advice
-    from harness.advise.captured import capture_advice
-    from harness.records.store import sealed_runs
+    from harness.judge.advise import advise as run_advice
+    from harness.judge.advise.captured import capture_advice
+    from harness.measure.records.store import sealed_runs
 
     sealed = sealed_runs(runs, experiment)
     if any(run.server.is_paged for run in sealed):
@@ -305,8 +305,8 @@ def advise(
 
 def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
     """A search space by its name or file, with ``--set`` changes applied; SpecError for an experiment."""
-    from harness.sim.search.space import parse_space
-    from harness.spec import load_toml
+    from harness.model.sim.search.space import parse_space
+    from harness.model.spec import load_toml
 
     if name_or_path in shipped_names("experiments") and name_or_path not in shipped_names("spaces"):
         raise _not_a_space(name_or_path)
@@ -332,7 +332,7 @@ def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[An
     if cluster is None:
         yield here
         return
-    from harness.sim.search.run import cluster_runner
+    from harness.model.sim.search.run import cluster_runner
 
     with cluster_runner(cluster, workers) as run_chunks:
         yield run_chunks
@@ -364,7 +364,7 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 
 
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
-    from harness.sim.search.result import search_tables
+    from harness.model.sim.search.result import search_tables
 
     with time_left("intervals") as tell:
         parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=tell))

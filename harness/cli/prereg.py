@@ -19,7 +19,7 @@ from harness.table import cell_text
 
 if TYPE_CHECKING:
     from harness.judge.decisions.decide import Decision
-    from harness.prereg import Judgement
+    from harness.judge.prereg import Judgement
 
 RepositoryOption = Annotated[
     Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
@@ -56,10 +56,10 @@ def freeze(
 
     Example: `harness prereg freeze mine.toml --seed 20270101 --commit`
     """
-    from harness.prereg import FreezeOptions
-    from harness.prereg import freeze as freeze_experiment
-    from harness.spec import experiment_file, experiment_table, parse_experiment
-    from harness.stack.rbln.rules.kv_rules import check_rules
+    from harness.judge.prereg import FreezeOptions
+    from harness.judge.prereg import freeze as freeze_experiment
+    from harness.model.spec import experiment_file, experiment_table, parse_experiment
+    from harness.stacks.rbln.rules.kv_rules import check_rules
 
     if predict_with is not None:
         try:
@@ -118,7 +118,7 @@ def decide(
 
     Example: `harness decide demo --rule superiority --runs runs/today`
     """
-    from harness.prereg import decide
+    from harness.judge.prereg import decide
 
     judgement = decide(sealed_runs(runs, experiment), rules or (), repository=repository, by="decide")
     if output == "json":
@@ -183,7 +183,7 @@ def publish(
 
     Example: `harness prereg publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
     """
-    from harness.prereg import publish as publish_runs
+    from harness.judge.prereg import publish as publish_runs
 
     archive = output or Path(f"{experiment}.zip")
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
@@ -204,8 +204,8 @@ def check(
 
     Example: `harness prereg check configuration.zip --signers allowed_signers`
     """
-    from harness.prereg import check_published
-    from harness.prereg.page import archive_lines
+    from harness.judge.prereg import check_published
+    from harness.judge.prereg.page import archive_lines
 
     checked = check_published(archive, signers)
     _show(checked.judgement)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from harness.records import SealedRun
+    from harness.measure.records import SealedRun
 
 RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
 
@@ -93,8 +93,8 @@ def open_archive(
 
     Example: `harness open configuration.zip -o configuration-published`
     """
-    from harness.records.archive import open_into, runs_folder
-    from harness.records.store import sealed_runs as runs_at
+    from harness.measure.records.archive import open_into, runs_folder
+    from harness.measure.records.store import sealed_runs as runs_at
 
     if not archive.is_file():
         hint = "Name an archive of `harness prereg publish`"
@@ -113,7 +113,7 @@ def _encoded(rows: pa.Table, form: RowForm) -> bytes:
     """The rows as a file of that form; SpecError where a cell does not fit into one."""
     import pyarrow as pa
 
-    from harness.records.disk import csv_bytes, parquet_bytes
+    from harness.measure.records.disk import csv_bytes, parquet_bytes
 
     encode = {"csv": csv_bytes, "json": _json, "jsonl": _json_lines, "parquet": parquet_bytes}[form]
     try:
@@ -210,7 +210,7 @@ def derive(
 
     Example: `harness records derive demo --runs runs/today`
     """
-    from harness.analysis.logs.derive import rebuild
+    from harness.judge.analysis.logs.derive import rebuild
 
     for run in sealed_runs(runs, experiment):
         rebuild(run)
@@ -249,7 +249,7 @@ def export(
 
     Example: `harness records export demo/base-waits --format aiperf -o aiperf-demo --runs runs/today`
     """
-    from harness.export import measured, named_format, write_runs
+    from harness.judge.export import measured, named_format, write_runs
 
     chosen = named_format(form)
     if otlp and chosen.send is None:

@@ -23,10 +23,10 @@ from harness.table import Table, TableForm, table_of, written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.advise.next_step import NextStep
+    from harness.judge.advise.next_step import NextStep
+    from harness.judge.report.view import Results
     from harness.judge.summary import ExperimentSummary
-    from harness.records import SealedRun
-    from harness.report.view import Results
+    from harness.measure.records import SealedRun
 
 
 def report(
@@ -45,8 +45,8 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
-    from harness.records.archive import archive_of
-    from harness.report.page import check_report_page
+    from harness.judge.report.page import check_report_page
+    from harness.measure.records.archive import archive_of
 
     sealed = sealed_runs(runs, experiment)
     # A file beside the runs of an archive would make it another archive.
@@ -76,8 +76,8 @@ def table(
 
     Example: `harness table demo --runs runs/today --serving`
     """
+    from harness.judge.report import on_terminal
     from harness.judge.summary import summarise
-    from harness.report import on_terminal
 
     if serving + reuse_by_wait + predicted > 1:
         hint = "Ask for each in a command of its own"
@@ -111,8 +111,8 @@ class Figures(Enum):
 
 def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Figures = Figures.conditions) -> str:
     """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
+    from harness.judge.report.terminal import for_documents
     from harness.judge.summary import summarise
-    from harness.report.terminal import for_documents
 
     summary = summarise(sealed)
     if form in (TableForm.csv, TableForm.json):
@@ -127,8 +127,8 @@ def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Fi
 
 
 def _tables(summary: ExperimentSummary, figures: Figures) -> list[Table]:
-    from harness.report import serving_tables, summary_tables
-    from harness.report.terminal import reuse_by_wait_table
+    from harness.judge.report import serving_tables, summary_tables
+    from harness.judge.report.terminal import reuse_by_wait_table
 
     if figures is Figures.conditions:
         return summary_tables(summary)
@@ -139,8 +139,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
     from harness.judge.catalogue.costs import prediction_table
     from harness.judge.decisions.verdicts import ExperimentRuns
-    from harness.prereg import check_sealed_runs, predictions_for
-    from harness.records import origin_of
+    from harness.judge.prereg import check_sealed_runs, predictions_for
+    from harness.measure.records import origin_of
 
     kind, valid = sealed[0].manifest.kind.name, [run for run in sealed if run.is_valid]
     predictions = (
@@ -180,9 +180,9 @@ def conclude(
     by: the command, for the ledger of frozen runs. source: the file of the experiment, for the next command.
     session_target_s: of a session, where it is not that of the experiment.
     """
-    from harness.analysis.cost.speeds import drift
+    from harness.judge.analysis.cost.speeds import drift
+    from harness.judge.report import on_terminal, summary_tables, write_report
     from harness.judge.summary import summarise
-    from harness.report import on_terminal, summary_tables, write_report
 
     summary = summarise(held_to(sealed, session_target_s))
     console.print()
@@ -200,7 +200,7 @@ def conclude(
 
 def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
     """The question and the answer, before any table."""
-    from harness.report.terminal import answer_lines
+    from harness.judge.report.terminal import answer_lines
 
     for line in answer_lines(summary, sealed[0].manifest.question):
         say(console, line)
@@ -208,12 +208,12 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
 
 def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
-    from harness.advise.next_step import next_step
+    from harness.judge.advise.next_step import next_step
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
     from harness.judge.decisions.verdicts import ExperimentRuns
-    from harness.prereg import check_sealed_runs, decide, predictions_for
-    from harness.report.view import Results
+    from harness.judge.prereg import check_sealed_runs, decide, predictions_for
+    from harness.judge.report.view import Results
 
     experiment = sealed[0].manifest.requested_experiment
     valid = [run for run in sealed if run.is_valid]

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harness.experiment import PlannedRun
-    from harness.prereg import RunAuthorization
+    from harness.judge.prereg import RunAuthorization
+    from harness.model.experiment import PlannedRun
+    from harness.model.spec import ExperimentSpec
     from harness.runner import ExperimentOutcome
-    from harness.spec import ExperimentSpec
 
 
 def run(
@@ -87,7 +87,7 @@ def run(
 
     Example: `harness run demo --backend sim --runs runs/first`
     """
-    from harness.report.page import check_report_page
+    from harness.judge.report.page import check_report_page
 
     if retry_invalid and not resume:
         raise SpecError(
@@ -137,7 +137,7 @@ def perform(
     """
     from harness.cli.progress import watched
     from harness.cli.results import conclude, conditions_written
-    from harness.report.page import check_report_page
+    from harness.judge.report.page import check_report_page
     from harness.runner import run_experiment
 
     console = terminal(is_error=form is not TableForm.text)
@@ -182,7 +182,7 @@ def _what_to_run(
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)
         return spec, path, None
-    from harness.prereg import authorize
+    from harness.judge.prereg import authorize
 
     if experiment is not None or changes:
         raise SpecError(
@@ -288,8 +288,8 @@ def sweep(
 
     Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
     """
-    from harness.records.store import experiment_at
-    from harness.spec import parse_experiment
+    from harness.measure.records.store import experiment_at
+    from harness.model.spec import parse_experiment
 
     path, recorded, _ = experiment_at(experiment, runs)
     table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)

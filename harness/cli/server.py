@@ -19,7 +19,7 @@ from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
 if TYPE_CHECKING:
-    from harness.stack.rbln.launch.compile import Exporter, StandInStack
+    from harness.stacks.rbln.launch.compile import Exporter, StandInStack
 
 EnvironmentOption = Annotated[
     Path | None,
@@ -35,7 +35,7 @@ def emulator(context: typer.Context) -> None:
 
     Example: `harness server emulator --port 8000 --decode-buckets 1,2,4,8`
     """
-    os.execv(sys.executable, [sys.executable, "-m", "harness.emulator", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", "harness.measure.emulator", *context.args])
 
 
 def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
@@ -43,7 +43,7 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
 
     Example: `harness server patch status --environment /opt/vllm`
     """
-    from harness.stack.rbln.launch import patches
+    from harness.stacks.rbln.launch import patches
 
     for patch in patches.shipped_patches():
         print_folded(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
@@ -69,7 +69,7 @@ def patch_verify(
 
     Example: `harness server patch verify vllm_rbln-0.11.1-py3-none-any.whl`
     """
-    from harness.stack.rbln.launch.patches import verify_installed, verify_wheel
+    from harness.stacks.rbln.launch.patches import verify_installed, verify_wheel
 
     if wheels:
         for wheel in wheels:
@@ -89,8 +89,8 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness server patch apply`
     """
-    from harness.stack.rbln.launch.patches import make_overlay
-    from harness.stack.rbln.launch.serving import overlay_folder
+    from harness.stacks.rbln.launch.patches import make_overlay
+    from harness.stacks.rbln.launch.serving import overlay_folder
 
     overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
     print_folded(
@@ -147,7 +147,7 @@ def compile_model(
 
     Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
     """
-    from harness.stack.rbln.launch.compile import (
+    from harness.stacks.rbln.launch.compile import (
         compile_artifact,
         list_artifacts,
         load_compile_spec,
@@ -184,7 +184,7 @@ def devices(
     Example: `harness server devices`
     """
 
-    from harness.stack.rbln.launch.devices import read_devices
+    from harness.stacks.rbln.launch.devices import read_devices
 
     report = read_devices()
     if report is None:
@@ -201,14 +201,14 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.stack.rbln.launch.serving import find_rbln_stack
+    from harness.stacks.rbln.launch.serving import find_rbln_stack
 
     return _twin().site_packages() if twin else find_rbln_stack(str(environment or "")).site_packages
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.stack.rbln.launch.compile import EXPORT, Exporter
-    from harness.stack.rbln.launch.serving import find_rbln_stack
+    from harness.stacks.rbln.launch.compile import EXPORT, Exporter
+    from harness.stacks.rbln.launch.serving import find_rbln_stack
 
     if twin:
         return _twin().exporter()

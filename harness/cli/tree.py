@@ -29,7 +29,7 @@ def _problem_in_words(error: typer.BadParameter) -> str:
         return error.message
     from pydantic import ValidationError
 
-    from harness.spec.base import problems_of
+    from harness.model.spec.base import problems_of
 
     if not isinstance(cause, ValidationError):
         return error.message

@@ -49,8 +49,8 @@ def watch(
 
 def view(runs: Path, width: int) -> RenderableType:
     """A row per experiment below ``runs``: runs sealed and invalid, and the one being made; SpecError without any."""
-    from harness.analysis.logs.glance import glance
-    from harness.records import RunStore, layout
+    from harness.judge.analysis.logs.glance import glance
+    from harness.measure.records import RunStore, layout
     from harness.runner.fleet.slot import living_mark
 
     store = RunStore(runs)

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis import stats
-from harness.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.judge.analysis import stats
+from harness.judge.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
 from harness.judge.decisions.decide import Decision, Number, Outcome
-from harness.records import SealedRun, by_condition
-from harness.records.schema import rows_where, values_of
-from harness.spec.rules import InterferenceRule
+from harness.measure.records import SealedRun, by_condition
+from harness.measure.records.schema import rows_where, values_of
+from harness.model.spec.rules import InterferenceRule
 
 IntArray = NDArray[np.int64]
 PREFILL_SUM, PREFILL_COUNT = "vllm:request_prefill_time_seconds_sum", "vllm:request_prefill_time_seconds_count"

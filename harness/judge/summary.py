@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
-from harness.analysis.cost.reconstruct import StepCost
-from harness.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
-from harness.analysis.figures import (
+from harness.clock import NS_PER_S
+from harness.errors import SpecError, unknown_name
+from harness.judge.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
+from harness.judge.analysis.cost.reconstruct import StepCost
+from harness.judge.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
+from harness.judge.analysis.figures import (
     Figures,
     RunFigures,
     cells,
@@ -25,13 +27,11 @@ from harness.analysis.figures import (
     sums_over,
     total_of,
 )
-from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
-from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
-from harness.analysis.sessions import SessionFigures, session_figures, session_rows
-from harness.analysis.stats import grouped
-from harness.analysis.validity.invariants import check_experiment
-from harness.clock import NS_PER_S
-from harness.errors import SpecError, unknown_name
+from harness.judge.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
+from harness.judge.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
+from harness.judge.analysis.sessions import SessionFigures, session_figures, session_rows
+from harness.judge.analysis.stats import grouped
+from harness.judge.analysis.validity.invariants import check_experiment
 from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
 from harness.judge.compare.channels import Comparison, check_channels, compare
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, value_over
@@ -40,9 +40,9 @@ from harness.judge.compare.prices import Prices, prices_by_condition
 from harness.judge.compare.result import Family, one_plan
 from harness.judge.planning.stopping import SequentialStatus, status_until_decided
 from harness.kinds import kind_of_run, origin_note
-from harness.records import Finding, SealedRun, declared_by, kind_of, served_by
-from harness.spec import Factor, Factors
-from harness.spec.sections import Channel
+from harness.measure.records import Finding, SealedRun, declared_by, kind_of, served_by
+from harness.model.spec import Factor, Factors
+from harness.model.spec.sections import Channel
 from harness.table import Cell, Table, table_of, to_html
 
 Shown = TypeVar("Shown")

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 import tomli_w
 
-from harness.analysis.calibration.fit import (
+from harness.clock import NS_PER_MS, NS_PER_S, utc_now
+from harness.errors import RecordsError, SpecError
+from harness.judge.analysis.calibration.fit import (
     ATTENDED,
     MAX_SHARE,
     DecodeFit,
@@ -26,7 +28,7 @@ from harness.analysis.calibration.fit import (
     fit_eager,
     fit_prefill,
 )
-from harness.analysis.calibration.fit_points import (
+from harness.judge.analysis.calibration.fit_points import (
     BLOCK_STEPS,
     PointSource,
     PrefillPoint,
@@ -36,14 +38,12 @@ from harness.analysis.calibration.fit_points import (
     reported_f_ms,
     step_points,
 )
-from harness.analysis.stats import Interval
-from harness.clock import NS_PER_MS, NS_PER_S, utc_now
-from harness.engine import CostModel, load_cost_model
-from harness.engine.config import PAGED_STEP_TOKENS
-from harness.engine.cost import FS_PER_MS, FS_PER_US, FitErrors, attended_tokens, to_fs
-from harness.errors import RecordsError, SpecError
-from harness.records import SealedRun, kind_of, layout
-from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
+from harness.judge.analysis.stats import Interval
+from harness.measure.records import SealedRun, kind_of, layout
+from harness.model.engine import CostModel, load_cost_model
+from harness.model.engine.config import PAGED_STEP_TOKENS
+from harness.model.engine.cost import FS_PER_MS, FS_PER_US, FitErrors, attended_tokens, to_fs
+from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 
 Layout = Literal["separate", "joined"]
 CONTEXT_TOKENS = (512, 1500, 3000)

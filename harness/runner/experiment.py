@@ -12,18 +12,19 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.errors import RecordsError, RunInvalidError, ServerError, SpecError
-from harness.experiment import PlannedRun, PlannedRuns, resolve
 from harness.judge.catalogue import analysis_named
+from harness.judge.prereg import RunAuthorization
+from harness.judge.prereg.repository import file_sha256
 from harness.kinds import kind_named
+from harness.measure.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
+from harness.measure.records.inputs import changed_inputs
+from harness.measure.records.schema import ABORTED
+from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.model.experiment import PlannedRun, PlannedRuns, resolve
+from harness.model.spec import ExperimentSpec
 from harness.outputs import check_runs_folder
 from harness.plugins import service
-from harness.prereg import RunAuthorization
-from harness.prereg.repository import file_sha256
-from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
-from harness.records.inputs import changed_inputs
-from harness.records.schema import ABORTED
 from harness.redact import redacted_text
 from harness.runner.backends import backend_named
 from harness.runner.fleet.driver import perform_side_by_side
@@ -38,7 +39,6 @@ from harness.runner.progress import (
     silent,
 )
 from harness.runner.run import RunContext
-from harness.spec import ExperimentSpec
 
 ANSWERED = ("ok", ABORTED)
 # Reasons that no repetition changes.

@@ -10,16 +10,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from harness.compiled import has_machine_code
-from harness.engine import EngineConfig, load_cost_model
-from harness.engine.scheduler import ENTRYPOINTS
-from harness.engine.scheduler import warm_up as warm_up_engine
 from harness.kinds import BackendKind
-from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.sim.kernel.events import run_plans
-from harness.sim.plans import plan_arrays
-from harness.sim.simulate import run_batch
-from harness.spec import ServerSpec
+from harness.model.compiled import has_machine_code
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine.scheduler import ENTRYPOINTS
+from harness.model.engine.scheduler import warm_up as warm_up_engine
+from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.sim.kernel.events import run_plans
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import ServerSpec
 
 
 class Part(NamedTuple):

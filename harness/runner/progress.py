@@ -13,12 +13,12 @@ from typing import Protocol
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
-from harness.experiment import PlannedRun, PlannedRuns
 from harness.judge.planning.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.kinds import kind_named
-from harness.records import RunKey, SealedRun
-from harness.sim import simulate
-from harness.spec import ExperimentSpec, Place, StopSpec
+from harness.measure.records import RunKey, SealedRun
+from harness.model.experiment import PlannedRun, PlannedRuns
+from harness.model.sim import simulate
+from harness.model.spec import ExperimentSpec, Place, StopSpec
 
 
 @dataclass(frozen=True, slots=True)

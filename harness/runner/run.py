@@ -15,24 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis import check_run
-from harness.analysis.figures import Lateness
-from harness.analysis.logs.derive import Derived, derive_tables
-from harness.analysis.logs.engine_steps import read_run_steps
-from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
-from harness.analysis.reuse import with_known_zeros
-from harness.analysis.validity.scrapes import CACHED_COUNTER, counter_increment
-from harness.client.run import ReplayEvent, ReplayResult, Target, replay
-from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, realtime_minus_monotonic_ns
-from harness.engine.config import changed_keys
 from harness.errors import HarnessError
-from harness.experiment import PlannedRun, unbalanced_order
+from harness.judge.analysis import check_run
+from harness.judge.analysis.figures import Lateness
+from harness.judge.analysis.logs.derive import Derived, derive_tables
+from harness.judge.analysis.logs.engine_steps import read_run_steps
+from harness.judge.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
+from harness.judge.analysis.reuse import with_known_zeros
+from harness.judge.analysis.validity.scrapes import CACHED_COUNTER, counter_increment
+from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
-from harness.plan import PromptIds
-from harness.plan.model import canonical_lines
-from harness.prereg import RunAuthorization
-from harness.records import (
+from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
+from harness.measure.client.self_audit import self_audit
+from harness.measure.records import (
     ClockRecord,
     Finding,
     FleetRecord,
@@ -44,30 +40,34 @@ from harness.records import (
     ServerRecord,
     layout,
 )
-from harness.records.manifest import warning
-from harness.records.schema import RowStream
+from harness.measure.records.manifest import warning
+from harness.measure.records.schema import RowStream
+from harness.measure.server import provenance
+from harness.measure.server.ask import Scraper
+from harness.measure.server.clean_start import clean_start
+from harness.measure.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
+from harness.measure.server.process import ExitReport
+from harness.measure.server.text_sizes import text_sizes_of
+from harness.measure.server.vocabulary import configured_vocabulary, range_within, remembered
+from harness.model.engine.config import changed_keys
+from harness.model.experiment import PlannedRun, unbalanced_order
+from harness.model.plan import PromptIds
+from harness.model.plan.model import canonical_lines
+from harness.model.sim import simulate
+from harness.model.spec import ServerSpec
+from harness.model.spec.server import PAGED_KEYS
 from harness.redact import redacted_arguments, redacted_text
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
-from harness.server import provenance
-from harness.server.ask import Scraper
-from harness.server.clean_start import clean_start
-from harness.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
-from harness.server.process import ExitReport
-from harness.server.text_sizes import text_sizes_of
-from harness.server.vocabulary import configured_vocabulary, range_within, remembered
-from harness.sim import simulate
-from harness.spec import ServerSpec
-from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.launch.device_watch import (
+from harness.stacks.rbln.launch.device_watch import (
     DeviceWatch,
     device_findings,
     devices_seen,
     from_driver,
     from_exporter,
 )
-from harness.stack.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
-from harness.stack.rbln.rules.kv_rules import rules_in_force
+from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
+from harness.stacks.rbln.rules.kv_rules import rules_in_force
 
 
 class LaunchOptions(NamedTuple):

@@ -28,10 +28,10 @@ from benchmarks.client import (
     to_table,
 )
 from benchmarks.peers import Peer, parse_peer
-from harness.client.run import ReplayResult
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.spec import ClientSpec
+from harness.measure.client.run import ReplayResult
+from harness.model.spec import ClientSpec
 
 
 @pytest.fixture(scope="module")

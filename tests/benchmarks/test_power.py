@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.power import Population, bench_power, block_values
-from harness.advise.power import log_ratio_values
+from harness.judge.advise.power import log_ratio_values
 
 
 def test_the_short_study_keeps_what_the_long_one_shows() -> None:

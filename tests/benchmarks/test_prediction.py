@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks.prediction import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
-from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
-from harness.experiment import build_plan
-from harness.sim import plan_arrays, simulate
-from harness.sim.predict.draws import perturbation_of
-from harness.sim.predict.windows import window_figures
-from harness.sim.search.space import SpaceSpec, parse_space
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.experiment import build_plan
+from harness.model.sim import plan_arrays, simulate
+from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.predict.windows import window_figures
+from harness.model.sim.search.space import SpaceSpec, parse_space
 
 
 def space(**changes: Any) -> SpaceSpec:

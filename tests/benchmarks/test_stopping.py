@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, cost_pairs, ever_missed, populations
-from harness.analysis.stats import t_quantile
+from harness.judge.analysis.stats import t_quantile
 from harness.judge.planning.stopping import boundary_of, t_mixture_boundary
-from harness.spec import StopSpec, load_experiment
+from harness.model.spec import StopSpec, load_experiment
 
 
 def test_on_drawn_plans_the_sequence_misses_seldom_and_a_fixed_interval_that_is_looked_at_often() -> None:

@@ -11,7 +11,7 @@ import harness
 from harness.api import override_table
 from harness.cli.addresses import asked_again
 from harness.errors import SpecError
-from harness.records.store import experiment_at
+from harness.measure.records.store import experiment_at
 from harness.table import Table
 from tests.support.command_line import harness as command
 from tests.support.report_runs import Shape, seal_run

@@ -170,7 +170,7 @@ def test_a_busy_port_names_the_port_and_seals_nothing(tmp_path: Path):
 
 
 def test_every_key_of_an_experiment_can_be_looked_up():
-    from harness import spec
+    from harness.model import spec
 
     for topic, model in (("experiment", spec.ExperimentSpec), ("server", spec.ServerSpec)):
         shown = harness("explain", topic).stdout

@@ -15,8 +15,8 @@ import pytest
 import typer.main
 
 from harness.cli.tree import app
+from tests.model.traces.test_importing_privately import planted
 from tests.support.command_line import harness
-from tests.traces.test_importing_privately import planted
 
 # Why an example is not run here, by the words it begins with.
 NOT_RUN = {

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.target import Endpoint
 from harness.errors import ExitCode
-from harness.server.ask import ask
-from harness.spec import load_experiment
+from harness.measure.client.target import Endpoint
+from harness.measure.server.ask import ask
+from harness.model.spec import load_experiment
 from tests.support.command_line import harness
 from tests.support.processes import comes_true
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock
-from harness.records import RunStore
+from harness.measure.records import RunStore
 
 pytestmark = pytest.mark.live
 
@@ -144,9 +144,9 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
 def test_a_server_killed_before_its_run_is_over_makes_it_invalid_or_ends_with_one_error(tmp_path: Path, seed: int):
     harness = Harness(tmp_path, "--replicates", "1")
     harness.wait_for("to go")
-    assert eventually(lambda: any(b"harness.emulator" in _command(pid) for pid in harness.servers()))
+    assert eventually(lambda: any(b"harness.measure.emulator" in _command(pid) for pid in harness.servers()))
     pause_ms(random.Random(seed).uniform(0, 1500))
-    victims = [pid for pid in harness.servers() if b"harness.emulator" in _command(pid)]
+    victims = [pid for pid in harness.servers() if b"harness.measure.emulator" in _command(pid)]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     code, output = harness.finish()

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from harness.cli import main
 from harness.errors import ExitCode
+from tests.model.traces.test_importing_privately import planted
 from tests.support.command_line import harness
-from tests.traces.test_importing_privately import planted
 
 pytestmark = pytest.mark.same_everywhere
 

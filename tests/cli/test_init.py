@@ -9,25 +9,25 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from harness.emulator.config import config_from_arguments
-from harness.emulator.metrics import ServerMetrics
-from harness.engine import EngineConfig, load_cost_model
-from harness.engine.paged import scheduler_of
 from harness.errors import SpecError
-from harness.experiment import resolve
 from harness.extras.twin.environment import TwinEnvironment
 from harness.kinds import KINDS
+from harness.measure.emulator.config import config_from_arguments
+from harness.measure.emulator.metrics import ServerMetrics
+from harness.measure.server.process import free_port
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine.paged import scheduler_of
+from harness.model.experiment import resolve
+from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
+from harness.model.traces.recording import load_trace
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
-from harness.server.process import free_port
-from harness.spec import ExperimentSpec, ServerSpec, load_experiment
-from harness.stack.rbln.rules.kv_rules import AUTO, RULE_SETS
-from harness.traces.recording import load_trace
+from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS
+from tests.model.traces.test_mooncake import sharing
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 from tests.support.stacks import write_artifact, write_environment, write_patched_stack
-from tests.traces.test_mooncake import sharing
 
 
 @pytest.fixture(autouse=True)

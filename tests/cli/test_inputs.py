@@ -10,9 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from harness.traces.importing import TRACE_FORMATS
+from harness.model.traces.importing import TRACE_FORMATS
+from tests.model.traces.test_mooncake import sharing
 from tests.support.sound_traces import SOUND
-from tests.traces.test_mooncake import sharing
 
 
 @pytest.fixture(autouse=True)

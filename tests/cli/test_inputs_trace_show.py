@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.traces.importing import TRACE_FORMATS, import_trace
-from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
+from harness.model.traces.importing import TRACE_FORMATS, import_trace
+from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from tests.support.command_line import harness
 from tests.support.sound_traces import SOUND
 

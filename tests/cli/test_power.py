@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.advise.power import (
+from harness.errors import SpecError
+from harness.judge.advise.power import (
     Costs,
     Goal,
     allocated,
@@ -18,10 +19,9 @@ from harness.advise.power import (
     needed_together,
     simulated_components,
 )
-from harness.errors import SpecError
-from harness.records import RunStore, SealedRun
+from harness.measure.records import RunStore, SealedRun
+from harness.model.spec import load_experiment, load_toml, parse_experiment
 from harness.runner import run_experiment
-from harness.spec import load_experiment, load_toml, parse_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.judge.summary import summarise
-from harness.records import RunStore
+from harness.measure.records import RunStore
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
@@ -145,6 +145,6 @@ def test_a_list_of_runs_and_their_rows_load_no_specs_no_machine_code_and_no_pict
     alone = [sys.executable, "-X", "importtime", "-m", "harness", *command, "--runs", str(runs)]
     shown = subprocess.run(alone, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
-    assert "harness.records.store" in loaded
+    assert "harness.measure.records.store" in loaded
     # What Python 3.10's duckdb imports of pyarrow is its own affair.
-    assert not loaded & {"harness.spec", "harness.engine", "numba", "matplotlib", "scipy"}
+    assert not loaded & {"harness.model.spec", "harness.model.engine", "numba", "matplotlib", "scipy"}

@@ -39,7 +39,7 @@ def sides_of(rules: str, artifact: Path) -> Sides:
 
     Admission limits and failed copies are drawn where the rules know them.
     """
-    from harness.stack.rbln.rules.kv_rules import RULE_SETS
+    from harness.stacks.rbln.rules.kv_rules import RULE_SETS
 
     followed = RULE_SETS[rules]
     if followed.is_paged:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from harness.emulator.logs import copy_lines, kv_event_line
-from harness.engine import EngineConfig, KvEvent, Scheduler, load_cost_model
 from harness.errors import PlanError
-from harness.plan.blocks import token_block_keys
+from harness.measure.emulator.logs import copy_lines, kv_event_line
+from harness.model.engine import EngineConfig, KvEvent, Scheduler, load_cost_model
+from harness.model.plan.blocks import token_block_keys
 from tests.differential.histories import GENERATED, Geometry, Submit, materialise, stream_tokens
 from tests.differential.seen import Seen
 

@@ -15,9 +15,9 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMPARED_CODE = (
-    "harness/engine",
-    "harness/emulator/logs.py",
-    "harness/plan/blocks.py",
+    "harness/model/engine",
+    "harness/measure/emulator/logs.py",
+    "harness/model/plan/blocks.py",
     *(
         f"tests/differential/{name}.py"
         for name in (

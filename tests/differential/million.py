@@ -16,7 +16,7 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import find_twin, known_stacks, twin_variables
-from harness.stack.rbln.rules.kv_rules import AUTO, PAGED, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, rule_set
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.engine import CostModel
-from harness.engine.paged import PagedConfig, PagedScheduler
 from harness.errors import PlanError
-from harness.plan.blocks import token_block_keys
+from harness.model.engine import CostModel
+from harness.model.engine.paged import PagedConfig, PagedScheduler
+from harness.model.plan.blocks import token_block_keys
 from tests.differential.engine_side import SALT_BITS
 from tests.differential.histories import (
     GENERATED,

@@ -15,7 +15,7 @@ import pytest
 
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
-from harness.stack.rbln.rules.kv_rules import AUTO, PAGED, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, rule_set
 from tests.differential.million import PAGED_TWIN
 
 CHECKOUT = Path(__file__).resolve().parents[2]

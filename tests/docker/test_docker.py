@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.emulator.metrics import ServerMetrics
-from harness.engine import EngineConfig
+from harness.measure.emulator.metrics import ServerMetrics
+from harness.model.engine import EngineConfig
+from harness.model.spec import ServerSpec, load_toml
 from harness.redact import is_secret
-from harness.spec import ServerSpec, load_toml
 from tests.support.checkout import ROOT
 
 DOCKER = ROOT / "docker"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.client.target import Endpoint
-from harness.server.ask import ask
+from harness.measure.client.target import Endpoint
+from harness.measure.server.ask import ask
 from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import load_toml
+from harness.model.spec import load_toml
 from tests.docs.pages import DOCS, FENCE, GUIDES, START, all_pages, page_text
 from tests.support.checkout import ROOT
 

@@ -18,41 +18,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.analysis.logs.glance import glance
-from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
-from harness.analysis.logs.parse import metrics_table, parse_log
 from harness.api import override_table
-from harness.client.answer import describe_error_body
-from harness.emulator.config import load_config, parse_config
-from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
-from harness.engine.cost import load_cost_model
-from harness.experiment import build_plan
 from harness.extras.other_stacks.steps import read_steps, step_tables
 from harness.extras.peers.results import peer_side
-from harness.plan import read_plan, write_plan
-from harness.plan.waits import load_waits
-from harness.prereg.frozen import load_preregistration
-from harness.prereg.ledger import object_hash, read_chain
-from harness.prereg.publish import check
-from harness.records import Manifest, RunStore, layout
-from harness.records.manifest import load_manifest
+from harness.judge.analysis.logs.glance import glance
+from harness.judge.analysis.logs.observer import SCHEMA, held_back, read_observer
+from harness.judge.analysis.logs.parse import metrics_table, parse_log
+from harness.judge.prereg.frozen import load_preregistration
+from harness.judge.prereg.ledger import object_hash, read_chain
+from harness.judge.prereg.publish import check
+from harness.measure.client.answer import describe_error_body
+from harness.measure.emulator.config import load_config, parse_config
+from harness.measure.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
+from harness.measure.records import Manifest, RunStore, layout
+from harness.measure.records.manifest import load_manifest
+from harness.model.engine.cost import load_cost_model
+from harness.model.experiment import build_plan
+from harness.model.plan import read_plan, write_plan
+from harness.model.plan.waits import load_waits
+from harness.model.sim.cases import simulate_jsonl
+from harness.model.sim.search.space import load_space
+from harness.model.spec import WorkloadSpec, load_experiment
+from harness.model.spec.recorded import recorded_changes, recorded_command
+from harness.model.spec.rules import load_rule
+from harness.model.traces.importing import read_recordings
+from harness.model.traces.recording import read_trace
+from harness.model.traces.waits import summarise_tracelab
 from harness.redact import redacted_text
-from harness.sim.cases import simulate_jsonl
-from harness.sim.search.space import load_space
-from harness.spec import WorkloadSpec, load_experiment
-from harness.spec.recorded import recorded_changes, recorded_command
-from harness.spec.rules import load_rule
-from harness.stack.rbln.launch.artifacts import CONFIG_FILE, read_artifact
-from harness.stack.rbln.launch.device_watch import exporter_report
-from harness.stack.rbln.launch.devices import parse_devices
-from harness.stack.rbln.launch.launch_log import read_launch
-from harness.stack.rbln.launch.patch_audit import audit
-from harness.stack.rbln.launch.patches import patched_text
-from harness.stack.rbln.launch.releases import load_table
-from harness.stack.rbln.launch.sources import open_sources
-from harness.traces.importing import read_recordings
-from harness.traces.recording import read_trace
-from harness.traces.waits import summarise_tracelab
+from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, read_artifact
+from harness.stacks.rbln.launch.device_watch import exporter_report
+from harness.stacks.rbln.launch.devices import parse_devices
+from harness.stacks.rbln.launch.launch_log import read_launch
+from harness.stacks.rbln.launch.patch_audit import audit
+from harness.stacks.rbln.launch.patches import patched_text
+from harness.stacks.rbln.launch.releases import load_table
+from harness.stacks.rbln.launch.sources import open_sources
 from tests.support.checkout import ROOT
 from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way
@@ -312,7 +312,7 @@ def _of_servers() -> Iterator[Door]:
 
 def _of_records() -> Iterator[Door]:
     """What a run, a freeze or an archive holds."""
-    with zipfile.ZipFile(ROOT / "tests/records/sealed/layout-3.zip") as sealed:
+    with zipfile.ZipFile(ROOT / "tests/measure/records/sealed/layout-3.zip") as sealed:
         old = sealed.read("tiny/base/0/manifest.json")
     manifest = Manifest(experiment="e", condition="c", replicate=0, plan_hash="p", planned_requests=0)
     commit = f"tree {'0' * 40}\nparent {'0' * 40}\nauthor a <b> 1 +0000\ncommitter a <b> 1 +0000\n\nstart\n\n"

@@ -43,9 +43,9 @@ KIND = """    BackendKind(
 BACKEND = """
 from dataclasses import dataclass
 
-from harness.engine.config import ENGINE_KEYS
+from harness.model.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
-from harness.server.doctor import Check
+from harness.measure.server.doctor import Check
 from harness.runner.backends.base import Backend
 from harness.runner.backends.sim import perform_simulated_run
 
@@ -137,8 +137,8 @@ def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
 
 SPOKEN = """
 import sys
-from harness.stack.rbln.rules.dialect import dialect_of
-from harness.stack.rbln.rules.kv_rules import rule_set
+from harness.stacks.rbln.rules.dialect import dialect_of
+from harness.stacks.rbln.rules.kv_rules import rule_set
 from harness.extras.twin.environment import stack_named
 for version in sys.argv[1:]:
     rules = rule_set("auto", version)
@@ -148,7 +148,7 @@ for version in sys.argv[1:]:
 
 def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: CopiedCheckout, tmp_path: Path) -> None:
     known, new = "0.12.1a8", "0.12.2"
-    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "launch" / "facts.json")
+    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stacks" / "rbln" / "launch" / "facts.json")
     house.harness("stack", "record", str(stack(tmp_path, known, vllm="0.31.0")))
     wheel = str(stack(tmp_path, new, vllm="0.33.0"))
     assert "rules: yes (vendor-0.12.1" in house.harness("stack", "check", wheel, exit_code=3)
@@ -160,14 +160,14 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
         f"harness/extras/twin/requirements-stack-{new}.lock",
         lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0"),
     )
-    house.edit("harness/stack/rbln/rules/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
+    house.edit("harness/stacks/rbln/rules/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
     like_0_12_0 = (
         '{"vllm": "0.33.0", "null_fields": [], "has_usage_details": true, "has_empty_tool_calls": false,'
         ' "names_fields": true, "kv_device": "CPU", "reports_pool": true, "counts_preemptions": true,'
         ' "cache_config": "0.30.0"}'
     )
     house.edit(
-        "harness/stack/rbln/rules/dialects.json",
+        "harness/stacks/rbln/rules/dialects.json",
         '\n },\n "cache_config"',
         f',"{new}": {like_0_12_0}\n }},\n "cache_config"',
     )

@@ -13,7 +13,7 @@ from tests.support.checkout import ROOT
 from tests.support.copied_checkout import CopiedCheckout
 
 EDITS = {
-    "harness/stack/rbln/rules/kv_rules.py": (
+    "harness/stacks/rbln/rules/kv_rules.py": (
         (
             "    survives_copy_failure: bool = False\n",
             "    survives_copy_failure: bool = False\n    forgets: bool = False\n",
@@ -23,8 +23,8 @@ EDITS = {
             '_TABLE = (\n    RuleSet("tried", "a toy that reuses nothing", releases=("98.7.6",), forgets=True),\n',
         ),
     ),
-    "harness/engine/state.py": (("    sets_slot_aside: int\n", "    sets_slot_aside: int\n    forgets: int\n"),),
-    "harness/engine/rules.py": (
+    "harness/model/engine/state.py": (("    sets_slot_aside: int\n", "    sets_slot_aside: int\n    forgets: int\n"),),
+    "harness/model/engine/rules.py": (
         ("    while num_hits < most_blocks:\n", "    while num_hits < most_blocks and state.server[0].forgets == 0:\n"),
     ),
     "tests/support/oracle.py": (
@@ -72,13 +72,13 @@ def test_the_recipe_names_the_files_that_the_toy_took() -> None:
 
 
 def test_a_release_that_decides_otherwise_is_served_by_its_rules(copy: CopiedCheckout) -> None:
-    asked = "from harness.stack.rbln.rules.kv_rules import rule_set; print(rule_set('auto', '98.7.6').name)"
+    asked = "from harness.stacks.rbln.rules.kv_rules import rule_set; print(rule_set('auto', '98.7.6').name)"
     assert copy.python("-c", asked) == "tried\n"
 
 
 def test_a_rule_set_is_checked_against_the_second_opinion_and_measured(copy: CopiedCheckout) -> None:
     # The engine decides as the oracle under the toy's rules too, and the table's own tests hold.
-    checks = ("tests/stack/rbln/rules/test_kv_rules.py", "tests/engine/test_scheduler_against_oracle.py")
+    checks = ("tests/stacks/rbln/rules/test_kv_rules.py", "tests/model/engine/test_scheduler_against_oracle.py")
     copy.python("-m", "pytest", "-q", "-W", "ignore:overflow", *checks, "-k", "tried or kv_rules")
     copy.write("toy.toml", EXPERIMENT)
     copy.harness("run", "toy.toml")

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.calibration.fit_points import PointSource
-from harness.analysis.figures import figures_at, run_figures
 from harness.cli.tree import app
-from harness.engine import load_cost_model
-from harness.engine.cost import attended_tokens
 from harness.errors import SpecError
-from harness.records import RunStore
-from harness.report.pages import decode_residuals, extrapolated, write_calibration_report
+from harness.judge.analysis.calibration.fit_points import PointSource
+from harness.judge.analysis.figures import figures_at, run_figures
+from harness.judge.report.pages import decode_residuals, extrapolated, write_calibration_report
+from harness.measure.records import RunStore
+from harness.model.engine import load_cost_model
+from harness.model.engine.cost import attended_tokens
+from harness.model.sim import simulate
+from harness.model.sim.predict.draws import perturbation_of
+from harness.model.spec import PerturbationSpec, ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends import sim
 from harness.runner.calibrate import (
@@ -25,10 +28,7 @@ from harness.runner.calibrate import (
     fit_runs,
     write_cost_file,
 )
-from harness.sim import simulate
-from harness.sim.predict.draws import perturbation_of
-from harness.spec import PerturbationSpec, ServerSpec
-from harness.stack.vllm.step_log import COLUMNS
+from harness.stacks.vllm.step_log import COLUMNS
 from tests.support.emulated_vllm import emulated_vllm
 
 

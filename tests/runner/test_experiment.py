@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from harness.analysis import run_figures
-from harness.analysis.figures import lateness
 from harness.errors import RecordsError, SpecError
+from harness.judge.analysis import run_figures
+from harness.judge.analysis.figures import lateness
+from harness.judge.report import write_report
 from harness.judge.summary import summarise
-from harness.plan import read_plan
-from harness.records import RunStore, layout
-from harness.report import write_report
+from harness.measure.records import RunStore, layout
+from harness.model.plan import read_plan
 from harness.runner import StopFlag, run_experiment
 from harness.runner.experiment import ExperimentOutcome
 from harness.runner.progress import (

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis import run_figures
-from harness.analysis.cost.agreement import Agreement
-from harness.analysis.figures import RunFigures
-from harness.analysis.logs.engine_steps import step_log_of
 from harness.cli.tree import app
-from harness.engine import load_cost_model
-from harness.engine.cost import find_cost_file
-from harness.experiment import resolve
+from harness.judge.analysis import run_figures
+from harness.judge.analysis.cost.agreement import Agreement
+from harness.judge.analysis.figures import RunFigures
+from harness.judge.analysis.logs.engine_steps import step_log_of
+from harness.judge.prereg.predict import predict_experiment
 from harness.judge.summary import summarise
-from harness.prereg.predict import predict_experiment
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
+from harness.model.engine import load_cost_model
+from harness.model.engine.cost import find_cost_file
+from harness.model.experiment import resolve
+from harness.model.sim import simulate
+from harness.model.spec import load_experiment, load_toml, parse_experiment
+from harness.model.spec.rules import load_rule
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
-from harness.sim import simulate
-from harness.spec import load_experiment, load_toml, parse_experiment
-from harness.spec.rules import load_rule
 
 Runs = Callable[[str], tuple[SealedRun, ...]]
 Figures = Callable[[str], dict[str, RunFigures]]

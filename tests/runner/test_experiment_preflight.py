@@ -15,12 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from harness.engine import EngineConfig
-from harness.engine.config import ENGINE_KEYS, HARNESS_KEYS
 from harness.errors import SpecError
-from harness.experiment import resolve
 from harness.kinds import KINDS
-from harness.records import RunStore
+from harness.measure.records import RunStore
+from harness.measure.server.life import LaunchPlan
+from harness.measure.server.process import free_port
+from harness.model.engine import EngineConfig
+from harness.model.engine.config import ENGINE_KEYS, HARNESS_KEYS
+from harness.model.experiment import resolve
+from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.model.spec.server import PAGED_KEYS
 from harness.runner import StopFlag, run_experiment
 from harness.runner.backends import backend_named
 from harness.runner.backends.base import ServerBackend
@@ -28,10 +32,6 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.experiment import refuse_unshown_settings
 from harness.runner.progress import silent
 from harness.runner.run import LaunchOptions, RunContext
-from harness.server.life import LaunchPlan
-from harness.server.process import free_port
-from harness.spec import ExperimentSpec, ServerSpec
-from harness.spec.server import PAGED_KEYS
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 

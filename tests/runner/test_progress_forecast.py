@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.experiment import resolve
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import decide_stopped
 from harness.judge.planning.stopping import declared_status
-from harness.records import RunKey
-from harness.report import write_report
-from harness.report.terminal import status_lines
+from harness.judge.report import write_report
+from harness.judge.report.terminal import status_lines
+from harness.measure.records import RunKey
+from harness.measure.server.process import free_port
+from harness.model.experiment import resolve
+from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import ExperimentOutcome, StopFlag, run_experiment
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.progress import BlockLooked, Forecast, ProgressEvent, RunSealed, predicted_work
 from harness.runner.run import LaunchOptions
-from harness.server.process import free_port
-from harness.spec import ExperimentSpec, ServerSpec
 from tests.support.experiments import small_experiment
 from tests.support.processes import serving
 

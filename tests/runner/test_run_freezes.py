@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.analysis.validity.stalls import check_freezes
+from harness.judge.analysis.validity.stalls import check_freezes
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.analysis_tables import manifest
@@ -32,7 +32,7 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **keys:
         (server,) = [
             child
             for child in psutil.Process().children(recursive=True)
-            if "harness.emulator" in " ".join(child.cmdline())
+            if "harness.measure.emulator" in " ".join(child.cmdline())
         ]
         server.send_signal(signal.SIGSTOP)
         threading.Event().wait(seconds)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.records import ClockRecord, Manifest, schema
+from harness.measure.records import ClockRecord, Manifest, schema
 
 GOLDEN = Path(__file__).parent / "golden"
 

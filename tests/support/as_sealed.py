@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import SealedRun, layout
-from harness.records.disk import known_entry
+from harness.measure.records import SealedRun, layout
+from harness.measure.records.disk import known_entry
 
 
 def as_sealed(run: SealedRun, folder: Path) -> SealedRun:

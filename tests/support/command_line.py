@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["harness.cli", "harness.judge.catalogue", "harness.prereg", "harness.server.doctor"])
+_processes.set_forkserver_preload(
+    ["harness.cli", "harness.judge.catalogue", "harness.judge.prereg", "harness.measure.server.doctor"]
+)
 GIVEN_UP_AFTER_S = 600
 
 

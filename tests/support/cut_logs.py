@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
-from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.stack.rbln.rules.log_grammar import KvLogEvent, LogEvent, OtherEvent
+from harness.judge.analysis.logs.parse import ParseCounts, parse_log
+from harness.stacks.rbln.rules.log_grammar import KvLogEvent, LogEvent, OtherEvent
 
 NUM_RANDOM_CUTS = 300
 Said: TypeAlias = tuple[object, ...]

@@ -37,7 +37,7 @@ arguments = [word for flag, value in flags.items() if value is not None for word
 config = pathlib.Path(options.model, "config.json")
 arguments += ["--vocab-size", str(json.loads(config.read_text())["vocab_size"])] if config.is_file() else []
 arguments += [] if options.enable_prefix_caching else ["--no-prefix-caching"]
-emulator = ("-m", "harness.emulator", "--rules", "vllm-paged", "--cost-model", COST_MODEL)
+emulator = ("-m", "harness.measure.emulator", "--rules", "vllm-paged", "--cost-model", COST_MODEL)
 os.execv(sys.executable, [sys.executable, *emulator, *arguments])
 """
 

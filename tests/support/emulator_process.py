@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from benchmarks.emulator import wait_for_address
-from harness.emulator.step_log import read_trace
+from harness.measure.emulator.step_log import read_trace
 
 STOP_WITHIN_S = 20
 SCALE = 20.0
@@ -79,7 +79,7 @@ class Emulator:
 Start = Callable[..., Emulator]
 
 
-AS_A_COMMAND = ("-m", "harness.emulator")
+AS_A_COMMAND = ("-m", "harness.measure.emulator")
 
 
 def start_process(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.spec import ExperimentSpec
+from harness.model.spec import ExperimentSpec
 
 FAST = 20.0
 

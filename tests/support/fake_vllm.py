@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.stack.vllm.test_step_log import little_vllm
+from tests.stacks.vllm.test_step_log import little_vllm
 
 SERVE = """
 import argparse, asyncio, os, sys
@@ -19,10 +19,10 @@ from vllm.compilation.cuda_graph import CUDAGraphStat
 from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
 from vllm.v1.metrics.stats import IterationStats, PrefixCacheStats, SchedulerIterationDetails, SchedulerStats
 
-from harness.emulator import server as emulator
-from harness.emulator.config import EmulatorConfig
-from harness.emulator.driver import StepReporter
-from harness.spec import ServerSpec
+from harness.measure.emulator import server as emulator
+from harness.measure.emulator.config import EmulatorConfig
+from harness.measure.emulator.driver import StepReporter
+from harness.model.spec import ServerSpec
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("serve")

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.client.null_server import (
+from harness.clock import NS_PER_MS, monotonic_ns
+from harness.measure.client.null_server import (
     DONE,
     LAST_CHUNK,
     STREAM_HEAD,
@@ -27,7 +28,6 @@ from harness.client.null_server import (
     main,
     whole_response,
 )
-from harness.clock import NS_PER_MS, monotonic_ns
 
 Framing = Literal["chunked", "length", "close"]
 SPLIT_INTERVAL_NS = 2 * NS_PER_MS

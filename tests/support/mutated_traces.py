@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import HarnessError
-from harness.plan.model import Plan
-from harness.traces.importing import TRACE_FORMATS, import_trace
-from harness.traces.lower import Lowering, sessions_of
-from harness.traces.recording import read_trace
+from harness.model.plan.model import Plan
+from harness.model.traces.importing import TRACE_FORMATS, import_trace
+from harness.model.traces.lower import Lowering, sessions_of
+from harness.model.traces.recording import read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import atif_document, lmcache_rows, mini_swe_agent, openhands_events
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.engine import CostModel, EngineConfig
-from harness.plan import BlockKeys, Plan
+from harness.model.engine import CostModel, EngineConfig
+from harness.model.plan import BlockKeys, Plan
 from tests.support.oracle import Oracle
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.logs.observer import load_observer
-from harness.records import SealedRun
+from harness.judge.analysis.logs.observer import load_observer
+from harness.measure.records import SealedRun
 
 BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")
 EVICTION = re.compile(r"\[PFX\] \[EVICTION\] OB=(\d+)")

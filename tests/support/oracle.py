@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from harness.stack.rbln.rules.kv_rules import RULE_SETS, RuleSet
+from harness.stacks.rbln.rules.kv_rules import RULE_SETS, RuleSet
 
 
 @dataclass

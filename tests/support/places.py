@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.engine import load_cost_model
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.backend import step_costs
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
-from harness.records import RunStore, SealedRun
+from harness.measure.records import RunStore, SealedRun
+from harness.model.engine import load_cost_model
 from tests.support.command_line import harness
 
 

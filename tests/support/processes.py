@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
-from harness.server.life import LaunchPlan
-from harness.server.process import ServerLog, ServerProcess
+from harness.measure.server.life import LaunchPlan
+from harness.measure.server.process import ServerLog, ServerProcess
 
 TINY_SERVER = Path(__file__).with_name("tiny_server.py")
 HOST = "127.0.0.1"

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from harness.plan import Plan, TokenStreams
+from harness.model.plan import Plan, TokenStreams
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 TIMEOUT_S = 20.0

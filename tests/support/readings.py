@@ -9,8 +9,8 @@ import json
 import random
 from typing import Any
 
-from harness.client.answer import NO_KERNEL_STAMP, Answer
-from harness.client.exchange import Exchange
+from harness.measure.client.answer import NO_KERNEL_STAMP, Answer
+from harness.measure.client.exchange import Exchange
 from tests.support.raw_server import CHUNKED_HEAD, chunked
 
 IDS_EVENT = '{"id":"a","choices":[{"index":0,"text":"x","token_ids":%s}]}'

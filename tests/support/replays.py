@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.client.null_server import NullServer
-from harness.client.run import ReplayResult, Target, replay
-from harness.client.target import Endpoint
 from harness.clock import NS_PER_S, ScaledClock
-from harness.plan import Plan, RequestPlan, SessionPlan
-from harness.spec import ClientSpec, RequestSpec
+from harness.measure.client.null_server import NullServer
+from harness.measure.client.run import ReplayResult, Target, replay
+from harness.measure.client.target import Endpoint
+from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.spec import ClientSpec, RequestSpec
 
 
 def session(

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.records import Finding, RunWriter, SealedRun
-from harness.records.schema import CHUNKS, KV_EVENTS, REQUESTS, STEPS
+from harness.measure.records import Finding, RunWriter, SealedRun
+from harness.measure.records.schema import CHUNKS, KV_EVENTS, REQUESTS, STEPS
 
 MS = 1_000_000
 START_NS = 5_000_000_000

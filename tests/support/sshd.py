@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
-from harness.server.process import free_port
+from harness.measure.server.process import free_port
 
 SERVER = "/usr/sbin/sshd"
 RUN_FOLDER = Path("/run/sshd")  # where sshd started by root wants to lock its children in

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.extras.twin.environment import TwinEnvironment
-from harness.stack.rbln.launch.patches import patched_text
+from harness.stacks.rbln.launch.patches import patched_text
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
@@ -82,7 +82,7 @@ def write_patched_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
         f'sha256_after = "{hashes[2]}"\n'
     )
-    monkeypatch.setattr("harness.stack.rbln.launch.patches.PATCH_ROOTS", (folder / "patches",))
+    monkeypatch.setattr("harness.stacks.rbln.launch.patches.PATCH_ROOTS", (folder / "patches",))
     return root
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.stack.vllm.step_log import COLUMNS, FORMAT
+from harness.stacks.vllm.step_log import COLUMNS, FORMAT
 
 
 def tpu_batch(number: int, prefill: int, decode: int, requests: int, padded: int) -> dict[str, object]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.emulator.core import EmulatorCore, EngineRequest, StepStart
-from harness.emulator.logs import kv_event_line
-from harness.emulator.model import ContextHash
-from harness.engine import DECODE, EngineConfig, KvEvent, Scheduler, load_cost_model
-from harness.plan.blocks import token_block_keys
+from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepStart
+from harness.measure.emulator.logs import kv_event_line
+from harness.measure.emulator.model import ContextHash
+from harness.model.engine import DECODE, EngineConfig, KvEvent, Scheduler, load_cost_model
+from harness.model.plan.blocks import token_block_keys
 
 MESSAGE = re.compile(r"(\[(?:PFX|BUCKET)\] .*)$")
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.extras.twin.inside.twin_device import expected_tokens
-from harness.plan import Plan, TokenStreams
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
+from harness.model.plan import Plan, TokenStreams
+from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
-from harness.spec import ExperimentSpec
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.prereg import FreezeOptions, authorize, freeze
-from harness.prereg.freeze import Frozen
-from harness.prereg.ledger import Ledger
-from harness.records import RunKey, RunStore, SealedRun
-from harness.records.manifest import invalid, load_manifest
+from harness.judge.prereg import FreezeOptions, authorize, freeze
+from harness.judge.prereg.freeze import Frozen
+from harness.judge.prereg.ledger import Ledger
+from harness.measure.records import RunKey, RunStore, SealedRun
+from harness.measure.records.manifest import invalid, load_manifest
+from harness.model.spec import ExperimentSpec, load_experiment
 from harness.runner import run_experiment
-from harness.spec import ExperimentSpec, load_experiment
 
 EXPERIMENT = """
 name = "small"

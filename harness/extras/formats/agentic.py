@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
-from harness.plan.model import WAIT_KINDS, WaitKind, has_ended
-from harness.traces.base import Progress, Record, TraceFormat, list_of, parsed_lines, seconds_ns, text_of, tokens_of
-from harness.traces.blocks import (
+from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
+from harness.model.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    list_of,
+    parsed_lines,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
+from harness.model.traces.blocks import (
     MOONCAKE_BLOCK_TOKENS,
     TOO_MANY_NAMES,
     BlockNames,
@@ -25,9 +34,9 @@ from harness.traces.blocks import (
     lengths_of,
     settled_block_tokens,
 )
-from harness.traces.drawn import DrawnWaits
-from harness.traces.mooncake import REPEATED
-from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.mooncake import REPEATED
+from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""

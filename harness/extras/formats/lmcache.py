@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.traces.base import (
+from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
@@ -25,10 +25,10 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
-from harness.traces.drawn import DrawnWaits
-from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.rounds import CHARACTERS_PER_TOKEN
+from harness.model.traces.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.rounds import CHARACTERS_PER_TOKEN
 
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
 

@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.extras.formats.trajectories import Call, log_of, usage_of
-from harness.traces.base import Progress, Record, TraceFormat, instant_ns, json_records, list_of, record_of, text_of
-from harness.traces.recording import ReadNotes
-from harness.traces.rounds import LATE_NS, Log, through_rounds
+from harness.model.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    instant_ns,
+    json_records,
+    list_of,
+    record_of,
+    text_of,
+)
+from harness.model.traces.recording import ReadNotes
+from harness.model.traces.rounds import LATE_NS, Log, through_rounds
 
 UNCOUNTED = "answers without token counts"
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")

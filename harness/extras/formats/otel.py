@@ -16,8 +16,8 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from harness.extras.formats.otlp import flat_spans
-from harness.plan.model import WaitKind
-from harness.traces.base import (
+from harness.model.plan.model import WaitKind
+from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
@@ -29,8 +29,8 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.rounds import CHARACTERS_PER_TOKEN, PLACEHOLDER, is_placeholder
+from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.rounds import CHARACTERS_PER_TOKEN, PLACEHOLDER, is_placeholder
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.traces.base import Record, list_of, record_of, text_of
+from harness.model.traces.base import Record, list_of, record_of, text_of
 
 DEEPEST_VALUE = 16
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.extras.formats.trajectories import Call, log_of, usage_of
-from harness.traces.base import (
+from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
@@ -24,8 +24,8 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.recording import ReadNotes
-from harness.traces.rounds import CHARACTERS_PER_TOKEN, Log, through_rounds
+from harness.model.traces.recording import ReadNotes
+from harness.model.traces.rounds import CHARACTERS_PER_TOKEN, Log, through_rounds
 
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
 BY_CHARACTERS = "lengths estimated from characters, 4 to a token"

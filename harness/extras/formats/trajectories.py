@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from harness.traces.base import Record, record_of, tokens_of
-from harness.traces.drawn import DrawnWaits
-from harness.traces.recording import ReadNotes
-from harness.traces.rounds import NO_PROMPT, Log, Round
+from harness.model.traces.base import Record, record_of, tokens_of
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.recording import ReadNotes
+from harness.model.traces.rounds import NO_PROMPT, Log, Round
 
 # Of tokens that a server read from its cache, by the names of OpenAI, Anthropic and OpenHands.
 CACHED = ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens")

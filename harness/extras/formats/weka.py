@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from harness.plan.model import WaitKind
-from harness.traces.base import (
+from harness.model.plan.model import WaitKind
+from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
@@ -23,9 +23,9 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
-from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.rounds import PLACEHOLDER_TOKENS
+from harness.model.traces.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
+from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.rounds import PLACEHOLDER_TOKENS
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32

@@ -77,9 +77,9 @@ def _by_series(table: Table) -> list[Table]:
 
 def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> Iterator[Placed]:
     """The conditions at an address, each with its valid runs."""
-    from harness.export.baseline import is_baseline, load_baseline
     from harness.extras.history.points import Placed
     from harness.judge.decisions.gate import gate_run
+    from harness.judge.export.baseline import is_baseline, load_baseline
 
     if not is_baseline(Path(address)):
         yield from (Placed(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs, targets))

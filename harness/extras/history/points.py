@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.cost.devices import estimate_of
-from harness.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.errors import SpecError
+from harness.judge.analysis.cost.devices import estimate_of
+from harness.judge.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.judge.compare.measures import log_values, mean_of
 from harness.judge.decisions.gate import FIGURES, GateRun
-from harness.records import layout, origin_of
-from harness.records.manifest import LaunchReport, table_at
+from harness.measure.records import layout, origin_of
+from harness.measure.records.manifest import LaunchReport, table_at
 
 MIN_POINTS = 6
 MIN_BETWEEN = 2

@@ -16,8 +16,8 @@ import httpx
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError, SpecError, in_one_line
-from harness.export.formats import Format
-from harness.export.measured import MeasuredRequest, MeasuredRun, in_unit
+from harness.judge.export.formats import Format
+from harness.judge.export.measured import MeasuredRequest, MeasuredRun, in_unit
 
 NO_ROOM = (
     "gaps between tokens: a span has the time to its first token, the mean time per token and its end",

@@ -43,7 +43,7 @@ def steps(
 def doctor_lines() -> list[str]:
     """How each stack shows its steps, and which of them is beside the vLLM on PATH."""
     from harness.extras.other_stacks.steps import ways_to_steps
-    from harness.stack.vllm.launch import find_vllm
+    from harness.stacks.vllm.launch import find_vllm
 
     try:
         beside = ways_to_steps(find_vllm().versions)

@@ -19,8 +19,8 @@ import pydantic_core
 
 from harness.clock import NS_PER_MS
 from harness.errors import RecordsError
-from harness.stack.vllm.core_steps import MARK
-from harness.stack.vllm.step_log import MAX_COUNT, SCHEMA, read_step_log
+from harness.stacks.vllm.core_steps import MARK
+from harness.stacks.vllm.step_log import MAX_COUNT, SCHEMA, read_step_log
 from harness.table import Table
 
 
@@ -30,7 +30,7 @@ class StepFile:
 
     steps: columns of ``SCHEMA``. has_each_step: False where a file names each shape once, so that there are no counts.
     notes: what the file does not show, and what its figures leave out. requests: see
-    ``harness.stack.vllm.core_steps.REQUESTS``; None where the file does not name them.
+    ``harness.stacks.vllm.core_steps.REQUESTS``; None where the file does not name them.
     """
 
     source: str

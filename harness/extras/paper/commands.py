@@ -23,8 +23,8 @@ from harness.table import TableForm, written
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from harness.model.spec import ExperimentSpec
     from harness.runner import ProgressSink
-    from harness.spec import ExperimentSpec
 
 FormatOption = Annotated[
     Literal["text", "markdown", "json"], typer.Option("--format", help="How the result is printed.")
@@ -50,7 +50,7 @@ def catalogue(
 
     Example: `harness paper catalogue`
     """
-    from harness.spec import experiment_table, parse_experiment
+    from harness.model.spec import experiment_table, parse_experiment
 
     extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
     extra += [f'backend="{backend}"'] if perform else []
@@ -68,7 +68,7 @@ def catalogue(
 
 def _catalogue_files(only: list[str]) -> list[Path]:
     """Files of the experiments that name an analysis; SpecError when a name of ``only`` is none of them."""
-    from harness.spec import load_toml
+    from harness.model.spec import load_toml
 
     paths = [find_shipped("experiments", name, what="experiment") for name in only or shipped_names("experiments")]
     if not paths:
@@ -78,7 +78,7 @@ def _catalogue_files(only: list[str]) -> list[Path]:
 
 def _is_general(path: Path) -> bool:
     """Whether an experiment can run on any backend; those that are about the real stack cannot."""
-    from harness.spec import load_toml
+    from harness.model.spec import load_toml
 
     return not kind_named(load_toml(path).get("backend", DEFAULT_BACKEND)).has_stack
 
@@ -138,7 +138,7 @@ def _perform(
 ) -> tuple[str, int]:
     """Perform one experiment and write its analysis beside its runs: what to say of it, and how many are invalid."""
     from harness.judge.catalogue import analyse as analyse_runs
-    from harness.prereg import predictions_for
+    from harness.judge.prereg import predictions_for
     from harness.runner import run_experiment
 
     clock = MonotonicClock()
@@ -167,7 +167,7 @@ def analyse(
     Example: `harness paper analyse demo --as general --runs runs/today --format markdown`
     """
     from harness.judge.catalogue import analyse as analyse_runs
-    from harness.prereg import check_sealed_runs, predictions_for
+    from harness.judge.prereg import check_sealed_runs, predictions_for
 
     sealed = sealed_runs(runs, experiment)
     frozen = check_sealed_runs(sealed)

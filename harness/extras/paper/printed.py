@@ -16,16 +16,16 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.clock import NS_PER_S
-from harness.engine.config import EngineConfig
-from harness.engine.cost import load_cost_model
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import load_cost_model
+from harness.model.sim.kernel.arrays import Outcome, PlanArrays
+from harness.model.sim.plans import Input, input_arrays
+from harness.model.sim.search.result import TOP, SearchResult, sensitivity
+from harness.model.sim.search.run import search
+from harness.model.sim.search.space import load_space
+from harness.model.sim.simulate import ABLATIONS, LABEL, run_batch, with_arrivals_of
+from harness.model.spec import ServerShape, Treatment, WorkloadSpec, load_toml
 from harness.processes import parallel_map
-from harness.sim.kernel.arrays import Outcome, PlanArrays
-from harness.sim.plans import Input, input_arrays
-from harness.sim.search.result import TOP, SearchResult, sensitivity
-from harness.sim.search.run import search
-from harness.sim.search.space import load_space
-from harness.sim.simulate import ABLATIONS, LABEL, run_batch, with_arrivals_of
-from harness.spec import ServerShape, Treatment, WorkloadSpec, load_toml
 from harness.table import markdown_rows
 
 PRINTED = load_toml(Path(__file__).with_name("printed.toml"))

@@ -10,18 +10,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.analysis.figures import total_of
 from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
+from harness.judge.analysis.figures import total_of
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
-from harness.records import SealedRun, layout
+from harness.measure.records import SealedRun, layout
+from harness.model.sim.search.result import sensitivity
+from harness.model.sim.search.run import search
+from harness.model.sim.search.space import DeviceSpec, SpaceSpec
+from harness.model.spec import ServerShape
+from harness.model.spec.rules import load_rule
 from harness.runner.calibrate import fit_runs
-from harness.sim.search.result import sensitivity
-from harness.sim.search.run import search
-from harness.sim.search.space import DeviceSpec, SpaceSpec
-from harness.spec import ServerShape
-from harness.spec.rules import load_rule
-from harness.stack.rbln.launch.compile import list_artifacts
+from harness.stacks.rbln.launch.compile import list_artifacts
 from harness.table import ABSENT, Cell
 
 CONFIGURATIONS = {

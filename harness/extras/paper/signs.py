@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engine.config import EngineConfig
-from harness.engine.cost import load_cost_model
 from harness.extras.paper.printed import PRINTED, rendered
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import load_cost_model
+from harness.model.sim.kernel.arrays import PlanArrays, with_column
+from harness.model.sim.plans import Input, input_arrays
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import RulesName, Treatment, WorkloadSpec
 from harness.processes import parallel_map
-from harness.sim.kernel.arrays import PlanArrays, with_column
-from harness.sim.plans import Input, input_arrays
-from harness.sim.simulate import run_batch
-from harness.spec import RulesName, Treatment, WorkloadSpec
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

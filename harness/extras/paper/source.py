@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.figures import totals
-from harness.analysis.stats import grouped, ratio
-from harness.compiled.records import record_as_dict
-from harness.engine import EngineConfig
+from harness.judge.analysis.figures import totals
+from harness.judge.analysis.stats import grouped, ratio
 from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
 from harness.judge.decisions.verdicts import ExperimentRuns
-from harness.prereg import check_sealed_runs, decide, predict_runs, predictions_for
-from harness.records import RunStore, SealedRun
-from harness.sim.kernel.arrays import with_column
-from harness.sim.plans import plan_arrays
-from harness.sim.simulate import run_batch
-from harness.spec import RulesName
-from harness.spec.rules import value_text
+from harness.judge.prereg import check_sealed_runs, decide, predict_runs, predictions_for
+from harness.measure.records import RunStore, SealedRun
+from harness.model.compiled.records import record_as_dict
+from harness.model.engine import EngineConfig
+from harness.model.sim.kernel.arrays import with_column
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import RulesName
+from harness.model.spec.rules import value_text
 from harness.table import ABSENT, Cell
 
 Row = Mapping[str, Cell]

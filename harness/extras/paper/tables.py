@@ -15,7 +15,7 @@ from harness.errors import SpecError
 from harness.extras.paper import rows
 from harness.extras.paper.source import NotRunError, Row, Rows, Source
 from harness.kinds import kind_of_run
-from harness.spec import Spec, load_toml
+from harness.model.spec import Spec, load_toml
 from harness.table import ABSENT, Cell, Table
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.formats import Format
-from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
-from harness.records import layout
+from harness.judge.export.formats import Format
+from harness.judge.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
+from harness.measure.records import layout
 
 GUIDELLM_VERSION = "0.8.1"
 NO_ROOM = (

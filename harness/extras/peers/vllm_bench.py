@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.export.formats import Format
-from harness.export.measured import MeasuredRequest, MeasuredRun
+from harness.judge.export.formats import Format
+from harness.judge.export.measured import MeasuredRequest, MeasuredRun
 
 NO_ROOM = (
     "cached prompt tokens, session and turn of a request, its finish reason",

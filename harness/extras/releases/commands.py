@@ -20,9 +20,9 @@ from harness.kinds import KINDS, kind_named
 from harness.table import TableForm
 
 if TYPE_CHECKING:
-    from harness.records import SealedRun
-    from harness.stack.rbln.launch.releases import ReleaseCheck
-    from harness.stack.rbln.launch.sources import Sources
+    from harness.measure.records import SealedRun
+    from harness.stacks.rbln.launch.releases import ReleaseCheck
+    from harness.stacks.rbln.launch.sources import Sources
 
 ReleaseArgument = Annotated[
     Path, typer.Argument(help="Wheel or zip of vllm-rbln, virtual environment, or site-packages folder.")
@@ -47,8 +47,8 @@ def check(
     Exit code 0 when all hold, 3 when something changed that matters, 2 for what is no release. Example:
     `harness stack check vllm_rbln-0.12.1a8-py3-none-any.whl --against 0.12.0`
     """
-    from harness.stack.rbln.launch.releases import check_release, load_table
-    from harness.stack.rbln.launch.sources import RBLN, Release, open_sources, wheel_beside
+    from harness.stacks.rbln.launch.releases import check_release, load_table
+    from harness.stacks.rbln.launch.sources import RBLN, Release, open_sources, wheel_beside
 
     _place, facts = load_table(table)
     rbln = open_sources(release)
@@ -85,8 +85,8 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
 
     Read what `harness stack check` shows first. Example: `harness stack record vllm_rbln-0.12.0-py3-none-any.whl`
     """
-    from harness.stack.rbln.launch.releases import load_table, recorded, write_table
-    from harness.stack.rbln.launch.sources import Release, open_sources
+    from harness.stacks.rbln.launch.releases import load_table, recorded, write_table
+    from harness.stacks.rbln.launch.sources import Release, open_sources
 
     place, facts = load_table(table)
     rbln = open_sources(release)
@@ -129,7 +129,7 @@ def compare(
 
 def _release_setting(release: str, backend: str) -> str:
     """The key that chooses a release: its environment, or in a simulation its rules."""
-    from harness.stack.rbln.rules.kv_rules import rules_for_version
+    from harness.stacks.rbln.rules.kv_rules import rules_for_version
 
     kind = kind_named(backend)
     if kind.has_stack:
@@ -146,7 +146,7 @@ def _release_setting(release: str, backend: str) -> str:
 
 
 def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
-    from harness.stack.rbln.launch.sources import VLLM, open_sources, vllm_beside
+    from harness.stacks.rbln.launch.sources import VLLM, open_sources, vllm_beside
 
     return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
 

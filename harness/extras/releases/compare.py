@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from harness.analysis.figures import cells, same
-from harness.analysis.stats import grouped, paired
 from harness.errors import SpecError
+from harness.judge.analysis.figures import cells, same
+from harness.judge.analysis.stats import grouped, paired
 from harness.judge.compare.measures import mean_of
 from harness.judge.compare.result import Family
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run, ratio_of
-from harness.records import SealedRun, layout, origin_of
+from harness.measure.records import SealedRun, layout, origin_of
 from harness.table import Cell, Table, table_of
 
 # "[PFX] ALLOC": what a line of the log is about.

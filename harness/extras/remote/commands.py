@@ -32,7 +32,7 @@ def worker(
     from pydantic import ValidationError
 
     from harness.extras.remote.hosts import serve
-    from harness.spec import FleetSpec, Place
+    from harness.model.spec import FleetSpec, Place
 
     place = Place(host or socket.gethostname(), device)
     try:

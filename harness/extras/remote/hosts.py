@@ -25,10 +25,12 @@ from typing import Any
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.experiment import PlannedRun
+from harness.measure.records import RunKey, RunStore, SealedRun, layout
+from harness.measure.records.store import Archive, packed
+from harness.measure.server.provenance import SOURCE_ROOT, source_sha256
+from harness.model.experiment import PlannedRun
+from harness.model.spec import FleetSpec, Place
 from harness.processes import distributed
-from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.records.store import Archive, packed
 from harness.runner.fleet.driver import (
     POLL_S,
     Block,
@@ -42,8 +44,6 @@ from harness.runner.fleet.driver import (
 )
 from harness.runner.progress import Began, Made, ProgressEvent, StopFlag
 from harness.runner.run import RunContext
-from harness.server.provenance import SOURCE_ROOT, source_sha256
-from harness.spec import FleetSpec, Place
 
 CONNECT_TIMEOUT_S = 15.0
 # A scheduler that is restarted within this time costs nothing: driver and workers reconnect.

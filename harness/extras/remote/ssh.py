@@ -22,12 +22,12 @@ from typing import Any, NamedTuple, cast
 
 from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
-from harness.records import layout
+from harness.measure.records import layout
+from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
+from harness.measure.server.vllm_serve import SOCKET_FOLDER_VARIABLE
+from harness.model.spec import ServerSpec
 from harness.redact import redacted_arguments, redacted_env
-from harness.server.life import LOOPBACK, LaunchPlan, write_config
-from harness.server.vllm_serve import SOCKET_FOLDER_VARIABLE
-from harness.spec import ServerSpec
-from harness.stack.rbln.launch.artifacts import (
+from harness.stacks.rbln.launch.artifacts import (
     ArtifactConfig,
     artifact_config,
     check_artifact,
@@ -35,10 +35,10 @@ from harness.stack.rbln.launch.artifacts import (
     requested_stack,
     settings_applied,
 )
-from harness.stack.rbln.launch.devices import DeviceReport, parse_devices, require_idle
-from harness.stack.rbln.launch.inside import remote_host
-from harness.stack.rbln.launch.patches import require_pristine, shipped_patches, status_of, unpatched
-from harness.stack.rbln.launch.serving import (
+from harness.stacks.rbln.launch.devices import DeviceReport, parse_devices, require_idle
+from harness.stacks.rbln.launch.inside import remote_host
+from harness.stacks.rbln.launch.patches import require_pristine, shipped_patches, status_of, unpatched
+from harness.stacks.rbln.launch.serving import (
     OBSERVER_FOLDER,
     OtherHost,
     ServedArtifact,

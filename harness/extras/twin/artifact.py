@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.errors import ServerError, SpecError
 from harness.extras.twin.environment import INSIDE, TwinEnvironment, twin_variables
-from harness.stack.rbln.launch.compile import RECORD_FILE, CompileSpec, Exporter, compile_artifact
+from harness.stacks.rbln.launch.compile import RECORD_FILE, CompileSpec, Exporter, compile_artifact
 
 TWIN_MODEL = "twin-qwen3-4b"
 TWIN_WRITER = INSIDE / "write_artifact.py"

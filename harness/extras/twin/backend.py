@@ -11,13 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.engine import EngineConfig, load_cost_model
-from harness.engine.cost import CostModel
 from harness.errors import ServerError
 from harness.extras.twin.artifact import TWIN_MODEL, cached_artifact, twin_exporter, twin_spec
 from harness.extras.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 from harness.kinds import KINDS, BackendKind
-from harness.records import layout
+from harness.measure.records import layout
+from harness.measure.server.doctor import Check
+from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
+from harness.measure.server.process import require_port
+from harness.measure.server.vllm_serve import Stack
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine.cost import CostModel
+from harness.model.spec import ServerSpec
 from harness.runner.backends.base import (
     MODELLED,
     STACK_KEYS,
@@ -28,16 +33,11 @@ from harness.runner.backends.base import (
     rules_in_force,
 )
 from harness.runner.run import LaunchOptions
-from harness.server.doctor import Check
-from harness.server.life import LOOPBACK, LaunchPlan, write_config
-from harness.server.process import require_port
-from harness.server.vllm_serve import Stack
-from harness.spec import ServerSpec
-from harness.stack.rbln.launch.artifacts import check_artifact, read_artifact
-from harness.stack.rbln.launch.compile import CompileSpec, StandInStack
-from harness.stack.rbln.launch.devices import read_devices, require_idle
-from harness.stack.rbln.launch.releases import usable_with
-from harness.stack.rbln.launch.serving import (
+from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
+from harness.stacks.rbln.launch.compile import CompileSpec, StandInStack
+from harness.stacks.rbln.launch.devices import read_devices, require_idle
+from harness.stacks.rbln.launch.releases import usable_with
+from harness.stacks.rbln.launch.serving import (
     ServedArtifact,
     ServeSetup,
     check_installed,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError, SpecError
-from harness.stack.rbln.rules.kv_rules import release_of
+from harness.stacks.rbln.rules.kv_rules import release_of
 
 FOLDER = Path(__file__).resolve().parent
 COMMON_LOCK = FOLDER / "requirements-twin.lock"

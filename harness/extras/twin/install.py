@@ -33,7 +33,7 @@ from harness.extras.twin.environment import (
     twin_variables,
 )
 from harness.outputs import whole_file
-from harness.stack.rbln.rules.kv_rules import release_of
+from harness.stacks.rbln.rules.kv_rules import release_of
 from harness.uv import uv_install
 
 TORCH = "2.13.0"

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, cost_error
-from harness.analysis.cost.cost_errors import Side as CostSide
-from harness.analysis.figures import RunFigures, cells, run_figures, same
-from harness.analysis.stats import GIVEN_COSTS, grouped, paired
-from harness.engine.cost import CostError
 from harness.errors import SpecError
+from harness.judge.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, cost_error
+from harness.judge.analysis.cost.cost_errors import Side as CostSide
+from harness.judge.analysis.figures import RunFigures, cells, run_figures, same
+from harness.judge.analysis.stats import GIVEN_COSTS, grouped, paired
 from harness.judge.compare.answer import source_of
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, Measure, Value, mean_of, per_token
 from harness.judge.compare.pairs import num_plans, without_a
@@ -25,7 +24,8 @@ from harness.judge.compare.ratio import Ratio, paired_ratio, unpaired_ratio
 from harness.judge.compare.result import Family, Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, status_until_decided
-from harness.records import SealedRun, origin_of
+from harness.measure.records import SealedRun, origin_of
+from harness.model.engine.cost import CostError
 from harness.table import Cell, Table, table_of
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from harness.analysis.stats import GIVEN_COSTS, Interval
+from harness.judge.analysis.stats import GIVEN_COSTS, Interval
 from harness.judge.compare.channels import Comparison
 from harness.judge.compare.result import Family, Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.predictions import Prediction
 from harness.judge.planning.stopping import SequentialStatus
 from harness.kinds import kind_of_run
-from harness.spec.sections import Channel
+from harness.model.spec.sections import Channel
 
 
 class Source(str, Enum):

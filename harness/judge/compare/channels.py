@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Channels, Seen, cause_of
-from harness.analysis.cost.cost_errors import NO_ERROR, Side, cost_error, with_cost_error
-from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
-from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
-from harness.analysis.figures import RunFigures
-from harness.analysis.stats import Estimate, Interval, log_mean_values, paired
-from harness.engine.cost import CostError
+from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Channels, Seen, cause_of
+from harness.judge.analysis.cost.cost_errors import NO_ERROR, Side, cost_error, with_cost_error
+from harness.judge.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
+from harness.judge.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
+from harness.judge.analysis.figures import RunFigures
+from harness.judge.analysis.stats import Estimate, Interval, log_mean_values, paired
 from harness.judge.compare.ratio import Ratio
-from harness.records import Finding
-from harness.records.manifest import info, warning
+from harness.measure.records import Finding
+from harness.measure.records.manifest import info, warning
+from harness.model.engine.cost import CostError
 
 # The runs of a condition and of its baseline, block by block.
 Sides = tuple[list[RunFigures], list[RunFigures]]

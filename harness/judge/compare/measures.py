@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.figures import run_figures
-from harness.analysis.serving import latencies, slo_of
-from harness.analysis.sessions import session_times
-from harness.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.records import SealedRun
-from harness.records.manifest import Manifest, table_at
+from harness.judge.analysis.figures import run_figures
+from harness.judge.analysis.serving import latencies, slo_of
+from harness.judge.analysis.sessions import session_times
+from harness.judge.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
+from harness.measure.records import SealedRun
+from harness.measure.records.manifest import Manifest, table_at
 
 
 class Value(NamedTuple):

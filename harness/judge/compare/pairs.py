@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from harness.analysis.figures import RunFigures
-from harness.analysis.stats import grouped
-from harness.spec import ExperimentSpec
+from harness.judge.analysis.figures import RunFigures
+from harness.judge.analysis.stats import grouped
+from harness.model.spec import ExperimentSpec
 
 Run = TypeVar("Run")
 

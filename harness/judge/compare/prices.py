@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.analysis.cost.reconstruct import StepCost
-from harness.analysis.figures import RunFigures, figures_at, run_figures
-from harness.analysis.stats import grouped
-from harness.records import SealedRun, layout
+from harness.judge.analysis.cost.reconstruct import StepCost
+from harness.judge.analysis.figures import RunFigures, figures_at, run_figures
+from harness.judge.analysis.stats import grouped
+from harness.measure.records import SealedRun, layout
 
 
 class Prices(NamedTuple):

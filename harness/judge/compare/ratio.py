@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.cost.cost_errors import NO_ERROR, with_cost_error
-from harness.analysis.cost.devices import Placed, estimate_of
-from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, contrast
-from harness.engine.cost import CostError
+from harness.judge.analysis.cost.cost_errors import NO_ERROR, with_cost_error
+from harness.judge.analysis.cost.devices import Placed, estimate_of
+from harness.judge.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, contrast
 from harness.judge.compare.measures import Value, log_values
+from harness.model.engine.cost import CostError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

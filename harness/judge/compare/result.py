@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.cost.cost_errors import half_width
-from harness.analysis.stats import DEFAULT_LEVEL, NO_SCATTER, Interval
 from harness.errors import RecordsError
+from harness.judge.analysis.cost.cost_errors import half_width
+from harness.judge.analysis.stats import DEFAULT_LEVEL, NO_SCATTER, Interval
 from harness.judge.compare.pairs import num_comparisons
 from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, t_mixture_boundary
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
 
 ALPHA = 1 - DEFAULT_LEVEL
 

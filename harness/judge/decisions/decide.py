@@ -15,9 +15,9 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, get_args
 
-from harness.analysis import stats
-from harness.analysis.cost.padding import Padding, direction, occupancy_ratio, total_padding
-from harness.analysis.cost.reconstruct import (
+from harness.judge.analysis import stats
+from harness.judge.analysis.cost.padding import Padding, direction, occupancy_ratio, total_padding
+from harness.judge.analysis.cost.reconstruct import (
     ROUNDING,
     ChannelAgreement,
     ToleranceRule,
@@ -26,7 +26,7 @@ from harness.analysis.cost.reconstruct import (
 from harness.judge.compare.answer import cost_sentence
 from harness.judge.compare.result import why_no_interval
 from harness.judge.planning.stopping import LogRatios, SequentialStatus
-from harness.spec.rules import (
+from harness.model.spec.rules import (
     CostRule,
     DirectionRule,
     EquivalenceRule,

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cost.padding import Padding
-from harness.analysis.stats import Interval, prediction_interval
+from harness.judge.analysis.cost.padding import Padding
+from harness.judge.analysis.stats import Interval, prediction_interval
 from harness.judge.planning.monte_carlo import DrawnRatio, ratio_of_means
-from harness.spec import Spec
+from harness.model.spec import Spec
 
 
 class DrawnFigures(Spec):

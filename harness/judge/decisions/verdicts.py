@@ -13,11 +13,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
-from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.figures import RunFigures, totals
-from harness.analysis.stats import paired, pooled_pair_differences
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.judge.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
+from harness.judge.analysis.figures import RunFigures, totals
+from harness.judge.analysis.stats import paired, pooled_pair_differences
 from harness.judge.compare.answer import Compared, answers
 from harness.judge.compare.channels import Comparison, block_of, compare
 from harness.judge.compare.pairs import common_replicates, num_comparisons, num_plans
@@ -34,9 +34,9 @@ from harness.judge.planning.stopping import (
     log_ratios,
     status_until_decided,
 )
-from harness.records import SealedRun, by_condition, kind_of
-from harness.spec import Factor, level_text
-from harness.spec.rules import (
+from harness.measure.records import SealedRun, by_condition, kind_of
+from harness.model.spec import Factor, level_text
+from harness.model.spec.rules import (
     Conditions,
     CostRule,
     DecisionRule,

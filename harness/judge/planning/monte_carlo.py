@@ -9,7 +9,7 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
-from harness.analysis.stats import FloatArray
+from harness.judge.analysis.stats import FloatArray
 
 SHARE = 0.1
 """The error of a prediction is to be this share of the effect, or of the margin where that is larger."""

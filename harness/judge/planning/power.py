@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.stats import FloatArray, t_quantile
+from harness.judge.analysis.stats import FloatArray, t_quantile
 from harness.judge.planning.stopping import boundary_of
-from harness.spec.sections import StopSpec
+from harness.model.spec.sections import StopSpec
 
 MOST_BLOCKS = 1000
 NODES = 200

@@ -16,8 +16,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from harness.analysis import stats
-from harness.analysis.cost.cost_errors import (
+from harness.errors import SpecError
+from harness.judge.analysis import stats
+from harness.judge.analysis.cost.cost_errors import (
     NO_ERROR,
     WITH_ERRORS,
     errors_of_means,
@@ -25,17 +26,16 @@ from harness.analysis.cost.cost_errors import (
     states_errors,
     with_cost_error,
 )
-from harness.analysis.cost.devices import DeviceEffect
-from harness.analysis.stats import NO_SCATTER, Estimate, Interval, grouped, percent, t_quantile
-from harness.engine.cost import CostError
-from harness.errors import SpecError
+from harness.judge.analysis.cost.devices import DeviceEffect
+from harness.judge.analysis.stats import NO_SCATTER, Estimate, Interval, grouped, percent, t_quantile
 from harness.judge.compare.channels import Comparison, compare
 from harness.judge.compare.pairs import num_comparisons, num_plans, without_a
 from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.verdict import Verdict
-from harness.records import SealedRun
-from harness.spec import ExperimentSpec
-from harness.spec.sections import EVERY, Channel, StopSpec
+from harness.measure.records import SealedRun
+from harness.model.engine.cost import CostError
+from harness.model.spec import ExperimentSpec
+from harness.model.spec.sections import EVERY, Channel, StopSpec
 
 # 200,000 paths leave an error of .0005 in the alpha that a boundary spends.
 PATHS = 200_000

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.kinds import KINDS, kind_named
+from harness.measure.server.doctor import Check
 from harness.plugins import part_at, plugged
 from harness.runner.backends.base import Backend
-from harness.server.doctor import Check
 
 
 def backend_named(name: str) -> Backend:

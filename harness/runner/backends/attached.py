@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.client.target import Endpoint, Target, endpoint_of
 from harness.clock import NS_PER_S, ScaledClock
-from harness.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
 from harness.errors import RecordsError, ServerError
-from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
-from harness.records import Finding, Observation, layout
+from harness.measure.client.target import Endpoint, Target, endpoint_of
+from harness.measure.records import Finding, Observation, layout
+from harness.measure.server.ask import Reply
+from harness.measure.server.doctor import Check
+from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, model_entry, stated_version
+from harness.measure.server.probe import Needs, probe
+from harness.measure.server.text_sizes import forget, text_sizes_of
+from harness.measure.server.vocabulary import remember
+from harness.model.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
+from harness.model.experiment import PlannedRun
+from harness.model.spec import ServerSpec
+from harness.model.spec.server import PAGED_KEYS
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
 from harness.runner.run import LaunchOptions
-from harness.server.ask import Reply
-from harness.server.doctor import Check
-from harness.server.life import MODELS, VERSION, LaunchPlan, get_at, model_entry, stated_version
-from harness.server.probe import Needs, probe
-from harness.server.text_sizes import forget, text_sizes_of
-from harness.server.vocabulary import remember
-from harness.spec import ServerSpec
-from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.launch.launch_log import LaunchFacts, read_metrics
-from harness.stack.rbln.rules.kv_rules import PAGED
-from harness.stack.vllm.step_log import read_step_log
+from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
+from harness.stacks.rbln.rules.kv_rules import PAGED
+from harness.stacks.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"
 # Each of two conditions runs first as often as the other.

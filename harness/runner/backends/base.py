@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.engine import EngineConfig
-from harness.engine.config import ENGINE_KEYS, changed_keys
 from harness.errors import SpecError
-from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
-from harness.records import Observation, SealedRun
+from harness.measure.records import Observation, SealedRun
+from harness.measure.server.doctor import Check
+from harness.measure.server.life import LaunchPlan
+from harness.model.engine import EngineConfig
+from harness.model.engine.config import ENGINE_KEYS, changed_keys
+from harness.model.experiment import PlannedRun
+from harness.model.spec import ServerSpec
+from harness.model.spec.server import PAGED_KEYS
 from harness.runner.run import LaunchOptions, RunContext, perform_run
-from harness.server.doctor import Check
-from harness.server.life import LaunchPlan
-from harness.spec import ServerSpec
-from harness.spec.server import PAGED_KEYS
-from harness.stack.rbln.launch.artifacts import check_artifact, read_artifact
-from harness.stack.rbln.rules.kv_rules import rules_for_version
+from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
+from harness.stacks.rbln.rules.kv_rules import rules_for_version
 
 Line = tuple[str, str]
 """A line of the file, and the comment beside it."""
@@ -89,7 +89,7 @@ class Backend(ABC):
     refused, and a run that does not show these after all is INVALID."""
 
     def in_force(self, server: ServerSpec) -> Mapping[str, Any]:
-        """Settings in force that are known before the first run, as ``harness.engine.config`` has them."""
+        """Settings in force that are known before the first run, as ``harness.model.engine.config`` has them."""
         del server
         return {}
 

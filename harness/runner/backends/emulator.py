@@ -10,9 +10,13 @@ import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
-from harness.records import layout
+from harness.measure.records import layout
+from harness.measure.server.doctor import Check
+from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
+from harness.measure.server.process import require_port
+from harness.model.engine.config import ENGINE_KEYS
+from harness.model.spec import ServerSpec
 from harness.runner.backends.base import (
     MODELLED,
     FirstExperiment,
@@ -21,10 +25,6 @@ from harness.runner.backends.base import (
     observation_of,
 )
 from harness.runner.run import LaunchOptions
-from harness.server.doctor import Check
-from harness.server.life import LOOPBACK, LaunchPlan, write_config
-from harness.server.process import require_port
-from harness.spec import ServerSpec
 
 EMULATED_MODEL = "emulated-qwen3-4b"
 
@@ -85,7 +85,7 @@ class EmulatorBackend(ServerBackend):
         write_config(files["config"], config)
         return LaunchPlan(
             backend=self.kind.name,
-            argv=(sys.executable, "-m", "harness.emulator", "--config", str(files["config"])),
+            argv=(sys.executable, "-m", "harness.measure.emulator", "--config", str(files["config"])),
             # Unbuffered: lines must reach the log when they are written.
             env={"PYTHONUNBUFFERED": "1"},
             host=LOOPBACK,

@@ -14,6 +14,10 @@ from typing import Any, ClassVar
 
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
+from harness.measure.server.doctor import Check, first_line_of
+from harness.measure.server.life import LOOPBACK, LaunchPlan
+from harness.measure.server.process import require_port
+from harness.model.spec import ServerSpec
 from harness.plugins import service
 from harness.redact import filled_env
 from harness.runner.backends.base import (
@@ -26,15 +30,11 @@ from harness.runner.backends.base import (
     rules_in_force,
 )
 from harness.runner.run import LaunchOptions
-from harness.server.doctor import Check, first_line_of
-from harness.server.life import LOOPBACK, LaunchPlan
-from harness.server.process import require_port
-from harness.spec import ServerSpec
-from harness.stack.rbln.launch.artifacts import CONFIG_FILE, check_artifact, read_artifact
-from harness.stack.rbln.launch.compile import require_fresh
-from harness.stack.rbln.launch.devices import find_command, require_idle
-from harness.stack.rbln.launch.releases import usable_with
-from harness.stack.rbln.launch.serving import (
+from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, check_artifact, read_artifact
+from harness.stacks.rbln.launch.compile import require_fresh
+from harness.stacks.rbln.launch.devices import find_command, require_idle
+from harness.stacks.rbln.launch.releases import usable_with
+from harness.stacks.rbln.launch.serving import (
     OtherHost,
     ServedArtifact,
     ServeSetup,
@@ -42,8 +42,8 @@ from harness.stack.rbln.launch.serving import (
     find_rbln_stack,
     serve_plan,
 )
-from harness.stack.rbln.rules.dialect import dialect_of
-from harness.stack.rbln.rules.kv_rules import NEWEST_STABLE, rule_set, rules_for_version
+from harness.stacks.rbln.rules.dialect import dialect_of
+from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set, rules_for_version
 
 VLLM_RBLN = rule_set(NEWEST_STABLE).releases[-1]
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")

@@ -16,33 +16,33 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.logs.derive import derived_from, take_step_log
-from harness.analysis.logs.parse import ParseCounts
-from harness.client.rows import RequestRows
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
-from harness.emulator import logs
-from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
-from harness.emulator.logs import Site, kv_event_line
-from harness.emulator.metrics import ServerMetrics
-from harness.emulator.model import ContextHash
-from harness.emulator.step_log import step_log_header, step_log_row
-from harness.emulator.virtual import VirtualDriver
-from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Step
-from harness.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
-from harness.engine.paged import scheduler_of
-from harness.experiment import PlannedRun
+from harness.judge.analysis.logs.derive import derived_from, take_step_log
+from harness.judge.analysis.logs.parse import ParseCounts
 from harness.kinds import KINDS, BackendKind, kind_named
-from harness.plan import BlockKeys, Plan
-from harness.plan.event_queue import ClientEvent
-from harness.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
+from harness.measure.client.rows import RequestRows
+from harness.measure.emulator import logs
+from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.measure.emulator.logs import Site, kv_event_line
+from harness.measure.emulator.metrics import ServerMetrics
+from harness.measure.emulator.model import ContextHash
+from harness.measure.emulator.step_log import step_log_header, step_log_row
+from harness.measure.emulator.virtual import VirtualDriver
+from harness.measure.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
+from harness.measure.server import provenance
+from harness.measure.server.doctor import Check
+from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Step
+from harness.model.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
+from harness.model.engine.paged import scheduler_of
+from harness.model.experiment import PlannedRun
+from harness.model.plan import BlockKeys, Plan
+from harness.model.plan.event_queue import ClientEvent
+from harness.model.sim import simulate
+from harness.model.spec import ServerSpec
 from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
-from harness.server import provenance
-from harness.server.doctor import Check
-from harness.sim import simulate
-from harness.spec import ServerSpec
-from harness.stack.rbln.rules.log_grammar import EqualSteps, LogEvent, read_message
+from harness.stacks.rbln.rules.log_grammar import EqualSteps, LogEvent, read_message
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.kinds import KINDS, BackendKind
+from harness.measure.server.doctor import Check
+from harness.measure.server.life import LOOPBACK, LaunchPlan
+from harness.measure.server.process import require_port
+from harness.model.spec import ServerSpec
 from harness.redact import filled_env
 from harness.runner.backends.base import SLOW_START, FirstExperiment, ServerBackend, refuse_keys
 from harness.runner.run import LaunchOptions
-from harness.server.doctor import Check
-from harness.server.life import LOOPBACK, LaunchPlan
-from harness.server.process import require_port
-from harness.spec import ServerSpec
-from harness.stack.vllm.launch import (
+from harness.stacks.vllm.launch import (
     FIXED_KEYS,
     SHOWN_KEYS,
     check_graphs,

@@ -22,14 +22,14 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.experiment import PlannedRun
-from harness.prereg import RunAuthorization
-from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.records.store import Archive, received
+from harness.judge.prereg import RunAuthorization
+from harness.measure.records import RunKey, RunStore, SealedRun, layout
+from harness.measure.records.store import Archive, received
+from harness.model.experiment import PlannedRun
+from harness.model.spec import FleetSpec, LimitsSpec, Place
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import Began, Made, ProgressEvent, ServerReady
 from harness.runner.run import RunContext
-from harness.spec import FleetSpec, LimitsSpec, Place
 
 POLL_S = 0.2
 END_TIMEOUT_S = 30.0

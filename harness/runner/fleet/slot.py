@@ -18,13 +18,13 @@ from typing import Any
 
 import psutil
 
-from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
-from harness.experiment import PlannedRun
 from harness.inputs import open_regular
-from harness.records import FleetRecord, RunStore, SealedRun, layout
-from harness.spec import Place
-from harness.stack.rbln.launch.devices import parse_devices
+from harness.judge.analysis.logs.glance import glance
+from harness.measure.records import FleetRecord, RunStore, SealedRun, layout
+from harness.model.experiment import PlannedRun
+from harness.model.spec import Place
+from harness.stacks.rbln.launch.devices import parse_devices
 
 MAX_MARK_BYTES = 1 << 16
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import HarnessError, ServerError
-from harness.experiment import PlannedRun
+from harness.measure.client.self_audit import self_audit
+from harness.model.experiment import PlannedRun
 from harness.runner.experiment import perform_in_order
 from harness.runner.fleet.driver import Audited, Block, Command, Ended, Gate, Job, Message
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag

@@ -10,8 +10,8 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.traces.importing import import_trace
-from harness.traces.recording import ReadOptions, TraceFile, read_trace
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import ReadOptions, TraceFile, read_trace
 
 
 def written(folder: Path, rows: list[dict[str, Any]], name: str = "in") -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.clock import NS_PER_S
-from harness.traces.importing import import_trace
-from harness.traces.recording import TraceFile, read_trace
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
 

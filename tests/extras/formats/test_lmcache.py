@@ -13,8 +13,8 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.traces.importing import import_trace
-from harness.traces.recording import TraceFile, read_trace
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.sound_traces import lmcache_rows
 
 SYSTEM = {"role": "system", "content": "rules " * 2000}

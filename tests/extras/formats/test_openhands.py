@@ -10,8 +10,8 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.traces.importing import import_trace
-from harness.traces.recording import TraceFile, read_trace
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
 

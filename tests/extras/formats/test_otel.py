@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.export.formats import named_format, write_runs
+from harness.judge.export.formats import named_format, write_runs
+from harness.model.spec import ExperimentSpec
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
 from harness.runner import run_experiment
-from harness.spec import ExperimentSpec
-from harness.traces.importing import import_trace
-from harness.traces.recording import TraceFile, read_trace
 from tests.support.sound_traces import spans
 
 START_NS = 1_772_359_200_000_000_000

@@ -12,7 +12,7 @@ from harness.errors import SpecError
 from harness.extras.history.points import MIN_POINTS, Placed, change_points, histories
 from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import GateRun
-from harness.records.manifest import Manifest
+from harness.measure.records.manifest import Manifest
 
 pytest.importorskip("ruptures", reason="the extra history is not installed")
 

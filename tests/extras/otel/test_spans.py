@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from harness.errors import HarnessError, SpecError
-from harness.export import MeasuredRun, measured
 from harness.extras.otel.spans import _post, batches, collector_headers, post_spans, spans_of, traces_url
+from harness.judge.export import MeasuredRun, measured
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import RecordsError
 from harness.extras.other_stacks.steps import StepFile, load_steps, padding_of, read_steps, step_tables
-from harness.stack.vllm.step_log import SCHEMA
+from harness.stacks.vllm.step_log import SCHEMA
 
 TIMES = ("at_ns", "logger_ns")
 FOREIGN = [name for name in SAMPLES if not name.startswith("vLLM")]

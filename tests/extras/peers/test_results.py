@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.export import FORMATS, write_runs
 from harness.extras.peers.results import peer_side
 from harness.judge.compare.across import PeerSide, Side, compare_with_peer
-from harness.records import SealedRun
+from harness.judge.export import FORMATS, write_runs
+from harness.measure.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment

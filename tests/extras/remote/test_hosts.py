@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from harness.errors import SpecError
+from harness.model.spec import FleetSpec
 from harness.runner import run_experiment
-from harness.spec import FleetSpec
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 

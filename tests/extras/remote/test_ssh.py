@@ -22,12 +22,12 @@ import pytest
 from harness.clock import NS_PER_MS, MonotonicClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.extras.remote.ssh import RemoteHost
-from harness.records import layout
+from harness.measure.records import layout
+from harness.measure.server.life import LaunchPlan
+from harness.measure.server.process import ServerProcess
+from harness.model.spec import ServerSpec
 from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
-from harness.server.life import LaunchPlan
-from harness.server.process import ServerProcess
-from harness.spec import ServerSpec
 from tests.support import stand_in_ssh
 from tests.support.processes import comes_true, is_alive, start_launched
 from tests.support.sshd import running_sshd, short_folder, write_command

@@ -32,7 +32,7 @@ from harness.extras.twin.install import (
     choose_python,
     install_twin,
 )
-from harness.stack.rbln.launch.serving import logging_config
+from harness.stacks.rbln.launch.serving import logging_config
 from harness.uv import UV_LOCK
 
 NOWHERE = (

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.engine import EngineConfig
 from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
+from harness.model.engine import EngineConfig
+from harness.model.spec import ServerSpec
 from harness.runner.run import LaunchOptions
-from harness.spec import ServerSpec
 from tests.support.processes import serving
 from tests.support.twin_follow import Asked, follow, log_messages
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.logs.observer import load_observer
 from harness.extras.twin.artifact import cached_artifact, twin_exporter, twin_spec
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
-from harness.records import SealedRun
+from harness.judge.analysis.logs.observer import load_observer
+from harness.measure.records import SealedRun
+from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
-from harness.spec import ExperimentSpec
-from harness.stack.rbln.launch.compile import CompileSpec, compile_artifact
+from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
 from tests.support.stacks import linked_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]

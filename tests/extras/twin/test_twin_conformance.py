@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.client.replay_state import token_digest
-from harness.engine import EngineConfig
 from harness.extras.twin.environment import TwinEnvironment
-from harness.plan import Plan, read_plan
-from harness.records import SealedRun
-from harness.records.layout import step_reports
-from harness.spec import ServerSpec
-from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
+from harness.judge.analysis.logs.parse import ParseCounts, parse_log
+from harness.measure.client.replay_state import token_digest
+from harness.measure.records import SealedRun
+from harness.measure.records.layout import step_reports
+from harness.model.engine import EngineConfig
+from harness.model.plan import Plan, read_plan
+from harness.model.spec import ServerSpec
+from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 from tests.support.cut_logs import assert_no_cut_invents_or_loses
 from tests.support.observed import check_observed
 from tests.support.twin_follow import Asked, Followed, follow, log_messages

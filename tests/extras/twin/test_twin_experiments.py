@@ -16,9 +16,9 @@ import pytest
 
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
 from harness.runner.paired import compare_pair
-from harness.stack.rbln.launch.patches import tree_sha256
+from harness.stacks.rbln.launch.patches import tree_sha256
 from tests.support.observed import bucket_lines, check_observed
 from tests.support.places import Place
 from tests.support.sshd import running_sshd, short_folder, write_command

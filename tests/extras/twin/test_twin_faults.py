@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
 from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
+from harness.judge.analysis.logs.parse import ParseCounts, parse_log
+from harness.measure.server.life import LaunchPlan
+from harness.measure.server.process import ServerProcess
+from harness.model.spec import ServerSpec
 from harness.runner.run import LaunchOptions
-from harness.server.life import LaunchPlan
-from harness.server.process import ServerProcess
-from harness.spec import ServerSpec
-from harness.stack.rbln.rules.log_grammar import KvCopyFailedEvent
+from harness.stacks.rbln.rules.log_grammar import KvCopyFailedEvent
 from tests.support.processes import start_launched
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

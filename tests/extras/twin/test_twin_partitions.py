@@ -14,14 +14,14 @@ import httpx
 import numpy as np
 import pytest
 
-from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
 from harness.extras.twin.inside.twin_device import expected_tokens
-from harness.plan import token_block_keys
+from harness.model.engine import EngineConfig, Scheduler, load_cost_model
+from harness.model.plan import token_block_keys
+from harness.model.spec import ServerSpec
 from harness.runner.run import LaunchOptions
-from harness.spec import ServerSpec
 from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

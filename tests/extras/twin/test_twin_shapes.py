@@ -17,15 +17,15 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
+from harness.judge.analysis.logs.parse import ParseCounts, parse_log
+from harness.measure.server.process import ServerProcess
+from harness.model.spec import ServerSpec
 from harness.runner.backends.base import ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
-from harness.server.process import ServerProcess
-from harness.spec import ServerSpec
-from harness.stack.rbln.rules.kv_rules import AUTO, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 from tests.support.cut_logs import assert_no_cut_invents_or_loses, kind_of
 from tests.support.processes import serving
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.judge.catalogue import alignment, costs
 from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
-from harness.spec import parse_experiment
 
 SIX = {"decode_buckets": [1, 2, 4, 6, 8]}
 

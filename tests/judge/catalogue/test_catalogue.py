@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import run_figures
 from harness.errors import SpecError
-from harness.experiment import resolve
+from harness.judge.analysis import run_figures
 from harness.judge.catalogue import AnalysisResult, analyse, analyses
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import ExperimentRuns, decide_experiment
-from harness.prereg import predict_experiment, predict_runs
-from harness.records import SealedRun
+from harness.judge.prereg import predict_experiment, predict_runs
+from harness.measure.records import SealedRun
+from harness.model.experiment import resolve
+from harness.model.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
+from harness.model.spec.rules import RecompilationRule, load_rule
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_names
-from harness.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
-from harness.spec.rules import RecompilationRule, load_rule
 from tests.support.checkout import ROOT
 
 CATALOGUE = [

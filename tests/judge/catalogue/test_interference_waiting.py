@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.analysis.cost.reconstruct import waiting_session_ns
-from harness.analysis.logs.observer import FORMAT, SCHEMA
-from harness.engine import load_cost_model
 from harness.errors import SpecError
+from harness.judge.analysis.cost.reconstruct import waiting_session_ns
+from harness.judge.analysis.logs.observer import FORMAT, SCHEMA
 from harness.judge.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
 from harness.judge.catalogue.reuse import exceptions_table
 from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.interference import injection_of
-from harness.records import SealedRun, layout, schema
+from harness.measure.records import SealedRun, layout, schema
+from harness.model.engine import load_cost_model
+from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
-from harness.spec import parse_experiment
 from tests.support.as_sealed import as_sealed
 
 EXPERIMENT = {

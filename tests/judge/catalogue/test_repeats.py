@@ -10,11 +10,11 @@ import pytest
 
 from harness.judge.catalogue import costs, repeats
 from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.judge.prereg import predict_runs
 from harness.judge.summary import summarise
-from harness.prereg import predict_runs
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
+from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
-from harness.spec import parse_experiment
 
 
 def slots(n: int, count: int) -> dict[str, Any]:

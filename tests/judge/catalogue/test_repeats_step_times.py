@@ -8,8 +8,8 @@ import pytest
 
 from harness.judge.catalogue import repeats
 from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
-from harness.spec import parse_experiment
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.stats import holm, t_quantile, t_tail
 from harness.errors import SpecError
+from harness.judge.analysis.stats import holm, t_quantile, t_tail
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import main_answers
 from harness.judge.compare.measures import MEASURES
 from harness.judge.summary import summarise
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

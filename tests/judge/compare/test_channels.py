@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis.cost.agreement import MAX_TAU, Agreement
-from harness.analysis.cost.padding import Padding
-from harness.analysis.cost.reconstruct import ChannelA
-from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
+from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement
+from harness.judge.analysis.cost.padding import Padding
+from harness.judge.analysis.cost.reconstruct import ChannelA
+from harness.judge.analysis.figures import Lateness, ReuseFigures, RunFigures
 from harness.judge.compare.answer import Compared, answers
 from harness.judge.compare.channels import Comparison, compare
 from harness.judge.compare.result import Family

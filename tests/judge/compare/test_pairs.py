@@ -15,11 +15,11 @@ from harness.judge.catalogue.costs import cost_table
 from harness.judge.catalogue.reuse import prefill_kinds_table
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.decisions.verdicts import ExperimentRuns
+from harness.judge.report.page import render_page
+from harness.judge.report.terminal import answer_lines, summary_tables
+from harness.judge.report.view import gather
 from harness.judge.summary import ExperimentSummary, summarise
-from harness.records import SealedRun
-from harness.report.page import render_page
-from harness.report.terminal import answer_lines, summary_tables
-from harness.report.view import gather
+from harness.measure.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from harness import compare
-from harness.analysis.figures import figures_at, run_figures
-from harness.analysis.stats import grouped
+from harness.judge.analysis.figures import figures_at, run_figures
+from harness.judge.analysis.stats import grouped
 from harness.judge.compare.answer import main_answers
 from harness.judge.decisions.decide import decide_superiority
 from harness.judge.planning.stopping import log_ratios
+from harness.judge.report.answers import answers
+from harness.judge.report.page import write_report
+from harness.judge.report.terminal import conditions_table
 from harness.judge.summary import summarise
-from harness.records import SealedRun
-from harness.report.answers import answers
-from harness.report.page import write_report
-from harness.report.terminal import conditions_table
+from harness.measure.records import SealedRun
+from harness.model.spec.rules import SuperiorityRule
 from harness.runner import run_experiment
 from harness.shipped import shipped_folder
-from harness.spec.rules import SuperiorityRule
 from tests.support.experiments import small_experiment
 
 DEARER = 1.4

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from harness import compare, decide
-from harness.analysis.stats import Interval, of_blocks
-from harness.engine.cost import CostError
+from harness.judge.analysis.stats import Interval, of_blocks
 from harness.judge.compare.answer import main_answers
 from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.result import Family, result_of
 from harness.judge.planning.stopping import looks_at
 from harness.judge.summary import summarise
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
+from harness.model.engine.cost import CostError
+from harness.model.spec.sections import StopSpec
 from harness.runner import run_experiment
 from harness.shipped import shipped_folder
-from harness.spec.sections import StopSpec
 from tests.support.experiments import small_experiment
 
 CONDITIONS = [{"name": "base"}, {"name": "full", "server": {"decode_buckets": [8]}}]

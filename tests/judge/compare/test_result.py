@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.stats import of_blocks
+from harness.judge.analysis.stats import of_blocks
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import interval_in_words, main_answers
 from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.result import Family, result_of
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import Outcome
+from harness.judge.prereg import decide
+from harness.judge.report.answers import answers
+from harness.judge.report.terminal import conditions_table
 from harness.judge.summary import summarise
-from harness.prereg import decide
-from harness.report.answers import answers
-from harness.report.terminal import conditions_table
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.cost.padding import Padding
 from harness.errors import SpecError
+from harness.judge.analysis.cost.padding import Padding
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Block, Costs, Outcome
-from harness.shipped import shipped_names
-from harness.spec.rules import (
+from harness.model.spec.rules import (
     CostRule,
     DirectionRule,
     NoTreatmentRule,
@@ -20,6 +19,7 @@ from harness.spec.rules import (
     load_rule,
     parse_rule,
 )
+from harness.shipped import shipped_names
 
 COST = CostRule(name="c", kind="cost-validation")
 DIRECTION = DirectionRule(name="d", kind="direction")

@@ -10,8 +10,8 @@ import pytest
 
 from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
 from harness.judge.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
-from harness.spec import StopSpec
-from harness.spec.rules import EquivalenceRule
+from harness.model.spec import StopSpec
+from harness.model.spec.rules import EquivalenceRule
 
 BLOCKS = (0.004, -0.003, 0.006, 0.001, -0.002, 0.005)
 RULE = EquivalenceRule(name="equal", kind="equivalence", margin=0.02)

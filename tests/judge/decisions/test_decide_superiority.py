@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from harness.advise.power import log_ratio_values
-from harness.analysis.cost.cost_errors import UNKNOWN
-from harness.analysis.stats import FloatArray, Interval, of_blocks
+from harness.judge.advise.power import log_ratio_values
+from harness.judge.analysis.cost.cost_errors import UNKNOWN
+from harness.judge.analysis.stats import FloatArray, Interval, of_blocks
 from harness.judge.compare.answer import cost_sentence
 from harness.judge.decisions.decide import Outcome, cheaper_p, decide_superiority
 from harness.judge.planning.power import blocks_for_superiority, superiority_power
 from harness.judge.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
-from harness.spec import StopSpec
-from harness.spec.rules import SuperiorityRule, load_rule
-from harness.spec.sections import Channel
+from harness.model.spec import StopSpec
+from harness.model.spec.rules import SuperiorityRule, load_rule
+from harness.model.spec.sections import Channel
 
 RULE = SuperiorityRule(name="cheaper", kind="superiority")
 BASE = (10.0, 14.0, 12.0, 9.0, 13.0, 11.0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.figures import RunFigures
 from harness.errors import SpecError
+from harness.judge.analysis.figures import RunFigures
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import (
     Contrast,
@@ -18,10 +18,10 @@ from harness.judge.decisions.verdicts import (
     decide_experiment,
     waits_pairs,
 )
-from harness.records import SealedRun
+from harness.measure.records import SealedRun
+from harness.model.spec import parse_experiment
+from harness.model.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, SuperiorityRule
 from harness.runner import run_experiment
-from harness.spec import parse_experiment
-from harness.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, SuperiorityRule
 
 SLOTS = SaturationRule(
     name="slots", kind="saturation", factor="slots", levels=(8, 10), strata=("N",), seed=1, min_replicates=2

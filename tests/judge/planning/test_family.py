@@ -8,7 +8,7 @@ import pytest
 from harness.judge.planning.family import Family
 from harness.judge.planning.power import difference_power, equivalence_power, spread_limit, superiority_power
 from harness.judge.planning.stopping import of_each
-from harness.spec import StopSpec
+from harness.model.spec import StopSpec
 
 
 def test_a_single_comparison_has_the_exact_power() -> None:

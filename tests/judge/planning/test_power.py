@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.stats import t_quantile
+from harness.judge.analysis.stats import t_quantile
 from harness.judge.planning.power import (
     MOST_BLOCKS,
     blocks_for_difference,
@@ -19,7 +19,7 @@ from harness.judge.planning.power import (
     repetitions,
     variance_components,
 )
-from harness.spec import StopSpec
+from harness.model.spec import StopSpec
 
 MARGIN = math.log(1.02)
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.stats import t_quantile
 from harness.errors import SpecError
+from harness.judge.analysis.stats import t_quantile
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import (
     blocks_left,
@@ -19,7 +19,7 @@ from harness.judge.planning.stopping import (
     t_mixture_boundary,
     verdict,
 )
-from harness.spec import StopSpec
+from harness.model.spec import StopSpec
 from tests.support.experiments import small_experiment
 
 RULE = StopSpec(margin=0.02, budget=40)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.stats import t_quantile
+from harness.judge.analysis.stats import t_quantile
 from harness.judge.planning.stopping import obrien_fleming_spent, spending_boundaries
 
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import ServerError
-from harness.records import RunStore, SealedRun
+from harness.measure.records import RunStore, SealedRun
+from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
-from harness.spec import ExperimentSpec
 from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.plain_server import PlainServer, plain_server
 

@@ -12,11 +12,11 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError
+from harness.measure.server.life import LOOPBACK
+from harness.measure.server.process import free_port
+from harness.model.spec import ServerSpec
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
-from harness.server.life import LOOPBACK
-from harness.server.process import free_port
-from harness.spec import ServerSpec
 from tests.support.processes import serving
 
 SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))
@@ -27,7 +27,7 @@ def test_the_emulator_is_launched_from_one_readable_file(tmp_path: Path) -> None
     plan = EmulatorBackend().launch(SERVER, LaunchOptions(port, tmp_path, time_scale=4.0, log_format="precise"))
     config_path = tmp_path / "server.config.json"
     config = json.loads(config_path.read_text())
-    assert plan.argv == (sys.executable, "-m", "harness.emulator", "--config", str(config_path))
+    assert plan.argv == (sys.executable, "-m", "harness.measure.emulator", "--config", str(config_path))
     assert config["server"] == SERVER.model_dump(mode="json")
     assert (config["time_scale"], config["port"], config["log_format"]) == (4.0, port, "precise")
     assert (plan.host, plan.port, plan.model) == (LOOPBACK, port, config["model"])

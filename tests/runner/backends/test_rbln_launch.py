@@ -12,17 +12,17 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.records import RunStore
+from harness.measure.records import RunStore
+from harness.measure.server.life import LaunchPlan, start_server
+from harness.measure.server.process import free_port
+from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
-from harness.server.life import LaunchPlan, start_server
-from harness.server.process import free_port
-from harness.spec import ExperimentSpec, ServerSpec
-from harness.stack.rbln.launch.patches import patched_text
-from harness.stack.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
+from harness.stacks.rbln.launch.patches import patched_text
+from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 

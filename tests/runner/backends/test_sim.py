@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import run_figures
-from harness.analysis.logs.derive import rebuild
 from harness.errors import RunInvalidError, SpecError
+from harness.judge.analysis import run_figures
+from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.interference import measured_waiting_session_ns
+from harness.judge.report.facts import gather_facts
 from harness.judge.summary import summarise
-from harness.plan import read_plan
-from harness.records import RunStore, SealedRun
-from harness.report.facts import gather_facts
+from harness.measure.records import RunStore, SealedRun
+from harness.model.plan import read_plan
+from harness.model.sim import simulate
+from harness.model.spec import ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
-from harness.sim import simulate
-from harness.spec import ServerSpec
-from harness.stack.rbln.rules.kv_rules import AUTO, NEWEST_STABLE
-from harness.stack.vllm.step_log import load_step_log
+from harness.stacks.rbln.rules.kv_rules import AUTO, NEWEST_STABLE
+from harness.stacks.vllm.step_log import load_step_log
 from tests.support.experiments import small_experiment
 
 RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")

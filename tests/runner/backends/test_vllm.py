@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.figures import figures_at, run_figures
-from harness.analysis.logs.derive import rebuild
 from harness.cli.tree import app
-from harness.engine import load_cost_model
 from harness.errors import ServerError, SpecError
-from harness.experiment import resolve
 from harness.extras.other_stacks.commands import doctor_lines
-from harness.prereg.predict import predict_run
-from harness.records import RunStore, SealedRun, layout
+from harness.judge.analysis.figures import figures_at, run_figures
+from harness.judge.analysis.logs.derive import rebuild
+from harness.judge.prereg.predict import predict_run
+from harness.measure.records import RunStore, SealedRun, layout
+from harness.measure.server.life import LaunchPlan
+from harness.model.engine import load_cost_model
+from harness.model.experiment import resolve
+from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
 from harness.runner.progress import Forecast
 from harness.runner.run import LaunchOptions
-from harness.server.life import LaunchPlan
-from harness.spec import ExperimentSpec, ServerSpec
-from harness.stack.vllm.step_log import load_step_log
+from harness.stacks.vllm.step_log import load_step_log
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import serving
 from tests.support.stacks import write_environment

@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import pytest
 
-from harness.analysis.figures import run_figures
 from harness.errors import ServerError
-from harness.records import SealedRun, layout
+from harness.judge.analysis.figures import run_figures
+from harness.measure.records import SealedRun, layout
+from harness.model.spec.experiment import parse_experiment
 from harness.runner import run_experiment
-from harness.spec.experiment import parse_experiment
-from harness.stack.vllm.launch import find_vllm
-from harness.stack.vllm.step_log import load_step_log
+from harness.stacks.vllm.launch import find_vllm
+from harness.stacks.vllm.step_log import load_step_log
 from tests.support.checkout import ROOT
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]

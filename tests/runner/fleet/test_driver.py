@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from harness.errors import SpecError
-from harness.records import RunStore, SealedRun, layout
+from harness.measure.records import RunStore, SealedRun, layout
+from harness.model.spec import FleetSpec
 from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.driver import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
-from harness.spec import FleetSpec
 from tests.support.experiments import small_experiment
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.experiment import resolve
+from harness.model.experiment import resolve
 from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.slot import WorkerSlot, device_states, living_mark
 from harness.runner.progress import RunSealed

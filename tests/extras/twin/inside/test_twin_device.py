@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine import load_cost_model
 from harness.extras.twin.backend import step_costs
 from harness.extras.twin.inside.twin_device import (
     Device,
@@ -19,6 +18,7 @@ from harness.extras.twin.inside.twin_device import (
     now_ns,
     settings_from,
 )
+from harness.model.engine import load_cost_model
 
 LOW, HIGH = 300, 2000
 PROMPT = [(7 * place + 1) % 1500 for place in range(300)]

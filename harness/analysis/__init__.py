@@ -1,8 +1,0 @@
-"""Figures from sealed runs: log parsing, derived tables, reconstruction and invariants.
-
-Pure functions of records: no server, no socket, no clock.
-"""
-
-from harness.analysis.figures import RunFigures, run_figures
-from harness.analysis.reuse import extra_prefill_ns, rearrivals
-from harness.analysis.validity.invariants import check_experiment, check_run

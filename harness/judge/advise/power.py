@@ -1,0 +1,365 @@
+"""How many blocks an experiment needs, from spreads measured on sealed runs or simulated.
+
+Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning-method.md,
+"Power".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.judge.analysis.cost.devices import DeviceEffect
+from harness.judge.analysis.stats import FloatArray, log_mean_values, t_quantile
+from harness.judge.planning.family import Aim, Family
+from harness.judge.planning.power import (
+    MOST_BLOCKS,
+    blocks_for_equivalence,
+    blocks_for_precision,
+    blocks_until_decided,
+    repetitions,
+    variance_components,
+)
+from harness.judge.planning.stopping import log_ratios, of_each
+from harness.kinds import kind_named
+from harness.measure.records import SealedRun
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.predict.draws import draw, perturbation_of, run_draws
+from harness.model.sim.search.space import DeviceSpec
+from harness.model.spec import ExperimentSpec, StopSpec
+from harness.model.spec.rules import SuperiorityRule
+
+RESTARTS = 4
+MIN_BLOCKS = 3
+# The runs of both conditions share the uncertainty of the device's costs; a restart changes only client and host.
+SHARED = {"decode_sd": 0.0, "bucket_sd": 0.0, "prefill_sd": 0.0, "artifact_sd": 0.0, "draws_errors": False}
+FIRST_BUDGET = 60
+# Fewer blocks show neither their shape nor the correlation between comparisons.
+MIN_KNOWN = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is wanted. precision: half width of a t interval, as a share of the cost; compile_sd: of the log ratio.
+
+    alpha: over all comparisons that are judged together. rule: the superiority rule that will decide each by its own
+    alpha, which then proposes the number of blocks.
+    """
+
+    margin: float = 0.02
+    alpha: float = 0.05
+    power: float = 0.9
+    precision: float = 0.01
+    compile_sd: float = 0.0
+    rule: SuperiorityRule | None = None
+
+    @property
+    def log_margin(self) -> float:
+        return math.log1p(self.margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Where one comparison's log ratio scatters. plan, restart, device: None where they cannot be separated.
+
+    mean: ln of the ratio of sums; sd: of one block on whichever device; device: between devices, beyond that of their
+    own blocks, ``within`` them. values: of single blocks (and restarts), in the order of other comparisons'.
+    is_observed: from sealed runs, so that the mean is no prediction.
+    """
+
+    condition: str
+    baseline: str
+    mean: float
+    sd: float
+    plan: float | None
+    restart: float | None
+    num_blocks: int
+    device: float | None = None
+    within: float = 0.0
+    num_devices: int = 1
+    values: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+    is_observed: bool = False
+
+    @property
+    def error(self) -> float:
+        """Half width of the 95 % interval of ``mean`` over the plan draws; restarts of a plan are averaged."""
+        restart = 0.0 if self.restart is None else self.restart
+        within = restart / math.sqrt(max(len(self.values) / self.num_blocks, 1))
+        between = self.sd if self.plan is None else self.plan
+        return t_quantile(0.95, self.num_blocks - 1) * math.hypot(between, within) / math.sqrt(self.num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Wall seconds, predicted: one block, starts of servers included, and one compile of all that it serves."""
+
+    block_s: float
+    compile_s: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison among those that share alpha, with the true log ratios that it is planned for.
+
+    found: of all comparisons. margin: ln of what counts as equal; a true difference of this size lies on the side that
+    was found.
+    """
+
+    family: Family
+    place: int
+    found: tuple[float, ...]
+    margin: float
+
+    @property
+    def at_margin(self) -> tuple[float, ...]:
+        return tuple(math.copysign(self.margin, one) for one in self.found)
+
+    @property
+    def none(self) -> tuple[float, ...]:
+        return (0.0,) * len(self.found)
+
+    def power(self, num_blocks: int, effects: tuple[float, ...], aim: Aim) -> float:
+        """The probability of its verdict."""
+        return self.family.power(num_blocks, effects, aim, self.margin)[self.place]
+
+    def blocks(self, effects: tuple[float, ...], aim: Aim, power: float) -> int | None:
+        """Fewest blocks that give it its verdict with this probability."""
+        return self.family.blocks(self.place, effects, aim, power, self.margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Blocks that one comparison needs for each aim; None: more than an experiment can have.
+
+    as_predicted: until any verdict, should the true ratio be the one that
+    was found. proposed: for both verdicts at the margin; as_predicted where a predicted ratio lies beyond twice the
+    margin, as it is not in doubt there. proposed_power: of the verdict that needs most, with the proposed blocks.
+    looked_50, looked_90: within which half, and nine of ten, sequential experiments end in the worse of these cases.
+    superiority: to be shown cheaper by the goal's rule, should the true log ratio be ``planned_effect``.
+    """
+
+    components: Components
+    precision: int | None
+    equivalence: int | None
+    difference: int | None
+    as_predicted: int | None
+    proposed: int | None
+    looked_50: int | None
+    looked_90: int | None
+    superiority: int | None
+    planned_effect: float
+    proposed_power: float
+    case: Case
+
+
+def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> list[Components]:
+    """Spreads over the sealed blocks of an experiment; SpecError below MIN_BLOCKS."""
+    channel = "a" if spec.stop is None else spec.stop.channel
+    components = [
+        replace(
+            _on_devices(_components(one.condition, one.baseline, np.array(one.values)[:, None], spec), one.devices),
+            is_observed=True,
+        )
+        for one in log_ratios(spec, sealed, channel)
+        if len(one.values) >= MIN_BLOCKS
+    ]
+    if not components:
+        raise SpecError(
+            f"no comparison has {MIN_BLOCKS} valid blocks, from which to estimate a spread",
+            where=sealed[0].experiment,
+            hint="Run more blocks, or plan from the simulator: --simulate",
+        )
+    return components
+
+
+def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], Costs]:
+    """Spreads over fresh plan draws and restarts with the client's jitter, and the costs of a block."""
+    pairs, costs = simulated_pairs(spec, num_blocks, RESTARTS)
+    return [_components(*names, log_ratio_values(own, base), spec) for names, (own, base) in pairs.items()], costs
+
+
+def log_ratio_values(costs: FloatArray, baseline_costs: FloatArray) -> FloatArray:
+    """One value a block, as in decisions: their mean is ln of the ratio of sums, their spread gives its error."""
+    values = log_mean_values(costs.ravel().tolist()) - log_mean_values(baseline_costs.ravel().tolist())
+    return values.reshape(costs.shape)
+
+
+def simulated_pairs(
+    spec: ExperimentSpec, num_blocks: int, restarts: int
+) -> tuple[dict[tuple[str, str], tuple[FloatArray, FloatArray]], Costs]:
+    """Device times of (condition, baseline) on the same plan draws, each of shape (blocks, restarts), in model ns."""
+    planned = resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition
+    costs_ns = {name: _costs_ns(runs, restarts) for name, runs in planned.items()}
+    pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
+    if not pairs:
+        raise SpecError("compares no condition with another", where=spec.name, hint="Give it a second condition")
+    scale = spec.time_scale if kind_named(spec.backend).scales_time else 1.0
+    device = DeviceSpec()
+    grids = {run.server.decode_buckets for runs in planned.values() for run in runs[:1]}
+    compile_s = sum(device.compile_base_s + device.compile_call_s * (len(grid) + 1) for grid in grids)
+    block_s = sum(replay_ns for _, replay_ns in costs_ns.values()) / NS_PER_S / scale
+    found = {(name, base): (costs_ns[name][0], costs_ns[base][0]) for name, base in pairs}
+    return found, Costs(block_s, compile_s)
+
+
+def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, float]:
+    """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
+    first = runs[0]
+    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
+    perturbation = perturbation_of(first.spec.prediction, first.cost_file)
+    of_restarts = replace(perturbation, **SHARED, role=first.condition.name)
+    drawn = draw(arrays, config, first.cost_model, of_restarts, range(restarts))
+    totals = run_draws(drawn, config).totals
+    device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
+    return device_ns.reshape(restarts, len(runs)).T, float(totals["end_ns"].mean())
+
+
+def _components(condition: str, baseline: str, values: FloatArray, spec: ExperimentSpec) -> Components:
+    """values: log ratios, shape (blocks, restarts). With one restart, plan and restart cannot be separated."""
+    mean, num_blocks = float(values.mean()), len(values)
+    if values.shape[1] == 1:
+        sd = float(values.std(ddof=1))
+        return Components(condition, baseline, mean, sd, None, None, num_blocks, values=values.ravel())
+    plan, restart = variance_components(values)
+    plan = 0.0 if spec.same_input else plan
+    sd = math.hypot(plan, restart)
+    return Components(condition, baseline, mean, sd, plan, restart, num_blocks, values=values.ravel())
+
+
+def _on_devices(components: Components, effect: DeviceEffect | None) -> Components:
+    """The components with those of the devices, where several devices made the blocks."""
+    if effect is None or effect.interaction is None:
+        return components
+    between, within = effect.interaction.sd, effect.interaction.within
+    return replace(components, device=between, within=within, num_devices=len(effect.devices))
+
+
+def devices_for_equivalence(components: Components, goal: Goal, blocks: int) -> int | None:
+    """Fewest devices with ``blocks`` each whose means show equivalence at the margin with the required power.
+
+    A device mean is one observation, so more blocks on few devices do not help where devices differ.
+    """
+    sd = math.hypot(components.device or 0.0, components.within / math.sqrt(blocks))
+    return blocks_for_equivalence(max(sd, 1e-9), goal.log_margin, goal.alpha, goal.power)
+
+
+def needed(components: Components, goal: Goal) -> Needed:
+    """Blocks for every aim of a comparison that is judged alone, at one artifact."""
+    return needed_together([components], goal)[0]
+
+
+def needed_together(components: Sequence[Components], goal: Goal) -> list[Needed]:
+    """Blocks for every aim of comparisons that are judged together, each at one artifact.
+
+    The power of a comparison is that of its adjusted verdict, should the others be in the same case: all equal, all
+    different by the margin to the side on which they were found, or all as they were found.
+    """
+    family, found = family_of(components, goal.alpha), tuple(parts.mean for parts in components)
+    cases = [Case(family, place, found, goal.log_margin) for place in range(len(components))]
+    return [_needed(parts, case, goal) for parts, case in zip(components, cases, strict=True)]
+
+
+def family_of(components: Sequence[Components], alpha: float) -> Family:
+    """Comparisons that share alpha, with the spreads and, where known, the values of their blocks."""
+    return Family(tuple(max(parts.sd, 1e-9) for parts in components), alpha, _known_blocks(components))
+
+
+def _known_blocks(components: Sequence[Components]) -> FloatArray | None:
+    """Log ratios of the blocks of all comparisons; None where they are too few to show how they are distributed."""
+    lengths = {len(parts.values) for parts in components}
+    if len(components) < 2 or len(lengths) > 1 or min(lengths) < MIN_KNOWN:
+        return None
+    values = np.array([parts.values for parts in components])
+    return values if np.all(values.std(axis=1) > 0) else None
+
+
+def _needed(parts: Components, case: Case, goal: Goal) -> Needed:
+    difference = case.blocks(case.at_margin, "difference", goal.power)
+    equivalence = case.blocks(case.none, "equivalence", goal.power)
+    both = None if difference is None or equivalence is None else max(difference, equivalence)
+    verdicts = (case.blocks(case.found, "difference", goal.power), case.blocks(case.found, "equivalence", goal.power))
+    as_predicted = min((blocks for blocks in verdicts if blocks is not None), default=None)
+    # An observed ratio is no plan: a chance excess of the first runs would ask for too few.
+    is_clear = abs(parts.mean) > 2 * case.margin and not parts.is_observed
+    planned_effect = _limit(goal) - case.margin if parts.is_observed else parts.mean
+    superiority = _superiority(parts, goal, planned_effect)
+    proposed = superiority if goal.rule is not None else as_predicted if is_clear else both
+    power = math.nan
+    if proposed is not None and goal.rule is None:
+        at_margin = case.power(proposed, case.at_margin, "difference")
+        power = min(at_margin, case.power(proposed, case.none, "equivalence"))
+        power = case.power(proposed, case.found, "difference") if is_clear else power
+    sd, effects = case.family.sds[case.place], (parts.mean,) if is_clear else (0.0, case.margin)
+    return Needed(
+        parts,
+        blocks_for_precision(sd, math.log1p(goal.precision), goal.alpha),
+        equivalence,
+        difference,
+        as_predicted,
+        proposed,
+        *_looked(sd, goal, effects, proposed or MOST_BLOCKS, len(case.found)),
+        superiority,
+        planned_effect,
+        power,
+        case,
+    )
+
+
+def _limit(goal: Goal) -> float:
+    """ln of the ratio below which the goal's rule calls a condition cheaper; 0 without a rule."""
+    return 0.0 if goal.rule is None else math.log(goal.rule.limit)
+
+
+def _superiority(components: Components, goal: Goal, effect: float) -> int | None:
+    """Blocks that show the condition cheaper by the goal's rule, should its true log ratio be ``effect``."""
+    if goal.rule is None:
+        return None
+    alone = Family((max(components.sd, 1e-9),), goal.rule.alpha)
+    blocks = alone.blocks(0, (effect - _limit(goal),), "superiority", goal.power)
+    return None if blocks is None else max(blocks, goal.rule.min_replicates)
+
+
+def _looked(
+    sd: float, goal: Goal, effects: Sequence[float], fixed: int, family_size: int
+) -> tuple[int | None, int | None]:
+    """Blocks within which half and ``goal.power`` of sequential experiments end, at the worst of ``effects``."""
+    if 4 * fixed > MOST_BLOCKS:
+        return None, None
+    stop = of_each(StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed)), family_size)
+    ends = [blocks_until_decided(sd, effect, stop) for effect in effects]
+    median, most = (max(int(np.quantile(end, q, method="higher")) for end in ends) for q in (0.5, goal.power))
+    return (median if median <= stop.budget else None), (most if most <= stop.budget else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """``compiles`` artifacts with ``blocks`` each, one restart of every plan draw; None: more than can be had."""
+
+    blocks: int
+    compiles: int | None
+
+    def hours(self, costs: Costs) -> float | None:
+        if self.compiles is None:
+            return None
+        return self.compiles * (self.blocks * costs.block_s + costs.compile_s) / 3600
+
+
+def allocated(components: Components, goal: Goal, costs: Costs) -> Allocation:
+    """Blocks of each compile by their costs and spreads, then compiles for equivalence at the margin.
+
+    The datum of the top level is the mean over one compile's blocks: a compile is one draw, however many blocks it has.
+    """
+    if goal.compile_sd == 0:
+        return Allocation(
+            blocks_for_equivalence(components.sd, goal.log_margin, goal.alpha, goal.power) or MOST_BLOCKS, 1
+        )
+    blocks = repetitions([costs.block_s, costs.compile_s], [components.sd, goal.compile_sd])[0]
+    sd = math.hypot(goal.compile_sd, components.sd / math.sqrt(blocks))
+    return Allocation(blocks, blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power))

@@ -1,0 +1,37 @@
+"""What became of each of the client's requests inside vLLM's engine cores."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from harness.clock import ScaledClock
+from harness.judge.analysis.cost.reconstruct import join_request_id
+from harness.judge.analysis.logs.engine_steps import step_log_of
+from harness.measure.records import SealedRun, once_per_run
+from harness.measure.records.schema import values_of
+from harness.stacks.vllm.core_steps import REQUESTS
+
+SCHEMA = pa.schema([("session", pa.int32()), ("request", pa.int32()), *((one.name, one.type) for one in REQUESTS)])
+_INSTANTS = ("queued_ns", "admitted_ns", "first_token_ns", "last_ns")
+
+
+@once_per_run
+def core_requests(run: SealedRun) -> pa.Table:
+    """The requests of a run that an engine core and the client both name, in the order of admission.
+
+    Columns: session, request, and those of ``harness.stacks.vllm.core_steps.REQUESTS`` with instants on the run's
+    clock. Empty for a run whose engine cores were not observed.
+    """
+    log = step_log_of(run)
+    columns = values_of(run.table("requests"), "response_id", "session", "request")
+    place_of = {name: (session, request) for name, session, request in columns if name}
+    clock, rows = ScaledClock(run.manifest.clock.scale), list[dict[str, object]]()
+    for core in () if log is None else log.cores:
+        for row in core.requests.to_pylist():
+            name = join_request_id(row["request_id"], place_of)
+            if name is None:
+                continue
+            instants = {one: None if row[one] is None else clock.from_monotonic_ns(row[one]) for one in _INSTANTS}
+            session, request = place_of[name]
+            rows.append({"session": session, "request": request, **row, **instants})
+    return pa.Table.from_pylist(rows, schema=SCHEMA).sort_by("admitted_ns")

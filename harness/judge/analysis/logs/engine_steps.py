@@ -1,0 +1,244 @@
+"""The step log of a vLLM server in a run: its pure decode steps as the run's steps, and what to know about the others.
+
+A decode step whose padding the server did not show is in no table. Nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from harness.clock import ScaledClock
+from harness.errors import RecordsError
+from harness.measure.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
+from harness.measure.records.manifest import info, invalid, table_at, warning
+from harness.model.engine.cost import attended_tokens
+from harness.stacks.vllm.step_log import StepLog, load_step_log, merged
+
+
+def read_run_steps(folder: Path) -> tuple[StepLog | None, str]:
+    """The step log in a run's folder, and why it cannot be read; (None, "") for a run without one.
+
+    The records of its engine cores where there are any, else those of its API server, which alone knows how many
+    data-parallel engines there are.
+    """
+    try:
+        stamped, received = (
+            [load_step_log(path) for path in layout.engine_files(folder / name)]
+            for name in (layout.CORE_STEPS, layout.STEP_LOG)
+        )
+    except RecordsError as error:
+        return None, error.what
+    if not stamped and not received:
+        return None, ""
+    log = merged(stamped or received)
+    declared = max(each.num_declared_engines for each in (*stamped, *received))
+    return replace(log, effective={**log.effective, "data_parallel_size": declared}), ""
+
+
+@once_per_run
+def step_log_of(run: SealedRun) -> StepLog | None:
+    """The step log of a sealed run; None where it has none that can be read."""
+    return read_run_steps(step_files(run)[0].parent)[0]
+
+
+def step_files(run: SealedRun) -> list[Path]:
+    """The places of a sealed run's step logs, once they are known to be as sealed."""
+    names = (layout.STEP_LOG, layout.CORE_STEPS)
+    of_engines = [path.name for name in names for path in layout.engine_files(run.path / name)]
+    return [run.file(name) for name in dict.fromkeys([*names, *of_engines])]
+
+
+def steps_table(log: StepLog, clock: ScaledClock) -> pa.Table:
+    """The pure decode steps of a step log, in the schema of the run's steps."""
+    steps = log.decode_steps
+    log_ns = [clock.from_monotonic_ns(at_ns) for at_ns in steps["at_ns"].to_pylist()]
+    columns = [np.arange(len(log_ns), dtype=np.int32), pa.array(log_ns, pa.int64()), steps["n"], steps["b"]]
+    return schema.conform("steps", pa.table(columns, names=schema.STEPS.names))
+
+
+class StepPeriod(NamedTuple):
+    """A pure decode step whose time is known, ns."""
+
+    n: int
+    b: int
+    is_eager: bool
+    period_ns: int
+
+
+def decode_periods(log: StepLog) -> Iterator[StepPeriod]:
+    """Every decode step after another of as many requests: the time between their records.
+
+    Of several engines, whose steps lie between each other, the time in each step.
+    """
+    rows = schema.values_of(log.steps, "at_ns", "kind", "n", "b", "runtime_mode", "began_ns")
+    for before, (at_ns, kind, n, b, mode, began_ns) in pairwise(rows):
+        if kind != "decode" or b is None:
+            continue
+        if len(log.engines) > 1:
+            if began_ns is not None:
+                yield StepPeriod(n, b, mode == "NONE", at_ns - began_ns)
+        elif before[1:3] == (kind, n):
+            yield StepPeriod(n, b, mode == "NONE", at_ns - before[0])
+
+
+def step_spans(log: StepLog) -> list[tuple[int, int] | None]:
+    """(first, last) instant of every step: from the end of the step before it, or from its own beginning if later.
+
+    None where the engine was idle before and the log does not show when the step began, and for several engines.
+    """
+    if len(log.engines) > 1:
+        return [None] * log.steps.num_rows
+    spans: list[tuple[int, int] | None] = []
+    before_ns = running = None
+    for at_ns, began_ns, still_running in schema.values_of(log.steps, "at_ns", "began_ns", "running"):
+        # A step that is decided while another runs begins when that ends.
+        since_ns = before_ns if running else began_ns
+        if since_ns is not None and before_ns is not None:
+            since_ns = max(since_ns, before_ns)
+        spans.append(None if since_ns is None else (since_ns, at_ns))
+        before_ns, running = at_ns, still_running
+    return spans
+
+
+def decode_contexts(log: StepLog) -> list[float] | None:
+    """Summed sequence lengths of the decodes of every step; None: not shown.
+
+    As the engine core had them; else from the KV memory in use before the step. Requests end anywhere in their last
+    block: half a block each is taken off. Where parts of a prompt are in memory too, each running request counts for
+    its mean.
+    """
+    if log.cores:
+        known = log.steps["decode_context"].to_pylist()
+        return None if None in known else [float(context) for context in known]
+    num_blocks, block_size = (log.effective.get(name) for name in ("num_gpu_blocks", "block_size"))
+    if not isinstance(num_blocks, int) or not isinstance(block_size, int) or log.steps["kv_usage"].null_count:
+        return None
+    contexts = [0.0]
+    rows = schema.values_of(log.steps, "kv_usage", "running", "generation_requests")
+    for (kv_usage, running, _n), (_usage, _running, n) in pairwise(rows):
+        # One block is a placeholder. A decode step adds a token to each.
+        mean = kv_usage * (num_blocks - 1) * block_size / running - (block_size - 1) / 2 + 1 if running else 0.0
+        contexts.append((n or 0) * mean)
+    return contexts[: log.steps.num_rows]
+
+
+def attended_by_step(log: StepLog) -> list[int]:
+    """``attended_tokens`` of the parts of prompts in every step; 0 where the log does not show them.
+
+    An engine core shows every part. Else the log has sums of a step, which are exact where one prompt is computed at a
+    time. Where several begin in a step, each counts for their mean; at most the last of a step is taken as unfinished.
+    """
+    if len(log.cores) == 1:
+        parts = [() if step.details is None else step.details.parts for step in log.cores[0].steps]
+        return [sum(attended_tokens(before, tokens) for before, tokens in of_step) for of_step in parts]
+    names = ("context_requests", "context_tokens", "generation_requests", "generated_tokens", "prefix_hits")
+    open_tokens, attended = 0, list[int]()
+    for parts, tokens, decodes, generated, hits in schema.values_of(log.steps, *names):
+        if not parts or not tokens:
+            attended.append(0)
+            continue
+        num_new = parts - bool(open_tokens)
+        each, found = tokens // parts, (hits or 0) // max(1, num_new)
+        rest = tokens - each * (parts - 1)
+        # The open prompt comes first; a prompt that stays open is the last.
+        befores = [open_tokens] * (parts > num_new) + [found] * num_new
+        sizes = [each] * (parts - 1) + [rest]
+        attended.append(sum(map(attended_tokens, befores, sizes)))
+        is_open = generated is not None and generated - (decodes or 0) < parts
+        open_tokens = befores[-1] + sizes[-1] if is_open else 0
+    return attended
+
+
+def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:
+    """Findings about a run's step log. problem: why it cannot be read."""
+    if problem:
+        yield invalid("step-log-unread", f"the step log {problem}")
+    elif log is not None:
+        yield from _findings(log, manifest)
+    elif manifest.observation.steps == "step-log":
+        evidence = "the step log that was declared was not written"
+        yield invalid("observer-silent", evidence, "Read server.log for lines of [STEP LOG]")
+
+
+def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
+    if _is_of_another_clock(log, manifest):
+        yield invalid(
+            "step-log-clock",
+            "the step log has steps from before or after the run",
+            "Measure on the server's host: the step log has the time of its clock",
+        )
+    if log.num_damaged:
+        yield warning(
+            "step-log-damaged",
+            f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
+        )
+    yield from _check_engines(log, manifest)
+    if log.unseen:
+        yield warning("steps-unseen", "; ".join(log.unseen))
+    counts = log.num_by_kind
+    others = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()) if kind != "decode")
+    if others:
+        cost = log.cost_us
+        who = "observing them in the engine core" if log.cores else "the step log"
+        evidence = f"n, b and padding are of {counts.get('decode', 0):,} pure decode steps; beside them {others}"
+        yield info("steps-apart", evidence + (f"; {who} took {cost['p50']:.0f} us a step (median)" if cost else ""))
+    if eager := log.eager_by_n:
+        yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
+
+
+def _check_engines(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
+    """Whether every engine's steps are there, all of them, with the stamps of its own core."""
+    name = layout.CORE_STEPS if log.cores else layout.STEP_LOG
+    if len(log.engines) < log.num_declared_engines:
+        missing = [engine for engine in range(log.num_declared_engines) if engine not in log.engines]
+        files = ", ".join(f"{name}.{engine}" if engine else name for engine in missing)
+        yield invalid(
+            "steps-missing",
+            f"the server has {log.num_declared_engines} data-parallel engines, each with a step log; there is none of "
+            f"engine {', '.join(map(str, missing))} ({files})",
+            "Every engine writes its own file, beside the first: keep them together",
+        )
+    if lost := sum(core.num_missing for core in log.cores):
+        yield invalid("steps-missing", f"{lost:,} steps are not in {name}", "Lines of the file were lost")
+    if not log.cores and "core_steps" in table_at(manifest.server.facts, "launch", "files"):
+        yield warning(
+            "core-steps-silent",
+            "no engine core stamped its steps: their times are those of messages to the API server, which bunch",
+            "Read server.log for lines of [CORE STEPS]",
+        )
+
+
+def _is_of_another_clock(log: StepLog, manifest: Manifest) -> bool:
+    first_ns, last_ns = (manifest.timings.get(name) for name in ("server_start_ns", "server_stopped_ns"))
+    if first_ns is None or last_ns is None or not log.steps.num_rows:
+        return False
+    clock = ScaledClock(manifest.clock.scale)
+    first, last = (clock.from_monotonic_ns(log.steps["at_ns"][place].as_py()) for place in (0, -1))
+    return not first_ns <= first <= last <= last_ns
+
+
+def eager_finding(eager_by_n: Mapping[int, int], captured: tuple[int, ...], num_steps: int) -> Finding:
+    """Which batch sizes no captured graph covered, and the capture list or ``max_num_seqs`` that would."""
+    sizes = ", ".join(f"{n} ({count:,} steps)" for n, count in eager_by_n.items())
+    share = sum(eager_by_n.values()) / num_steps
+    wanted = covering_sizes(eager_by_n, captured)
+    hint = f"Capture them too: server.decode_buckets = {list(wanted)}"
+    if captured and min(eager_by_n) > captured[-1]:
+        hint += f"; or lower server.max_num_seqs to {captured[-1]}"
+    evidence = (
+        f"{100 * share:.1f} % of the decode steps ran without a graph although graphs are on: no captured size of "
+        f"{list(captured)} covers n = {sizes}"
+    )
+    return warning("steps-eager", evidence, hint)
+
+
+def covering_sizes(eager_by_n: Mapping[int, int], captured: tuple[int, ...]) -> tuple[int, ...]:
+    """The captured sizes and every size that ran without a graph."""
+    return tuple(sorted({*captured, *eager_by_n}))

@@ -1,0 +1,179 @@
+"""What became of every frozen run: valid, INVALID or missing, how often it was repeated, and who looked meanwhile.
+
+Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.judge.prereg.frozen import FrozenPlan, Preregistration
+from harness.judge.prereg.ledger import Entry
+from harness.measure.records import SealedRun, origin_of
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRun:
+    """What became of one frozen run. reasons: why it is INVALID; repeated: the same of each run that it repeats.
+
+    num_repeated: repetitions so far, by the ledger where there is one. retries: as many as its freeze allows.
+    """
+
+    label: str
+    replicate: int
+    state: Literal["valid", "INVALID", "missing"]
+    reasons: tuple[str, ...] = ()
+    repeated: tuple[tuple[str, ...], ...] = ()
+    num_repeated: int = 0
+    retries: int = 0
+
+    @property
+    def retries_left(self) -> int:
+        """Repetitions that can still be made: a valid run is never repeated."""
+        return max(0, self.retries - self.num_repeated) if self.state == "INVALID" else 0
+
+    @property
+    def earlier_in_words(self) -> str:
+        """Why each run was INVALID that this one repeats."""
+        return " | ".join("; ".join(reasons) or "no reason recorded" for reasons in self.repeated)
+
+    @property
+    def retries_in_words(self) -> str:
+        """ "1 of 2 repetitions used"; "no repetitions allowed"."""
+        return f"{self.num_repeated} of {self.retries} repetitions used" if self.retries else "no repetitions allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Every frozen run of an experiment, in the order of the freeze.
+
+    origin: of the figures; "" for a device. looks: entries of the ledger, oldest first. are_looks_kept: the ledger was
+    written by a version that adds each look to it. is_decided: a frozen stopping rule needs no more runs.
+    """
+
+    origin: str
+    runs: tuple[FrozenRun, ...]
+    looks: tuple[Entry, ...] = ()
+    are_looks_kept: bool = False
+    is_decided: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Frozen blocks: replicates of all conditions."""
+        return len({run.replicate for run in self.runs})
+
+    @property
+    def num_valid_blocks(self) -> int:
+        """Blocks in which every run is valid."""
+        return self.num_blocks - len({run.replicate for run in self.runs if run.state != "valid"})
+
+    def of_state(self, state: str) -> list[FrozenRun]:
+        return [run for run in self.runs if run.state == state]
+
+    @property
+    def num_sealed(self) -> int:
+        return len(self.runs) - len(self.of_state("missing"))
+
+    @property
+    def may_be_repeated(self) -> list[FrozenRun]:
+        """INVALID runs whose repetitions are not used up."""
+        return [run for run in self.runs if run.retries_left]
+
+    def open_ends(self) -> Iterator[str]:
+        """Why what is decided now could still be changed, each a clause; none once every frozen run has its end."""
+        # A free choice of when to stop would favour a good moment.
+        if self.num_sealed < len(self.runs) and not self.is_decided:
+            yield f"{self.num_sealed} of {len(self.runs)} frozen runs are sealed"
+        # So would a free choice of which INVALID runs are repeated.
+        if repeatable := self.may_be_repeated:
+            first, more = repeatable[0], len(repeatable) - 1
+            others = f"; so may {more} more" if more else ""
+            yield (
+                f"{first.label} is INVALID ({first.reasons[0] if first.reasons else 'no reason recorded'}) and may "
+                f"still be repeated, {first.retries_in_words}{others} (harness run --confirmatory FILE --resume "
+                "--retry-invalid)"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        return next(self.open_ends(), None) is not None
+
+    def lines(self) -> Iterator[str]:
+        """The account for people: counts, each INVALID or repeated run, and the looks."""
+        yield f"frozen: {self.counts_in_words}"
+        for run in self.runs:
+            if run.state == "INVALID":
+                yield f"INVALID {run.label}: {'; '.join(run.reasons)}; {run.retries_in_words}"
+            elif run.repeated:
+                yield f"repeated {run.label}, valid now; was INVALID: {run.earlier_in_words}"
+        yield f"looks: {self.looks_in_words}"
+
+    @property
+    def counts_in_words(self) -> str:
+        """How many frozen runs and blocks there are, are valid, and were or may be repeated."""
+        missing = len(self.of_state("missing"))
+        parts = [
+            f"{len(self.runs)} runs in {self.num_blocks} block{'s' * (self.num_blocks != 1)}",
+            f"{len(self.of_state('valid'))} valid, {len(self.of_state('INVALID'))} INVALID",
+            *([f"{missing} not made{', as its stopping rule had decided' * self.is_decided}"] if missing else []),
+            f"{self.num_valid_blocks} of {self.num_blocks} blocks valid as a whole",
+        ]
+        used, unused = (sum(getattr(run, name) for run in self.runs) for name in ("num_repeated", "retries_left"))
+        if (allowed := max((run.retries for run in self.runs), default=0)) == 0:
+            return "; ".join([*parts, "no repetition of an INVALID run allowed"])
+        return "; ".join([*parts, f"repetitions: at most {allowed} of a run, {used} used, {unused} may still be made"])
+
+    @property
+    def early_looks(self) -> list[Entry]:
+        """Looks while the decision could still change."""
+        return [look for look in self.looks if look.is_open]
+
+    @property
+    def looks_in_words(self) -> str:
+        """How often, when and by which command the runs were looked at while the decision could still change."""
+        early = self.early_looks
+        shown = ", ".join(
+            f"{look.by} at {look.at_utc[:16]}Z ({look.num_valid} of {len(self.runs)} valid)" for look in early[:3]
+        )
+        more = f" and {len(early) - 3} more" if len(early) > 3 else ""
+        earlier = "" if self.are_looks_kept else "; not all are there: an earlier version kept the ledger"
+        if not early:
+            return f"none in the ledger while the decision could still change{earlier}"
+        return f"{len(early)} in the ledger while the decision could still change: {shown}{more}{earlier}"
+
+
+def account_of(
+    runs: Sequence[SealedRun], frozen: Preregistration, entries: Collection[Entry] = (), *, is_decided: bool = False
+) -> Account:
+    """What became of the runs of a freeze. entries: of its ledger; empty where it is not there or cannot be read."""
+    sealed = {run.key[1:]: run for run in runs}
+    num_seals = Counter(entry.label for entry in entries if entry.event == "sealed")
+    return Account(
+        origin_of(runs),
+        tuple(
+            _frozen_run(plan, sealed.get((plan.condition, plan.replicate)), num_seals, frozen.experiment.limits.retries)
+            for plan in frozen.plans
+        ),
+        tuple(entry for entry in entries if entry.event == "look"),
+        bool(entries) and all(entry.keeps_looks for entry in entries),
+        is_decided,
+    )
+
+
+def _frozen_run(plan: FrozenPlan, run: SealedRun | None, num_seals: Mapping[str, int], retries: int) -> FrozenRun:
+    label = f"{plan.condition}/{plan.replicate}"
+    if run is None:
+        return FrozenRun(label, plan.replicate, "missing", retries=retries)
+    repeated = tuple(earlier.invalid_reasons for earlier in run.manifest.earlier_tries)
+    return FrozenRun(
+        label,
+        plan.replicate,
+        "valid" if run.is_valid else "INVALID",
+        run.invalid_reasons,
+        repeated,
+        max(len(repeated), num_seals.get(label, 0) - 1),
+        retries,
+    )

@@ -1,0 +1,363 @@
+"""``freeze``: write one file that fixes an experiment's plans, predictions, criteria, code and patches.
+
+It refuses a tree with uncommitted changes (unless these are allowed), a file that exists, and a seed that was used
+before: by a plan, experiment, search, calibration or frozen file below plans/, now or in any commit, or by a sealed run
+or a search.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from harness.clock import utc_now
+from harness.errors import SpecError
+from harness.judge.catalogue import analysis_named
+from harness.judge.planning.stopping import check_can_decide
+from harness.judge.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
+from harness.judge.prereg.predict import predict_experiment
+from harness.judge.prereg.repository import Commit, Repository, file_sha256, sign_file
+from harness.measure.records import layout
+from harness.measure.records.manifest import table_at
+from harness.measure.server.provenance import SOURCE_ROOT, source_facts, source_sha256
+from harness.model.experiment import PlannedRuns, resolve
+from harness.model.plan import save_plan
+from harness.model.sim.predict.draws import perturbation_of
+from harness.model.spec import ExperimentSpec, RulesName, load_toml
+from harness.model.spec.experiment import DEFAULT_SEED
+from harness.model.spec.recorded import recorded_changes
+from harness.model.spec.rules import find_rule, load_rule
+from harness.outputs import write_atomic
+from harness.shipped import find_shipped
+from harness.stacks.rbln.launch.artifacts import artifact_identity
+from harness.stacks.rbln.launch.patches import PATCH_ROOTS
+from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
+
+SEED_KEY = re.compile(r"(?:^|_)seeds?$")
+SEED_LINE = re.compile(r"""^\+\s*"?(\w*seeds?)"?\s*[=:]\s*(\[[\d,\s]*\]?|\d+)""")
+# Seeds of resampling draw no input.
+NOT_INPUTS = ("rules", "criteria", "interval")
+PLANS = "plans"
+HISTORY = (f"{PLANS}/*.toml", f"{PLANS}/*.json")
+RULE_FILES = f"{PLANS}/rules/"
+# The search space that `harness search` keeps beside its ledger.
+SEARCH_FILE = "search.json"
+
+
+class SeedUse(NamedTuple):
+    """A seed, and the file or run that used it."""
+
+    seed: int
+    where: str
+
+
+def used_seeds(
+    repository: Repository, *, leave_out: Iterable[Path] = (), runs_root: Path | None = None
+) -> list[SeedUse]:
+    """Every use of a seed, without the files of ``leave_out``; also by the sealed runs below ``runs_root``."""
+    hidden = {repository.relative(path) for path in leave_out}
+    in_runs = () if runs_root is None else _in_runs(runs_root)
+    return sorted({*_in_tree(repository, hidden), *_in_history(repository, hidden), *in_runs})
+
+
+def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
+    folder = repository.root / PLANS
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        name = repository.relative(path)
+        if name in hidden or name.startswith(RULE_FILES) or not path.is_file():
+            continue
+        content = _content(path)
+        yield from (SeedUse(seed, name) for seed in seeds_in(content))
+        if path.suffix == ".toml" and "condition" in table_at(content) and "base_seed" not in table_at(content):
+            yield SeedUse(DEFAULT_SEED, name)
+
+
+def _content(path: Path) -> Any:
+    try:
+        if path.suffix == ".toml":
+            return load_toml(path)
+        if path.suffix == ".json":
+            return json.loads(path.read_bytes())
+        if path.suffix == ".jsonl":
+            # Plans and ledgers: what decides them is in the first line.
+            with open(path, "rb") as lines:
+                return json.loads(lines.readline())
+    except (SpecError, ValueError, OSError, RecursionError):
+        # A file that cannot be read cannot have been run either; a command that uses it reports the error.
+        return None
+    return None
+
+
+def seeds_in(content: Any) -> Iterator[int]:
+    """Whole numbers below keys that are called seed, seeds or end in _seed or _seeds, at any depth."""
+    left: list[tuple[Any, bool]] = [(content, False)]
+    while left:
+        value, is_seed = left.pop()
+        if isinstance(value, Mapping):
+            for key, item in reversed([*table_at(value).items()]):
+                is_below = is_seed or bool(SEED_KEY.search(key))
+                if is_below or key not in NOT_INPUTS:
+                    left.append((item, is_below))
+        elif isinstance(value, list):
+            left += [(item, is_seed) for item in reversed(cast("list[Any]", value))]
+        elif is_seed and isinstance(value, int) and not isinstance(value, bool):
+            yield value
+
+
+def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
+    commit = path = ""
+    for line in repository.history(*HISTORY).splitlines():
+        if line.startswith("commit "):
+            commit = line.split()[1][:12]
+        elif line.startswith("+++ "):
+            path = line.removeprefix("+++ ").removeprefix("b/")
+        elif path not in hidden and not path.startswith(RULE_FILES) and (match := SEED_LINE.match(line)):
+            yield from (SeedUse(int(seed), f"{path} in commit {commit}") for seed in re.findall(r"\d+", match[2]))
+
+
+def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
+    """Exploratory sealed runs, calibrations among them, and searches below a folder, however deep they lie."""
+    if not runs_root.is_dir():
+        return
+    for path in sorted(runs_root.rglob(SEARCH_FILE)):
+        where = f"search {path.parent.relative_to(runs_root).as_posix()}"
+        yield from (SeedUse(seed, where) for seed in seeds_in(_content(path)))
+    for path in sorted(runs_root.rglob(layout.MANIFEST)):
+        manifest = table_at(_content(path))
+        seed = table_at(manifest, "requested", "experiment").get("base_seed")
+        if isinstance(seed, int) and manifest.get("preregistration") is None:
+            yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
+
+
+# The default folder of `harness run`: the seeds of exploratory runs below it count as used.
+RUNS = "runs"
+HARNESS_FOLDER = SOURCE_ROOT / "harness"
+# Files that come with an installed harness and not from the repository.
+SHIPPED = "shipped:"
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeOptions:
+    """folder: where the file goes; default plans/frozen of the repository. rules: added to those the experiment names.
+
+    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it. signing_key: an SSH key that signs the
+    frozen file itself.
+    """
+
+    folder: Path | None = None
+    rules: tuple[str, ...] = ()
+    prediction_rules: RulesName | None = None
+    allows_dirty_tree: bool = False
+    is_committed: bool = False
+    tag: str = ""
+    is_signed: bool = False
+    signing_key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A frozen file. commit: None when the person still has to commit it."""
+
+    path: Path
+    preregistration: Preregistration
+    commit: Commit | None
+
+
+def freeze(
+    spec: ExperimentSpec,
+    experiment_file: Path,
+    *,
+    overrides: Sequence[str] = (),
+    options: FreezeOptions | None = None,
+    on_progress: Callable[[float], None] = lambda _share: None,
+) -> Frozen:
+    """Write the frozen file of an experiment; raises SpecError with the reason when that cannot be right.
+
+    spec: the experiment as it will be run, with ``overrides`` applied to the content of ``experiment_file``. With a
+    stopping rule, the rule and its whole budget are frozen. on_progress: receives the share of runs that are predicted.
+    """
+    if spec.stop is not None:
+        check_can_decide(spec, spec.stop, str(experiment_file))
+        spec = spec.until_decided()
+    options = options or FreezeOptions()
+    repository = Repository(experiment_file)
+    folder = options.folder or repository.root / "plans" / "frozen"
+    path = folder / f"{spec.name}.json"
+    dirty = repository.changes()
+    _check_options(options, repository, dirty)
+    _refuse(repository, spec, experiment_file, path)
+    names = dict.fromkeys((*spec.rules, *options.rules))
+    rules = [FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name)) for name in names]
+    for frozen_rule in rules:
+        if not frozen_rule.rule.has_subject_in(spec.factors):
+            raise SpecError(
+                f"criterion {frozen_rule.rule.name!r} finds no condition of experiment {spec.name!r} to judge",
+                where=frozen_rule.file.path,
+                hint="Check which conditions the rule asks for",
+            )
+    planned = resolve(spec)
+    prediction_rules = _prediction_rules(planned, options)
+    plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
+    preregistration = Preregistration(
+        name=spec.name,
+        frozen_at_utc=utc_now().isoformat(timespec="seconds"),
+        experiment_file=named(repository, experiment_file),
+        overrides=recorded_changes(overrides),
+        experiment=spec,
+        plans=tuple(plans),
+        prediction_rules=prediction_rules,
+        # By name, as the meaning of "auto" changes with every release.
+        condition_rules={
+            name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()
+        },
+        perturbations=_perturbations(planned),
+        predictions=predict_experiment(planned, prediction_rules or None, on_progress),
+        rules=tuple(rules),
+        code_sha256=source_sha256(HARNESS_FOLDER),
+        code_commit=source_facts().get("git_commit") or "",
+        files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
+        artifacts=_artifacts(planned),
+        parent_commit=repository.resolved("HEAD"),
+        is_tree_dirty=bool(dirty),
+        dirty_paths=tuple(dirty[:50]),
+    ).sealed()
+    write_atomic(path, [preregistration.to_json().encode()], what="the frozen file")
+    signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
+    if not options.is_committed:
+        return Frozen(path, preregistration, None)
+    paths = (path, *plan_paths, *signatures)
+    commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
+    if options.tag:
+        repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
+    return Frozen(path, preregistration, commit)
+
+
+def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
+    """The rules of all predictions, resolved where no condition names any; "" where each server has its own."""
+    if options.prediction_rules:
+        return rule_set(options.prediction_rules).name
+    rules = {run.server.rule_set().name for run in planned}
+    return rules.pop() if len(rules) == 1 and all(run.server.rules == AUTO for run in planned) else ""
+
+
+def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
+    """Perturbations of each condition's draws: an assumption that is not written down can be changed later."""
+    first = {name: runs[0] for name, runs in planned.by_condition.items() if runs[0].spec.prediction.draws > 1}
+    drawn = {name: perturbation_of(run.spec.prediction, run.cost_file) for name, run in first.items()}
+    return {name: FrozenPerturbation(sizes=each.sizes, assumed=each.assumed) for name, each in drawn.items()}
+
+
+def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path, path: Path) -> None:
+    """SpecError, before anything is written, when this experiment cannot be frozen at ``path``."""
+    repository.relative(path)
+    analysis_named(spec.analysis, str(experiment_file))
+    if path.exists():
+        raise SpecError(
+            "is frozen already, and a frozen file never changes",
+            where=str(path),
+            hint="Give the experiment a new name, or freeze into another folder",
+        )
+    if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
+        raise SpecError(
+            "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
+            where=str(experiment_file),
+            hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
+        )
+    if "base_seed" not in spec.model_fields_set:
+        raise SpecError(
+            f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment: a confirmatory plan "
+            "needs new inputs",
+            where=str(experiment_file),
+            hint="Write base_seed with a number that nothing has used",
+        )
+    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
+
+
+def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequence[str]) -> None:
+    if dirty and not options.allows_dirty_tree:
+        raise SpecError(
+            f"the tree has uncommitted changes ({len(dirty)}), first {dirty[0]}",
+            where=str(repository.root),
+            hint="Commit them, or pass --allow-dirty, which is recorded",
+        )
+    if options.is_signed and not options.tag:
+        raise SpecError("only a tag can be signed", where="--sign", hint="Name it: --tag NAME")
+    if options.tag and not options.is_committed:
+        raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
+
+
+def check_new_seed(
+    repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None
+) -> None:
+    """Refuse a base seed that a file of the repository or a sealed run used before."""
+    uses = [use for use in used_seeds(repository, leave_out=leave_out, runs_root=runs_root) if use.seed == seed]
+    if uses:
+        more = f" (and {len(uses) - 1} more)" if len(uses) > 1 else ""
+        raise SpecError(
+            f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
+            where=str(repository.root),
+            hint="Choose a seed that no file names: harness prereg freeze FILE.toml --seed NUMBER",
+        )
+
+
+def named(repository: Repository, path: Path) -> NamedFile:
+    """A file by its path from the repository's root, or from the harness's root for a shipped file."""
+    absolute = path.resolve()
+    for root, prefix in ((repository.root.resolve(), ""), (SOURCE_ROOT, SHIPPED)):
+        if absolute.is_relative_to(root):
+            return NamedFile(path=prefix + absolute.relative_to(root).as_posix(), sha256=file_sha256(path))
+    raise SpecError(f"lies outside the repository {repository.root}", where=str(path), hint="Move it inside")
+
+
+def located(repository: Repository, file: NamedFile) -> Path:
+    """Where a named file lies now."""
+    if file.path.startswith(SHIPPED):
+        return SOURCE_ROOT / file.path.removeprefix(SHIPPED)
+    return repository.root / file.path
+
+
+def _save_plans(repository: Repository, planned: PlannedRuns, folder: Path) -> tuple[list[FrozenPlan], list[Path]]:
+    plans: list[FrozenPlan] = []
+    paths: dict[str, Path] = {}
+    for run in chain.from_iterable(planned.by_condition.values()):
+        if run.plan.hash not in paths:
+            paths[run.plan.hash] = save_plan(run.plan, folder)
+        plans.append(
+            FrozenPlan(
+                condition=run.condition.name,
+                replicate=run.replicate,
+                hash=run.plan.hash,
+                drawn_hash=run.plan.drawn_hash,
+                path=repository.relative(paths[run.plan.hash]),
+            )
+        )
+    return plans, list(paths.values())
+
+
+def _inputs(repository: Repository, planned: PlannedRuns) -> Iterator[Path]:
+    """Files that plans, predictions or the server rest on."""
+    spec = planned.spec
+    yield from {run.cost_file for run in planned}
+    for condition in spec.condition:
+        yield find_shipped("waits", spec.workload_of(condition).waits, what="wait distribution")
+    for patches in (repository.root / "patches", *PATCH_ROOTS):
+        if patches.is_dir():
+            yield from (path for path in patches.rglob("*") if path.is_file() and path.suffix != ".pyc")
+
+
+def _artifacts(planned: PlannedRuns) -> dict[str, str]:
+    """Compiled artifacts of the conditions that lie on this machine, by folder."""
+    folders = {run.server.artifact for run in planned} - {""}
+    hashes = {folder: artifact_sha256(folder) for folder in sorted(folders)}
+    return {folder: sha256 for folder, sha256 in hashes.items() if sha256 is not None}
+
+
+def artifact_sha256(folder: str) -> str | None:
+    """Hash that identifies a compiled artifact; None when it is not on this machine."""
+    path = Path(folder)
+    return str(artifact_identity(path)["sha256_edges"]) if path.is_dir() else None

@@ -1,0 +1,149 @@
+"""The frozen file: everything that is fixed before a confirmatory measurement, in one JSON file with its own digest.
+
+It is written once; a file that was changed later is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from harness.errors import SpecError
+from harness.judge.decisions.predictions import Prediction
+from harness.judge.prereg.ledger import Instant, Ledger
+from harness.measure.records import PreregistrationRecord
+from harness.model.experiment import PlannedRuns
+from harness.model.spec import ExperimentSpec, Spec, describe_validation_error
+from harness.model.spec.rules import DecisionRule
+
+FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"
+
+
+class NamedFile(Spec):
+    """A file and what it was: path from the repository's root, SHA-256 of its bytes."""
+
+    path: str
+    sha256: str
+
+
+class FrozenPlan(Spec):
+    """The plan of one run: its hash, and its file, which holds the same hash."""
+
+    condition: str
+    replicate: int
+    hash: str
+    drawn_hash: str
+    path: str
+
+
+class FrozenRule(Spec):
+    """A decision rule, whole, and the file it was read from."""
+
+    file: NamedFile
+    rule: DecisionRule
+
+
+class FrozenPerturbation(Spec):
+    """Sizes of perturbations by their key in [prediction]. assumed: keys that were neither given nor calibrated."""
+
+    sizes: dict[str, float]
+    assumed: tuple[str, ...]
+
+
+class Preregistration(Spec):
+    """Everything that is fixed before the measurement. experiment: with its overrides applied.
+
+    code_sha256: of the harness's Python files; code_commit: the commit they were checked out from. files: inputs of
+    plans and predictions (cost models, wait distributions, patches). artifacts: folder -> identifying hash of every
+    compiled artifact on this machine. prediction_rules: the KV rules of all predictions, "" where each server has its
+    own; condition_rules: the rules by condition, "auto" resolved. perturbations: of the draws, by condition; empty
+    where nothing was drawn. is_tree_dirty: other files had uncommitted changes. digest: SHA-256 of the rest of this
+    file.
+    """
+
+    format: Literal["harness-preregistration/1"] = FORMAT
+    name: str
+    frozen_at_utc: Instant
+    experiment_file: NamedFile
+    overrides: tuple[str, ...] = ()
+    experiment: ExperimentSpec
+    plans: tuple[FrozenPlan, ...]
+    prediction_rules: str = ""
+    condition_rules: dict[str, str] = Field(default_factory=dict)
+    perturbations: dict[str, FrozenPerturbation] = Field(default_factory=dict)
+    predictions: dict[str, dict[int, Prediction]]
+    rules: tuple[FrozenRule, ...]
+    code_sha256: str
+    code_commit: str = ""
+    files: tuple[NamedFile, ...]
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    parent_commit: str = ""
+    is_tree_dirty: bool = False
+    dirty_paths: tuple[str, ...] = ()
+    digest: str = ""
+
+    def sealed(self) -> Preregistration:
+        """A copy with its digest."""
+        return self.model_copy(update={"digest": _digest(self.model_dump(mode="json"))})
+
+    def to_json(self) -> str:
+        """The text of the frozen file."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+
+    @property
+    def plan_hashes(self) -> dict[tuple[str, int], str]:
+        return {(plan.condition, plan.replicate): plan.hash for plan in self.plans}
+
+
+@dataclass(frozen=True, slots=True)
+class RunAuthorization:
+    """Permission for confirmatory runs: record for manifests, bytes of the frozen file, its runs, their ledger."""
+
+    record: PreregistrationRecord
+    content: bytes = field(repr=False)
+    planned: PlannedRuns = field(repr=False)
+    ledger: Ledger = field(repr=False)
+
+
+def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
+    """The content of a frozen file; SpecError when it is not a frozen file or was edited after it was frozen."""
+    try:
+        table: dict[str, Any] = json.loads(content)
+        frozen = Preregistration.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(
+            f"is not a frozen file of this version: {describe_validation_error(error)}",
+            where=where,
+            hint="Use the harness version that froze it, or freeze again",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(
+            "is not a frozen file (no JSON)", where=where, hint="Make one: harness prereg freeze FILE.toml"
+        ) from error
+    if frozen.digest != _digest(table):
+        raise SpecError(
+            "was edited after it was frozen", where=where, hint="Restore it from its commit, or freeze again"
+        )
+    return frozen
+
+
+def load_preregistration(path: Path) -> Preregistration:
+    """The preregistration in a file."""
+    return parse_preregistration(read_frozen(path), where=str(path))
+
+
+def read_frozen(path: Path) -> bytes:
+    """The bytes of a frozen file."""
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
+        return path.read_bytes()
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in table.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,266 @@
+"""Judgement of sealed runs: confirmatory runs by their frozen rules; exploratory runs are computed and decide nothing.
+
+Any doubt about freeze or ledger withholds every decision, and so does a run that may still be made or repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
+from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
+from harness.judge.decisions.verdicts import CASES, EXPLORATORY, ExperimentRuns, decide_experiment
+from harness.judge.planning.stopping import SequentialStatus, declared_status, sequential_status
+from harness.judge.prereg.account import Account, account_of
+from harness.judge.prereg.authorize import check_sealed_runs
+from harness.judge.prereg.frozen import Preregistration
+from harness.judge.prereg.ledger import Entry, Ledger, read_chain
+from harness.judge.prereg.predict import predictions_for
+from harness.judge.prereg.proof import Proof, aborts_of, doubts_of, find_proof
+from harness.measure.records import SealedRun, origin_of
+from harness.model.spec.rules import DecisionRule, load_rule
+from harness.shipped import shipped_names
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration.
+
+    aborts: starts of frozen runs that sealed nothing, from the ledger. num_planned_blocks: of the experiment; each
+    decision says how many it was applied to. account: of the frozen runs; None for exploratory ones. origin: of the
+    figures; "" for a device.
+    """
+
+    experiment: str
+    decisions: tuple[Decision, ...]
+    is_confirmatory: bool
+    aborts: tuple[str, ...] = ()
+    num_planned_blocks: int = 0
+    num_invalid: int = 0
+    account: Account | None = None
+    origin: str = ""
+
+    @property
+    def failed(self) -> tuple[Decision, ...]:
+        return tuple(decision for decision in self.decisions if decision.outcome is Outcome.FAIL)
+
+    def _repr_markdown_(self) -> str:
+        """Each decision with its reason, for a notebook."""
+        lines = [
+            f"- **{decision.outcome.value}** {decision.rule}: {decision.subject}"
+            f"{self.blocks_of(decision)}. {decision.reason}"
+            for decision in self.decisions
+        ]
+        return "\n".join([*filter(None, [self.origin]), *lines])
+
+    def blocks_of(self, decision: Decision) -> str:
+        """ " (5 of 6 blocks)", to follow the subject of a decision; empty where its blocks were not counted."""
+        if decision.num_blocks is None:
+            return ""
+        return f" ({decision.num_blocks} of {self.num_planned_blocks} blocks)"
+
+    @property
+    def account_lines(self) -> list[str]:
+        """What became of the frozen runs: counts, each that is not valid with its reasons, looks, aborted starts."""
+        lines = [] if self.account is None else list(self.account.lines())
+        return [*lines, *(f"started and not sealed: {abort}" for abort in self.aborts)]
+
+    def require_passed(self) -> Judgement:
+        """This judgement; RuleFailedError when a rule is FAIL. WITHHELD and NOT SUBJECT are no failures."""
+        if self.failed:
+            first = self.failed[0]
+            raise RuleFailedError(
+                f"{len(self.failed)} of {len(self.decisions)} decisions are FAIL, first {first.rule} on "
+                f"{first.subject}",
+                where=self.experiment,
+            )
+        return self
+
+
+def decide(
+    runs: Sequence[SealedRun],
+    rules: Sequence[str] = (),
+    *,
+    repository: Path | None = None,
+    proof: Proof | None = None,
+    by: str = "judge",
+) -> Judgement:
+    """Apply decision rules to the sealed valid runs of one experiment.
+
+    rules: names or files. Default: the frozen rules, or those that an exploratory experiment names.
+    repository: holds freeze and ledger; default: the repository around the runs. proof: both, from an archive.
+    by: the command, for the entry of this look in the ledger; without ``proof`` each look gets one.
+
+    Every decision is WITHHELD until all frozen runs are sealed or the frozen stopping rule has decided, while an
+    INVALID run may still be repeated, and where freeze and ledger do not prove what these runs are. Raises SpecError
+    without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs.
+    """
+    if not runs:
+        raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
+    frozen = check_sealed_runs(runs)
+    chosen = _chosen_rules(runs, frozen, rules)
+    experiment = ExperimentRuns(runs, predictions_for(runs, frozen))
+    decisions = decide_experiment(chosen, experiment, is_confirmatory=frozen is not None)
+    status = _stopped(runs, frozen)
+    if status is not None:
+        stopped = decide_stopped(status)
+        decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
+    made = Judgement(
+        runs[0].experiment,
+        tuple(decisions),
+        frozen is not None,
+        num_planned_blocks=runs[0].spec.replicates,
+        num_invalid=sum(not run.is_valid for run in runs),
+        origin=origin_of(runs),
+    )
+    if frozen is None:
+        return made
+    evidence = _evidence(runs, frozen, repository, proof)
+    is_decided = status is not None and status.is_decided
+    account = account_of(runs, frozen, evidence.chain.values(), is_decided=is_decided)
+    doubts = [*account.open_ends(), *evidence.doubts, *_looked(evidence, account, made, by)]
+    return replace(
+        made,
+        decisions=tuple(_until_proven(decisions, doubts)),
+        aborts=tuple(aborts_of(evidence.chain)),
+        num_planned_blocks=account.num_blocks,
+        account=account,
+    )
+
+
+class Evidence(NamedTuple):
+    """What freeze and ledger show of runs: entries by commit, reasons to doubt, and the ledger that can be added to."""
+
+    chain: Mapping[str, Entry]
+    doubts: Sequence[str]
+    ledger: Ledger | None
+
+
+def _evidence(
+    runs: Sequence[SealedRun], frozen: Preregistration, repository: Path | None, proof: Proof | None
+) -> Evidence:
+    record = runs[0].manifest.preregistration
+    assert record is not None, "what was frozen is recorded"
+    ledger: Ledger | None = None
+    doubts: list[str] = []
+    chain: Mapping[str, Entry] = {}
+    try:
+        if proof is None:
+            proof, ledger = find_proof(runs, record, repository)
+        doubts.extend(doubts_of(proof, frozen, runs))
+        with suppress(RecordsError):  # a chain that is broken is among the doubts
+            chain = read_chain(proof.chain, proof.commit)
+    except (SpecError, RecordsError) as error:
+        if str(error.where).startswith(str(runs[0].path.parents[1])):
+            raise  # a damaged run, not a missing proof
+        doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
+    return Evidence(chain, doubts, ledger)
+
+
+def _looked(evidence: Evidence, account: Account, made: Judgement, by: str) -> Iterator[str]:
+    """Add this look to the ledger; a clause where that cannot be done and it matters.
+
+    Once nothing can be changed any more, the first look is added and those after it are not.
+    """
+    entries = list(evidence.chain.values())
+    if evidence.ledger is None or not entries or (not account.is_open and entries[-1].event == "look"):
+        return
+    seen = [f"{one.outcome.value} {one.rule}: {one.subject}{made.blocks_of(one)}" for one in made.decisions]
+    num_valid = len(account.of_state("valid"))
+    try:
+        evidence.ledger.look(
+            made.experiment,
+            by=by,
+            num_sealed=account.num_sealed,
+            num_valid=num_valid,
+            is_open=account.is_open,
+            seen=seen,
+        )
+    except (SpecError, RecordsError) as error:
+        if account.is_open:
+            yield f"this look could not be added to the ledger: {error.what}"
+
+
+def record_look(runs: Sequence[SealedRun], by: str) -> str:
+    """Add a look at the figures of frozen runs to their ledger; returns why that cannot be done, "" otherwise.
+
+    Exploratory runs have no ledger, and none is needed once no frozen run can be repeated.
+    """
+    record = runs[0].manifest.preregistration if runs else None
+    if record is None:
+        return ""
+    try:
+        frozen = check_sealed_runs(runs)
+        assert frozen is not None, "these runs were frozen"
+        status = _stopped(runs, frozen)
+        proof, ledger = find_proof(runs, record, None)
+        chain = read_chain(proof.chain, proof.commit)
+    except (SpecError, RecordsError) as error:
+        return f"this look is not in the ledger of its freeze: {error.where} {error.what}"
+    is_decided = status is not None and status.is_decided
+    account = account_of(runs, frozen, chain.values(), is_decided=is_decided)
+    made = Judgement(runs[0].experiment, (), is_confirmatory=True)
+    return next(_looked(Evidence(chain, (), ledger), account, made, by), "")
+
+
+def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> SequentialStatus | None:
+    """Where the runs stand under the stopping rule that was frozen, or that an exploratory experiment declared."""
+    if frozen is None:
+        return declared_status(runs)
+    spec = frozen.experiment
+    return None if spec.stop is None else sequential_status(spec, runs, spec.stop)
+
+
+def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:
+    if not doubts:
+        return list(decisions)
+    reason = f"{doubts[0]} (and {len(doubts) - 1} more doubts: {doubts[1]})" if len(doubts) > 1 else doubts[0]
+    return [
+        replace(
+            decision,
+            outcome=Outcome.WITHHELD,
+            reason=f"{reason}; so far {decision.outcome.value}: {decision.reason}",
+        )
+        if decision.outcome is not Outcome.NOT_SUBJECT
+        else decision
+        for decision in decisions
+    ]
+
+
+def _applicable(runs: Sequence[SealedRun]) -> Iterator[str]:
+    """The shipped rules that have something to judge in these runs."""
+    experiment = ExperimentRuns(runs, predictions_for(runs, None))
+    for name in shipped_names("rules"):
+        rule = load_rule(name)
+        # A rule over factors that are ambiguous here does not apply.
+        with suppress(HarnessError):
+            if any(not case.missing for case in CASES[type(rule)](rule, experiment)):
+                yield name
+
+
+def _chosen_rules(
+    runs: Sequence[SealedRun], frozen: Preregistration | None, names: Sequence[str]
+) -> list[DecisionRule]:
+    """The frozen rules of confirmatory runs, else the named rules; a changed frozen rule is refused."""
+    if frozen is None:
+        chosen = names or runs[0].spec.rules
+        if not chosen and declared_status(runs) is None:
+            names = ", ".join(_applicable(runs)) or "none of those that ship applies, so write a file"
+            hint = f"Name one with --rule: {names}"
+            raise SpecError("the experiment names no rules", where=runs[0].experiment, hint=hint)
+        return [load_rule(name) for name in chosen]
+    frozen_rules = {entry.rule.name: entry.rule for entry in frozen.rules}
+    named = {name: load_rule(name) for name in names}
+    for name, rule in named.items():
+        if frozen_rules.get(rule.name) != rule:
+            what = "was changed after the freeze" if rule.name in frozen_rules else "was not frozen"
+            raise SpecError(
+                f"criterion {rule.name!r} {what}, so it cannot judge confirmatory runs",
+                where=name,
+                hint="Leave --rule out: the frozen criteria apply",
+            )
+    return list((named or frozen_rules).values())

@@ -1,0 +1,197 @@
+"""The ledger of a freeze: every start of one of its runs, how that ended, and every look, as a chain of git commits.
+
+Each entry is a commit without changes whose parent is the entry before it; the first entry's parent is the freeze. So
+the hash of an entry covers all entries before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from harness.clock import utc_now
+from harness.errors import RecordsError, SpecError
+from harness.judge.analysis.stats import grouped
+from harness.judge.prereg.repository import Repository, file_sha256
+from harness.measure.records import RunKey, SealedRun, layout
+from harness.measure.records.manifest import load_manifest
+from harness.model.experiment import PlannedRun
+from harness.model.spec import Spec
+
+REF = "refs/harness/ledger/"
+# Two processes may append at the same moment: the slower process tries again.
+TRIES = 20
+_START_AGAIN = "Restore that run from a copy, or freeze the experiment again under a new name"
+
+
+def _instant(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).timestamp()
+    except OverflowError as error:
+        raise ValueError("a year that no clock shows") from error
+    return text
+
+
+Instant = Annotated[str, AfterValidator(_instant)]
+"""A date and time as Python writes it."""
+
+
+class Entry(Spec):
+    """One entry. number: place in the chain, from 0. plan: the plan's hash. start: commit of the start that ended.
+
+    manifest: SHA-256 of the sealed manifest; is_valid: of its run. is_late: added at the next start, because the
+    process had ended before it could add the entry itself. Of a look: by, the command; the frozen runs that were sealed
+    and valid then; is_open, the decision could still change; seen, what it said. keeps_looks: this version adds looks.
+    """
+
+    event: Literal["start", "sealed", "aborted", "look"]
+    number: int = Field(ge=0)
+    experiment: str
+    condition: str = ""
+    replicate: int = 0
+    host: str
+    at_utc: Instant
+    plan: str = ""
+    start: str = ""
+    manifest: str = ""
+    is_valid: bool = False
+    reason: str = ""
+    is_late: bool = False
+    by: str = ""
+    num_sealed: int = 0
+    num_valid: int = 0
+    is_open: bool = False
+    seen: tuple[str, ...] = ()
+    keeps_looks: bool = False
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.experiment, self.condition, self.replicate)
+
+    @property
+    def label(self) -> str:
+        return f"{self.condition}/{self.replicate}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The ledger of one freeze in a repository. freeze_commit: parent of the first entry."""
+
+    repository: Repository
+    frozen_sha256: str
+    freeze_commit: str
+
+    @property
+    def ref(self) -> str:
+        """The git reference of the ledger: one per freeze, wherever its runs lie."""
+        return REF + self.frozen_sha256[:40]
+
+    def chain(self) -> dict[str, Entry]:
+        """All entries by commit, checked; RecordsError when the chain is broken."""
+        return read_chain(self.objects(), self.freeze_commit)
+
+    def objects(self) -> list[tuple[str, bytes]]:
+        """The commits of the chain, oldest first, each with the bytes that its hash covers."""
+        head = self.repository.resolved(self.ref)
+        line = self.repository.line_of(self.freeze_commit, head) if head else []
+        return list(zip(line, self.repository.objects(*line), strict=True)) if line else []
+
+    def start(self, run: PlannedRun) -> str:
+        """Add the start of a run, before the run does anything; returns the entry's commit."""
+        return self._append(*run.key, event="start", plan=run.plan.hash)
+
+    def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
+        """Add the end of a start: the manifest that was sealed."""
+        is_valid = load_manifest(manifest).is_valid
+        sha256 = file_sha256(manifest)
+        self._append(*key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
+
+    def aborted(self, start: str, key: RunKey, reason: str) -> None:
+        """Add the end of a start that sealed nothing, with the reason."""
+        self._append(*key, event="aborted", start=start, reason=reason[:200])
+
+    def look(self, experiment: str, **what: object) -> None:
+        """Add a look at the runs: before their end it may decide which of them are repeated. what: fields of Entry."""
+        self._append(experiment, event="look", **what)
+
+    def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
+        """Refuse to start a run that was sealed before, here or elsewhere; add entries that sealed runs lack.
+
+        An INVALID run may be made again as often as the frozen limits allow.
+        """
+        chain = self.chain()
+        ended = grouped((entry for entry in chain.values() if entry.event == "sealed"), lambda entry: entry.key)
+        for run in todo:
+            entries = ended.get(run.key, [])
+            if any(entry.is_valid for entry in entries) or len(entries) > run.spec.limits.retries:
+                raise SpecError(
+                    f"{run.label} was sealed already on {entries[-1].host} at {entries[-1].at_utc}: "
+                    "a frozen run is made once",
+                    where=self.ref,
+                    hint=_START_AGAIN,
+                )
+        for run in sealed:
+            record = run.manifest.preregistration
+            start = None if record is None else chain.get(record.start)
+            if run.key not in ended and record is not None and start is not None and start.event == "start":
+                self.sealed(record.start, run.key, run.path / layout.MANIFEST, is_late=True)
+
+    def _append(self, experiment: str, *of_run: str | int, event: str, **fields: object) -> str:
+        """Add an entry; of_run: condition and replicate, for an entry about one run."""
+        for _ in range(TRIES):
+            chain = self.chain()
+            entry = Entry.model_validate(
+                {
+                    **dict(zip(("condition", "replicate"), of_run, strict=False)),
+                    "event": event,
+                    "number": len(chain),
+                    "experiment": experiment,
+                    "host": socket.gethostname(),
+                    "at_utc": utc_now().isoformat(timespec="milliseconds"),
+                    "keeps_looks": True,
+                    **fields,
+                }
+            )
+            message = f"{event} {'/'.join(map(str, (experiment, *of_run)))}\n\n{entry.model_dump_json()}\n"
+            parent = [self.freeze_commit, *chain][-1]
+            if (sha := self.repository.append(self.ref, parent, message)) is not None:
+                return sha
+        raise RecordsError("the ledger is busy", where=self.ref, hint="Start again when the others are done")
+
+
+def object_hash(kind: str, content: bytes, like: str) -> str:
+    """The name that git gives to an object. like: any object name of that repository (SHA-1 or SHA-256)."""
+    digest = hashlib.sha256 if len(like) == 64 else hashlib.sha1
+    return digest(f"{kind} {len(content)}".encode() + b"\0" + content).hexdigest()
+
+
+def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> dict[str, Entry]:
+    """Entries by commit, oldest first; RecordsError that names the first entry that does not fit."""
+    chain: dict[str, Entry] = {}
+    parent = freeze_commit
+    for number, (sha, content) in enumerate(objects):
+        head, _, message = content.decode("utf-8", "replace").partition("\n\n")
+        try:
+            entry = Entry.model_validate_json(message.partition("\n\n")[2].strip())
+        except ValidationError as error:
+            raise _broken(number, "cannot be read") from error
+        if object_hash("commit", content, sha) != sha:
+            raise _broken(number, "does not have the content that its name is the hash of")
+        if [line for line in head.splitlines() if line.startswith("parent ")] != [f"parent {parent}"]:
+            raise _broken(number, "does not follow the entry before it")
+        if entry.number != number:
+            raise _broken(number, f"calls itself {entry.number}")
+        chain[sha] = entry
+        parent = sha
+    return chain
+
+
+def _broken(number: int, what: str) -> RecordsError:
+    return RecordsError(f"the ledger is broken: entry {number} {what}", hint="Fetch it again from where it was pushed")

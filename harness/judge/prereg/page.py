@@ -1,0 +1,195 @@
+"""What an archive proves, for people: one self-contained HTML page, and the same in some twenty lines of text.
+
+Nothing is judged here, and nothing is shown that is not in the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import chain
+
+from harness.clock import NS_PER_S
+from harness.html import plain_page
+from harness.judge.analysis.stats import Interval
+from harness.judge.decisions.decide import Decision
+from harness.judge.decisions.predictions import drawn_ratio, predicted_ratio
+from harness.judge.prereg.account import Account
+from harness.judge.prereg.frozen import Preregistration
+from harness.judge.prereg.judge import Judgement
+
+# Lines of one kind that a terminal shows; the page has all.
+MOST_LINES = 4
+OUTCOME_CLASSES = {"PASS": "yes", "FAIL": "bad"}
+OF_A_DEVICE = "Measured on a device, as the runs name their backend."
+
+
+def archive_page(
+    frozen: Preregistration, judgement: Judgement, proven: Sequence[str], unproven: Sequence[str], made_by: str
+) -> str:
+    """The page as HTML. proven, unproven: claims; made_by: the harness that wrote it."""
+    account = judgement.account
+    assert account is not None, "only confirmatory runs are published"
+    sections = (
+        ("Question", _question(frozen)),
+        ("Verdict", _verdicts(judgement)),
+        ("Runs", _runs(account, judgement.aborts)),
+        ("Criteria, as frozen", _criteria(frozen)),
+        ("Predictions, as frozen", _predictions(frozen)),
+        ("What is proven", _list(proven)),
+        ("What is not proven", _list(unproven)),
+        ("How to check", _how(frozen, made_by)),
+    )
+    origin = f'<p class="banner">{escape(judgement.origin or OF_A_DEVICE)}</p>'
+    main = origin + "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections)
+    return plain_page(f"{frozen.experiment.title or frozen.name}: a preregistered experiment", main)
+
+
+def archive_lines(frozen: Preregistration, proven: Sequence[str], unproven: Sequence[str]) -> Iterator[str]:
+    """The lines below the decisions: question, criteria, predictions, what is proven and what is not."""
+    yield f"question: {frozen.experiment.question or 'none was written down'}"
+    criteria = [f"{rule.rule.name} ({rule.rule.kind})" for rule in frozen.rules]
+    yield f"criteria: {', '.join(criteria) or 'the stopping rule'}, frozen at {frozen.frozen_at_utc[:16]}Z"
+    yield from _shortened(f"predicted: {line}" for line in predictions_in_words(frozen))
+    yield from (f"proven: {claim}" for claim in proven)
+    yield from (f"not proven: {claim}" for claim in unproven)
+
+
+def predictions_in_words(frozen: Preregistration) -> Iterator[str]:
+    """A clause for each condition and its baseline: the predicted cost ratio, and its interval over the draws."""
+    for name, baseline, ratio, interval, _ in _predicted(frozen):
+        if baseline:
+            level = "" if interval is None else f"{100 * interval.level:.0f} %"
+            among = "" if interval is None else f" ({level}: {interval.low:.4f} to {interval.high:.4f})"
+            yield f"{name} costs {ratio:.4f} of {baseline}{among}"
+
+
+def _predicted(frozen: Preregistration) -> Iterator[tuple[str, str, float, Interval | None, float]]:
+    """(condition, its baseline or "", ratio, interval, summed device seconds) of every condition."""
+    spec = frozen.experiment
+    by_name = {name: [runs[k] for k in sorted(runs)] for name, runs in frozen.predictions.items()}
+    for condition in spec.condition:
+        own, baseline = by_name.get(condition.name, []), spec.baseline_of(condition)
+        seconds = sum(run.device_ns for run in own) / NS_PER_S
+        base = by_name.get(baseline, [])
+        if not own:
+            continue
+        if baseline == condition.name or not base:
+            yield condition.name, "", 1.0, None, seconds
+        else:
+            yield condition.name, baseline, predicted_ratio(own, base), drawn_ratio(own, base), seconds
+
+
+def _shortened(lines: Iterable[str]) -> Iterator[str]:
+    listed = list(lines)
+    yield from listed[:MOST_LINES]
+    if len(listed) > MOST_LINES:
+        yield f"  and {len(listed) - MOST_LINES} more, on the page"
+
+
+def _question(frozen: Preregistration) -> str:
+    spec = frozen.experiment
+    asked = escape(spec.question) if spec.question else "No question was written down."
+    conditions = ", ".join(f"<b>{escape(condition.name)}</b>" for condition in spec.condition)
+    return (
+        f"<p>{asked}</p><p>Experiment {escape(frozen.name)}: conditions {conditions}; "
+        f"{spec.replicates} blocks, each with every condition once; backend {escape(spec.backend)}.</p>"
+    )
+
+
+def _verdicts(judgement: Judgement) -> str:
+    return "".join(_verdict(judgement, decision) for decision in judgement.decisions)
+
+
+def _verdict(judgement: Judgement, decision: Decision) -> str:
+    outcome = decision.outcome.value
+    answer = f"<p>{escape(decision.answer)}</p>" if decision.answer else ""
+    label = f" {escape(decision.label)}" if decision.label else ""
+    blocks = escape(judgement.blocks_of(decision))
+    return (
+        f'{answer}<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
+        f"<code>{escape(decision.rule)}</code>: {escape(decision.subject)}{blocks}</p>"
+        f'<p class="caption break">{escape(decision.reason)}</p>'
+    )
+
+
+def _runs(account: Account, aborts: Sequence[str]) -> str:
+    counts = f"<p>{escape(account.counts_in_words)}.</p>"
+    rows = [
+        (run.label, f"{'; '.join(run.reasons) or 'no reason recorded'} ({run.retries_in_words})")
+        for run in account.of_state("INVALID")
+    ]
+    repeated = [
+        (run.label, f"{run.state} now; was INVALID: {run.earlier_in_words}") for run in account.runs if run.repeated
+    ]
+    lists = (
+        ("INVALID runs, left out of every figure", rows),
+        ("Runs that were repeated", repeated),
+        ("Started and not sealed", [tuple(abort.split(": ", 1)) for abort in aborts]),
+    )
+    told = "".join(f"<h3>{title}</h3>{_pairs(pairs)}" for title, pairs in lists if pairs)
+    return f"{counts}{told}<h3>Looks at the figures</h3><p>{escape(account.looks_in_words)}.</p>"
+
+
+def _criteria(frozen: Preregistration) -> str:
+    parts: list[str] = []
+    for entry in frozen.rules:
+        table = entry.rule.model_dump(mode="json", exclude_none=True)
+        asked = str(table.pop("question", ""))
+        shown = [(name, _value(value)) for name, value in table.items() if value not in ("", [], {})]
+        parts.append(f"<h3>{escape(entry.rule.name)}</h3><p>{escape(asked)}</p>{_pairs(shown)}")
+    if frozen.experiment.stop is not None:
+        parts.append(f"<h3>Stopping rule</h3><p>{escape(str(frozen.experiment.stop))}</p>")
+    return "".join(parts)
+
+
+def _predictions(frozen: Preregistration) -> str:
+    rows = [
+        (
+            name,
+            f"{seconds:.2f}",
+            f"{ratio:.4f}" if baseline else "baseline",
+            "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}",
+        )
+        for name, baseline, ratio, interval, seconds in _predicted(frozen)
+    ]
+    heads = ("condition", "device time, s", "ratio to its baseline", "interval over draws")
+    cells = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{value}</td>" for value in values)}</tr>'
+        for name, *values in rows
+    )
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="Predictions">{table}</div>'
+    return scroll + '<p class="caption">Simulated before any run was made; sums over all frozen runs.</p>'
+
+
+def _how(frozen: Preregistration, made_by: str) -> str:
+    commands = (
+        ("all of this page, judged again from the runs", f"harness prereg check {frozen.name}.zip"),
+        ("after unzip: each file as it was packed", "sha256sum --check SHA256SUMS"),
+        ("its runs for table, query and Python", f"harness open {frozen.name}.zip"),
+    )
+    lines = "\n".join(f"# {meaning}\n{command}" for meaning, command in commands)
+    text = (
+        "The verdict, this page and every claim on it follow from the files of the archive alone; no repository and "
+        "no network is needed. Whether the archive is signed, and by whom, is said by the check."
+    )
+    return f'<p>{text}</p><pre tabindex="0">{escape(lines)}</pre><p>Written by {escape(made_by)}.</p>'
+
+
+def _list(claims: Iterable[str]) -> str:
+    return f'<ul class="break">{"".join(f"<li>{escape(claim)}</li>" for claim in claims)}</ul>'
+
+
+def _pairs(pairs: Iterable[Sequence[str]]) -> str:
+    entries = chain.from_iterable((f"<dt>{escape(pair[0])}</dt>", f"<dd>{escape(pair[-1])}</dd>") for pair in pairs)
+    return f"<dl>{''.join(entries)}</dl>"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{name} {_value(each)}" for name, each in value.items())
+    return str(value)

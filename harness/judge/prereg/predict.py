@@ -1,0 +1,175 @@
+"""Predictions of planned runs by the simulator, before anything is measured: means over perturbed draws.
+
+The same plan, server and perturbation give the same prediction on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from harness.clock import NS_PER_S, Clock, MonotonicClock
+from harness.judge.analysis.stats import grouped
+from harness.judge.decisions.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
+from harness.judge.planning.monte_carlo import DrawnRatio
+from harness.judge.prereg.frozen import Preregistration
+from harness.measure.records import SealedRun
+from harness.model.compiled.records import IntArray
+from harness.model.engine import EngineConfig
+from harness.model.experiment import PlannedRun, PlannedRuns
+from harness.model.sim.kernel.arrays import Outcome, PlanArrays
+from harness.model.sim.plans import is_rearrival, plan_arrays
+from harness.model.sim.predict.draws import draw, perturbation_of, run_draws
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import ExperimentSpec, RulesName
+
+MOST_DRAWS, MOST_NS = 4_000, 20 * NS_PER_S
+"""Most draws of a run, and most time, to make the error of a prediction small."""
+# Limit of requests, over all draws, of a simulator call: it bounds the memory for a long trace.
+MOST_REQUESTS = 500_000
+
+
+def predict_run(
+    run: PlannedRun | SealedRun, rules: RulesName | None = None, num_draws: int | None = None
+) -> Prediction:
+    """The prediction of one run, planned or sealed: the mean of its draws.
+
+    rules: KV rules to predict with; default: the rules of its server. num_draws: default: what its experiment sets. A
+    single draw is the nominal simulation. The draws of each run have their own jitter, and draw k is the same however
+    many there are.
+    """
+    server = run.simulated_server if isinstance(run, SealedRun) else run.server
+    if rules is not None:
+        server = server.model_copy(update={"rules": rules})
+    config, cost_model = EngineConfig.from_server(server), run.cost_model
+    num_draws = run.spec.prediction.draws if num_draws is None else num_draws
+    arrays = plan_arrays([run.plan])
+    filled_in = cost_model.filled_in_buckets(config.decode_buckets)
+    if num_draws == 1:
+        figures = _figures(arrays, config, run_batch(arrays, config, cost_model))
+        return Prediction.model_validate(
+            {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
+        )
+    perturbation = replace(perturbation_of(run.spec.prediction, run.cost_file), role=run.label)
+    at_once = max(MOST_REQUESTS // run.plan.num_requests, 1)
+    parts = [
+        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, perturbation, numbers), config))
+        for numbers in (range(first, min(first + at_once, num_draws)) for first in range(0, num_draws, at_once))
+    ]
+    figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    means = {name: round(float(values.mean())) for name, values in figures.items()}
+    return Prediction.model_validate(
+        means
+        | {
+            "device_ns": means["decode_ns"] + means["prefill_ns"],
+            "filled_in_buckets": filled_in,
+            "draws": {name: figures[name].tolist() for name in DrawnFigures.model_fields},
+            "level": perturbation.level,
+        }
+    )
+
+
+def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict[str, IntArray]:
+    """Figures of a prediction for each of several simulations of one plan, by name."""
+    totals = outcome.totals
+    number = np.arange(config.max_num_seqs + 1)
+    buckets = np.array([0, *(config.bucket_of(num_seqs) for num_seqs in number[1:])])
+    is_again = is_rearrival(arrays)
+    is_reused = outcome.requests["cached_tokens"].reshape(len(totals), -1)[:, is_again] > 0
+    same = {
+        "waiting_session_ns": "wait_ns",
+        "num_decode_steps": "decode_steps",
+        "num_evictions": "evictions",
+        **{name: name for name in ("decode_ns", "prefill_ns", "end_ns", "cached_tokens", "computed_tokens")},
+    }
+    return {
+        "device_ns": totals["decode_ns"] + totals["prefill_ns"],
+        "padded_slots": outcome.histogram @ (buckets - number),
+        "bucket_slots": outcome.histogram @ buckets,
+        "num_rearrivals": np.full(len(totals), is_again.sum()),
+        "num_reused": is_reused.sum(axis=1),
+        **{name: totals[field] for name, field in same.items()},
+    }
+
+
+def predict_experiment(
+    planned: PlannedRuns,
+    rules: RulesName | None = None,
+    on_progress: Callable[[float], None] = lambda _share: None,
+    num_draws: int | None = None,
+) -> dict[str, dict[int, Prediction]]:
+    """Predictions of every planned run of an experiment, by condition and replicate.
+
+    on_progress: receives the share of runs that are predicted. num_draws: default: what the experiment sets.
+    """
+    predictions: dict[str, dict[int, Prediction]] = {name: {} for name in planned.by_condition}
+    runs = [(name, run) for name, of_condition in planned.by_condition.items() for run in of_condition]
+    for count, (name, run) in enumerate(runs, 1):
+        predictions[name][run.replicate] = predict_run(run, rules, num_draws)
+        on_progress(count / len(runs))
+    return predictions
+
+
+def predict_until_sure(
+    planned: PlannedRuns,
+    margin: float,
+    on_progress: Callable[[float], None] = lambda _share: None,
+    clock: Clock | None = None,
+) -> dict[str, dict[int, Prediction]]:
+    """Predictions with as many draws as make the Monte Carlo error of every ratio small enough.
+
+    At least the draws that the experiment sets; at most MOST_DRAWS, and those for which MOST_NS are enough. Small
+    enough: a tenth of the effect, or of the margin where that is larger. A single draw stays a nominal simulation.
+    """
+    clock = clock or MonotonicClock()
+    num_draws, began_ns = planned.spec.prediction.draws, clock.now_ns()
+    predictions = predict_experiment(planned, on_progress=on_progress)
+    while num_draws > 1:
+        each_ns = max((clock.now_ns() - began_ns) / num_draws, 1)
+        needed = max((ratio.draws_needed(margin) for _, ratio in drawn_ratios(planned.spec, predictions)), default=0)
+        more = min(needed, max(MOST_DRAWS, num_draws), int(MOST_NS / each_ns))
+        if more <= num_draws:
+            break
+        num_draws, began_ns = more, clock.now_ns()
+        predictions = predict_experiment(planned, on_progress=on_progress, num_draws=num_draws)
+    return predictions
+
+
+def drawn_ratios(spec: ExperimentSpec, predictions: Predictions) -> Iterator[tuple[str, DrawnRatio]]:
+    """Each condition with its predicted ratio to its baseline and its Monte Carlo error, where draws were made."""
+    for condition in spec.condition:
+        if (baseline := spec.baseline_of(condition)) != condition.name:
+            own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
+            if (ratio := mean_ratio(own, base)) is not None:
+                yield condition.name, ratio
+
+
+def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:
+    """Predictions of sealed runs, from their plans; each is made when it is first read."""
+    return {name: _PredictedRuns(group, rules) for name, group in grouped(runs, lambda run: run.condition).items()}
+
+
+class _PredictedRuns(Mapping[int, Prediction]):
+    """Predictions of the runs of a condition, each made when it is first read: most analyses use few of them."""
+
+    def __init__(self, runs: Sequence[SealedRun], rules: RulesName | None) -> None:
+        self._runs, self._rules = {run.replicate: run for run in runs}, rules
+        self._predicted: dict[int, Prediction] = {}
+
+    def __getitem__(self, replicate: int) -> Prediction:
+        if replicate not in self._predicted:
+            self._predicted[replicate] = predict_run(self._runs[replicate], self._rules)
+        return self._predicted[replicate]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+
+def predictions_for(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Predictions:
+    """The frozen predictions of an experiment; without a freeze, predictions of its valid runs."""
+    return predict_runs([run for run in runs if run.is_valid]) if frozen is None else frozen.predictions

@@ -1,0 +1,325 @@
+"""A published experiment: one archive that a stranger can check without its repository, its git or its authors.
+
+It is an RO-Crate with checksums: the frozen file, the proof of its commit, the ledger, every sealed run and the
+verdict, signed where a key is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import harness
+from harness.clock import utc_now
+from harness.errors import SpecError
+from harness.html import style
+from harness.judge.decisions.decide import Outcome
+from harness.judge.prereg.authorize import check_sealed_runs
+from harness.judge.prereg.freeze import HARNESS_FOLDER
+from harness.judge.prereg.frozen import Preregistration
+from harness.judge.prereg.judge import Judgement, decide, record_look
+from harness.judge.prereg.ledger import Ledger
+from harness.judge.prereg.page import archive_page
+from harness.judge.prereg.proof import Proof, find_proof, gather, read_proof
+from harness.judge.prereg.repository import Repository, check_signature, file_sha256, sign_file, signature_of
+from harness.measure.records import PreregistrationRecord, RunStore, SealedRun, layout
+from harness.measure.records.archive import (
+    CRATE,
+    FROZEN,
+    PAGE,
+    PROOF,
+    RUNS,
+    SIGNATURE,
+    STAMPS,
+    SUMS,
+    VERDICT,
+    check_sums,
+    files_of,
+    is_known,
+    is_unpacked,
+    lacking,
+    unpack,
+    wrong,
+)
+from harness.measure.server.provenance import source_sha256
+from harness.outputs import check_output
+
+FORMAT = "harness-verdict/2"
+LOOK_FIELDS = {"by", "at_utc", "host", "num_sealed", "num_valid", "seen"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of checking an archive: what is proven, by whom, since when, and what cannot be proven."""
+
+    judgement: Judgement
+    proven: tuple[str, ...]
+    unproven: tuple[str, ...]
+    frozen: Preregistration
+
+
+def publish(
+    runs: Sequence[SealedRun], archive: Path, *, repository: Path | None = None, signing_key: Path | None = None
+) -> Judgement:
+    """Write the archive of one experiment's runs; SpecError when they are exploratory or the archive exists."""
+    if archive.exists():
+        raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
+    check_output(archive)
+    frozen = check_sealed_runs(runs)
+    if frozen is None:
+        raise SpecError(
+            "these runs are exploratory: nothing was frozen", where=runs[0].experiment, hint="harness prereg freeze"
+        )
+    record = runs[0].manifest.preregistration
+    assert record is not None, "what was frozen is recorded"
+    proof = _with_this_look(runs, find_proof(runs, record, repository), record)
+    judgement = decide(runs, proof=proof)
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
+        folder = Path(temporary)
+        for run in _with_earlier_tries(runs):
+            run.verify()
+            shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
+        shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
+        for beside in _beside(runs, repository, record.path):
+            shutil.copy(beside, folder / (FROZEN + beside.name.removeprefix(PurePosixPath(record.path).name)))
+        (folder / PROOF).write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
+        (folder / PAGE).write_text(_page(folder, frozen, judgement, proof), encoding="utf-8")
+        (folder / CRATE).write_text(_crate(folder, runs[0].manifest.title), encoding="utf-8")
+        sums = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in files_of(folder))
+        (folder / SUMS).write_text(sums, encoding="utf-8")
+        if signing_key is not None:
+            sign_file(folder / SUMS, signing_key)
+        unfinished = archive.with_name(f".{archive.name}.tmp")
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
+            for name in files_of(folder):
+                out.write(folder / name, name)
+        unfinished.replace(archive)
+    return judgement
+
+
+def check(archive: Path, signers: Path | None = None) -> Checked:
+    """Check an archive, or a folder that one was unpacked into, by its content alone.
+
+    signers: ssh's file of allowed signers, for names instead of keys. Raises RecordsError that names what does not
+    hold.
+    """
+    if is_unpacked(archive):
+        for name in files_of(archive):
+            if not is_known(name):
+                raise wrong(archive, f"holds {name!r}, which is no file of a published experiment")
+        if missing := next(lacking(set(files_of(archive))), None):
+            raise wrong(archive, f"lacks {missing}")
+        check_sums(archive, archive)
+        return _checked(archive, archive, signers)
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as name:
+        folder = Path(name)
+        unpack(archive, folder)
+        return _checked(archive, folder, signers)
+
+
+def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
+    proof = read_proof(folder)
+    runs = _runs(archive, folder)
+    frozen = check_sealed_runs(runs)
+    if frozen is None or (folder / FROZEN).read_bytes() != runs[0].file(layout.FROZEN).read_bytes():
+        raise wrong(archive, "its frozen file is not the one its runs were made under")
+    judgement = decide(runs, proof=proof)
+    unlike = _unlike(archive, folder, frozen, judgement, proof)
+    proven = _proven(frozen, judgement, proof)
+    unproven = [*unlike, *_signatures(folder, signers, proven), *_times(folder, proof)]
+    return Checked(judgement, tuple(proven), (*unproven, *_ALWAYS_UNPROVEN), frozen)
+
+
+def _proven(frozen: Preregistration, judgement: Judgement, proof: Proof) -> list[str]:
+    account = judgement.account
+    assert account is not None, "frozen runs have an account"
+    num_invalid = len(account.of_state("INVALID"))
+    standing = f", {num_invalid} of them INVALID" if num_invalid else ""
+    origin = f" ({judgement.origin.rstrip('.')})" if judgement.origin else ""
+    return [
+        f"{account.num_sealed} of {len(frozen.plans)} frozen runs{standing}, each file as it was sealed{origin}",
+        f"plans, predictions and criteria are those of {frozen.digest[:12]}",
+        f"the ledger of {len(proof.chain)} entries stands behind commit {proof.commit[:12]}",
+    ]
+
+
+def _with_this_look(
+    runs: Sequence[SealedRun], found: tuple[Proof, Ledger | None], record: PreregistrationRecord
+) -> Proof:
+    """The proof, with a look by publish in its ledger where a frozen run may still be made or repeated."""
+    proof, ledger = found
+    account = decide(runs, proof=proof).account
+    if ledger is None or account is None or not account.is_open:
+        return proof
+    record_look(runs, "publish")
+    return gather(ledger.repository, record)
+
+
+def _made_by() -> dict[str, str]:
+    """The harness that writes an archive: an equal one writes equal words."""
+    code = hashlib.sha256((source_sha256(HARNESS_FOLDER) + style()).encode()).hexdigest()
+    return {"version": harness.__version__, "code_sha256": code}
+
+
+def _page(folder: Path, frozen: Preregistration, judgement: Judgement, proof: Proof) -> str:
+    unproven = [*_times(folder, proof), *_ALWAYS_UNPROVEN]
+    made_by = _made_by()
+    name = f"rbln-harness {made_by['version']} (code {made_by['code_sha256'][:12]})"
+    return archive_page(frozen, judgement, _proven(frozen, judgement, proof), unproven, name)
+
+
+def _unlike(archive: Path, folder: Path, frozen: Preregistration, judgement: Judgement, proof: Proof) -> list[str]:
+    """What of verdict and page cannot be held to what this version writes, since another version wrote it.
+
+    Raises RecordsError where they say something else than the runs give.
+    """
+    verdict = _verdict(judgement)
+    try:
+        written: dict[str, Any] = json.loads((folder / VERDICT).read_bytes())
+        then, now = _outcomes(written), _outcomes(json.loads(verdict))
+        version = str(written["made_by"]["version"]) if written.get("format") == FORMAT else ""
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise wrong(archive, "its verdict is not what its runs give: it cannot be read") from error
+    if written.get("made_by") == _made_by():
+        expected = {VERDICT: ("verdict", verdict), PAGE: (PAGE, _page(folder, frozen, judgement, proof))}
+        for name, (what, text) in expected.items():
+            if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode():
+                raise wrong(archive, f"its {what} is not what its runs give")
+        return []
+    notes = [f"the words of {VERDICT} and {PAGE}: another version of the harness ({version}) wrote them"]
+    if not version:
+        notes = ["looks before the verdict, and a page: the version that wrote this archive recorded neither"]
+    if then != now:
+        is_withheld = all(one[2] == Outcome.WITHHELD.value for one in now)
+        account = judgement.account
+        if version or not is_withheld or account is None or not account.is_open:
+            raise wrong(archive, f"its verdict is not what its runs give: it says {then}, this version says {now}")
+        said = ", ".join(f"{outcome} {rule}: {subject}" for rule, subject, outcome, _ in then)
+        notes.append(f"the verdict in the archive, {said}: a frozen run could still be repeated")
+    return notes
+
+
+def _outcomes(verdict: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(rule, subject, outcome, label) of every decision in a verdict."""
+    return [(one["rule"], one["subject"], one["outcome"], one["label"]) for one in verdict["decisions"]]
+
+
+_ALWAYS_UNPROVEN = (
+    "that no other clone of the repository made other runs of this freeze",
+    "that nothing was measured with these plans before the freeze",
+    "that the machine reported the truth to the harness",
+)
+
+
+def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[str]:
+    """Add the signers to ``proven``; returns what is not signed."""
+    unproven: list[str] = []
+    for name, what in ((FROZEN, "the freeze"), (SUMS, "the archive: seals, ledger and verdict")):
+        signature = signature_of(folder / name)
+        if signature.is_file():
+            proven.append(f"signed {what}: {check_signature(folder / name, signature, signers)}")
+        else:
+            unproven.append(f"who made {what}: it is not signed")
+    return unproven
+
+
+def _times(folder: Path, proof: Proof) -> list[str]:
+    stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
+    others = [f"{name} is carried, and was not verified here (ask its authority)" for name in stamps]
+    others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.remotes]
+    attested = ", ".join(others) or "nobody else attests a time"
+    return [f"since when: times are those of the machine that froze and ran; {attested}"]
+
+
+def _beside(runs: Sequence[SealedRun], repository: Path | None, path: str) -> list[Path]:
+    """Signature and time stamps beside the frozen file, where its repository is available."""
+    try:
+        frozen = Repository(repository or runs[0].path).root / path
+    except SpecError:
+        return []
+    return [file for suffix in (SIGNATURE, *STAMPS) if (file := frozen.with_name(frozen.name + suffix)).is_file()]
+
+
+def _verdict(judgement: Judgement) -> str:
+    """The verdict as JSON: decisions with their blocks, the origin, and what became of every frozen run."""
+    account = judgement.account
+    assert account is not None, "frozen runs have an account"
+    names = ("rule", "subject", "outcome", "label", "reason", "num_blocks")
+    states = {state: len(account.of_state(state)) for state in ("valid", "INVALID", "missing")}
+    verdict = {
+        "format": FORMAT,
+        "made_by": _made_by(),
+        "origin": judgement.origin,
+        "decisions": [{name: getattr(decision, name) for name in names} for decision in judgement.decisions],
+        "blocks": {"frozen": account.num_blocks, "valid": account.num_valid_blocks},
+        "runs": {"frozen": len(account.runs), **states},
+        "repetitions": {
+            "allowed_per_run": max((run.retries for run in account.runs), default=0),
+            "used": sum(run.num_repeated for run in account.runs),
+            "unused": sum(run.retries_left for run in account.runs),
+        },
+        "invalid_or_repeated": [
+            {**asdict(run), "retries_left": run.retries_left}
+            for run in account.runs
+            if run.state == "INVALID" or run.repeated
+        ],
+        "looks": {
+            "are_recorded": account.are_looks_kept,
+            "while_open": [look.model_dump(include=LOOK_FIELDS) for look in account.early_looks],
+        },
+        "aborts": judgement.aborts,
+    }
+    return json.dumps(verdict, indent=1) + "\n"
+
+
+RO_CRATE = "https://w3id.org/ro/crate/1.1"
+
+
+def _crate(folder: Path, title: str) -> str:
+    """RO-Crate metadata."""
+    names = files_of(folder)
+    graph: list[dict[str, Any]] = [
+        {"@id": CRATE, "@type": "CreativeWork", "about": {"@id": "./"}, "conformsTo": {"@id": RO_CRATE}},
+        {
+            "@id": "./",
+            "@type": "Dataset",
+            "name": title,
+            "description": "Confirmatory runs with their preregistration, ledger and verdict",
+            "datePublished": utc_now().date().isoformat(),
+            "license": "not stated",
+            "hasPart": [{"@id": name} for name in names],
+        },
+    ]
+    for name in names:
+        size, sha256 = str((folder / name).stat().st_size), file_sha256(folder / name)
+        graph.append({"@id": name, "@type": "File", "contentSize": size, "sha256": sha256})
+    return json.dumps({"@context": f"{RO_CRATE}/context", "@graph": graph}, indent=1) + "\n"
+
+
+def _runs(archive: Path, folder: Path) -> list[SealedRun]:
+    """The verified runs of an unpacked archive, which holds no other file below its folder of runs."""
+    store = RunStore(folder / RUNS)
+    store.verify()
+    runs = store.sealed()
+    if len({run.experiment for run in runs}) != 1:
+        raise wrong(archive, "does not hold the runs of one experiment")
+    known = {run.path.relative_to(folder).as_posix() for run in _with_earlier_tries(runs)}
+    for name in files_of(folder):
+        if name.startswith(f"{RUNS}/") and "/".join(name.split("/")[:4]) not in known:
+            raise wrong(archive, f"holds {name!r}, which belongs to none of its runs")
+    return runs
+
+
+def _with_earlier_tries(runs: Sequence[SealedRun]) -> Iterator[SealedRun]:
+    """The runs, each before the INVALID runs that it repeats."""
+    for run in runs:
+        yield run
+        yield from RunStore(run.path.parents[2]).earlier_tries(run)

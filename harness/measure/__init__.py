@@ -1,0 +1,1 @@
+"""A server's life, the replay of a plan, and the sealed record of it."""

@@ -1,0 +1,222 @@
+"""The portable replay client, on asyncio and aiohttp: same state and rows as the epoll loop, coarser timing.
+
+For hosts without epoll, for https, and as a second opinion on the epoll client. The same ``Exchange`` reads answers, so
+both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from harness.errors import printable
+from harness.measure.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
+from harness.measure.client.exchange import Exchange
+from harness.measure.client.rows import ABSENT
+from harness.measure.records.schema import ABORTED
+
+if TYPE_CHECKING:
+    from harness.measure.client.replay_state import Due, ReplayState
+    from harness.measure.client.target import Target
+
+HEARTBEAT_S = 0.05
+START_LEAD_NS = 20 * NS_PER_MS
+# A pooled connection that idled longer is not used again: servers close idle connections, and a request sent in that
+# moment would be lost.
+KEEPALIVE_S = 1.0
+
+
+class PortableReplay:
+    """One replay. ``run`` returns when every row has a final status."""
+
+    def __init__(
+        self,
+        state: ReplayState,
+        target: Target,
+        *,
+        is_stopped: Callable[[], bool],
+        on_slack: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._rows = state.rows
+        self._url, self._headers = f"{target.endpoint.url}{state.path}", target.endpoint.headers
+        self._timeout_s = state.clock.to_monotonic_ns(target.request_timeout_ns) / NS_PER_S
+        self._is_stopped = is_stopped
+        self._on_slack = on_slack
+        self._payloads: dict[int, bytes] = {}
+
+    def run(self) -> int:
+        """Release all sessions together and see them to the end; the common start in CLOCK_MONOTONIC ns."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._run())
+        # Called from a notebook, whose own loop runs in this thread.
+        with ThreadPoolExecutor(1) as elsewhere:
+            return elsewhere.submit(lambda: asyncio.run(self._run())).result()
+
+    async def _run(self) -> int:
+        state = self._state
+        for due in state.release(0):
+            self._payloads[due.row] = b"".join(state.body_parts(due.row))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: list[BaseException] = []
+        connector = _Connector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            read_bufsize=1 << 20,
+            # No compressed body was requested, and a small one could unpack to a very large one.
+            auto_decompress=False,
+        ) as self._http:
+            start_ns = monotonic_ns() + START_LEAD_NS
+            self._start(state.release(state.clock.from_monotonic_ns(start_ns)))
+            while not state.is_finished and not self._failures:
+                self._on_slack()
+                state.beat(monotonic_ns())
+                if self._is_stopped():
+                    await self._stop()
+                else:
+                    await asyncio.wait(self._tasks, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._failures:
+                await self._stop()
+                raise self._failures[0]
+        return start_ns
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._state.stop(monotonic_ns())
+
+    def _start(self, due: list[Due]) -> None:
+        for item in due:
+            task = asyncio.create_task(self._perform(item))
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failures.append(failure)
+
+    async def _perform(self, due: Due) -> None:
+        state, row = self._state, due.row
+        reason = state.blocked_by(row)
+        if reason:
+            self._start(state.skip_session(row, reason, monotonic_ns()))
+            return
+        body = self._payloads.pop(row, None) or b"".join(state.body_parts(row))
+        await state.clock.wait_until_ns(due.due_ns)
+        answer = state.new_answer(row)
+        try:
+            status, problem = await self._exchange_or_leave(row, body, answer)
+        except asyncio.CancelledError:
+            if self._rows.sent_ns[row] >= 0:
+                state.fail(
+                    row, monotonic_ns(), "connection", "the replay was stopped before the answer was complete", answer
+                )
+            raise
+        if status == ABORTED:
+            self._start(state.leave(row, monotonic_ns(), answer))
+            return
+        if status:
+            self._start(state.fail(row, monotonic_ns(), status, problem, answer))
+            return
+        due_next = state.complete(row, self._rows.done_ns[row])
+        due_next_on_failure = state.judge(row, answer)
+        state.book(row, answer)
+        self._start([item for item in due_next if state.may_send(item.row)] + due_next_on_failure)
+
+    async def _exchange_or_leave(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+        """As ``_exchange``; ABORTED when the plan has the client leave, and the answer has not ended before."""
+        leave_ns = self._state.clock.to_monotonic_ns(self._state.abort_after_ns[row])
+        exchange = asyncio.ensure_future(self._exchange(row, body, answer))
+        try:
+            await asyncio.wait({exchange}, timeout=leave_ns / NS_PER_S if leave_ns else None)
+            # The send was stamped after the wait began, and a timer may fire early by its resolution.
+            while not exchange.done() and (left_ns := self._rows.sent_ns[row] + leave_ns - monotonic_ns()) > 0:
+                await asyncio.wait({exchange}, timeout=left_ns / NS_PER_S)
+            return exchange.result() if exchange.done() else (ABORTED, "")
+        finally:
+            exchange.cancel()
+            await asyncio.gather(exchange, return_exceptions=True)
+
+    async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+        """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
+        headers = {
+            **self._headers,
+            **self._state.headers(row),
+            "Content-Type": "application/json",
+            "X-Request-Id": self._rows.request_id[row],
+        }
+        exchange = Exchange(row, answer, body)
+        _CURRENT.set(exchange)
+        self._rows.sent_ns[row] = monotonic_ns()
+        try:
+            async with self._http.post(self._url, data=body, headers=headers) as response:
+                status, problem = await self._read(exchange, response)
+        except asyncio.TimeoutError:
+            status, problem = "timeout", "no end within the limit"
+        except aiohttp.ClientResponseError as error:
+            status, problem = "bad_response", printable(f"not HTTP: {error.message}")
+        except (aiohttp.ClientError, OSError) as error:
+            status, problem = "connection", printable(f"{type(error).__name__}: {error}")
+        finally:
+            exchange.release()
+            self._rows.first_byte_ns[row] = exchange.first_byte_ns
+            self._rows.http_status[row] = exchange.status or ABSENT
+        # Broken HTTP often also breaks the connection: report the cause, as the epoll client does.
+        return ("bad_response", exchange.problem) if exchange.problem else (status, problem)
+
+    async def _read(self, exchange: Exchange, response: aiohttp.ClientResponse) -> tuple[str, str]:
+        async for _data in response.content.iter_any():
+            if exchange.problem:
+                return "", ""
+            if self._state.has_enough(exchange.row, exchange.read()):
+                response.close()
+                return ABORTED, ""
+        self._rows.done_ns[exchange.row] = monotonic_ns()
+        if not exchange.is_over and not exchange.ends_at_close:
+            return "connection", "closed by the server (in the middle of the answer)"
+        if exchange.status != 200:
+            return "http_error", describe_error_body(exchange.error_body)
+        exchange.close()
+        return "", ""
+
+
+# The exchange that the running task performs.
+_CURRENT: ContextVar[Exchange] = ContextVar("exchange")
+
+
+class _Connection(ResponseHandler):
+    """A connection that passes each receive to the exchange too, because aiohttp accepts some broken HTTP."""
+
+    exchange: Exchange | None = None
+
+    def set_response_params(self, **options: Any) -> None:
+        """Called by aiohttp, in the task of a request, before the request is sent."""
+        self.exchange = _CURRENT.get()
+        super().set_response_params(**options)
+
+    def data_received(self, data: bytes) -> None:
+        if data and self.exchange is not None:
+            self.exchange.take(monotonic_ns(), NO_KERNEL_STAMP, data)
+        super().data_received(data)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes connections of that class, for which aiohttp has no public option."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Connection, loop=asyncio.get_running_loop())

@@ -1,0 +1,31 @@
+"""``python -m harness.measure.emulator``: run one emulator server in this process.
+
+A wrong command ends with one line on stderr and a non-zero exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from harness.errors import HarnessError
+from harness.measure.emulator.config import config_from_arguments
+from harness.measure.emulator.server import EmulatorServer
+
+
+async def _serve() -> None:
+    await EmulatorServer(config_from_arguments()).run()
+
+
+def main() -> int:
+    """Exit status of the server process."""
+    try:
+        asyncio.run(_serve())
+    except HarnessError as error:
+        sys.stderr.write(f"harness server emulator: {error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

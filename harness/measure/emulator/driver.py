@@ -1,0 +1,283 @@
+"""The engine in real time: each step of the core lasts until its modelled end, on an absolute schedule.
+
+The next step starts where the last step ended in model time, so the host's delays do not add up. A stall beyond the
+limit moves the schedule and is reported. What a step did (tokens to clients, log lines, metrics, trace) is reported
+after the next step was armed, so that none of it delays the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Callable, Iterable
+
+from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
+from harness.measure.emulator import logs
+from harness.measure.emulator.config import EmulatorConfig
+from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.measure.emulator.logs import ServerLog, copy_lines, kv_event_line
+from harness.measure.emulator.metrics import ServerMetrics
+from harness.measure.emulator.responses import Answer
+from harness.measure.emulator.step_log import StepFiles, step_log_header, step_log_row, step_record
+from harness.model.engine import DECODE, PREFILL, EngineConfig, KvEvent
+
+CRASH_EXIT_CODE = 1
+SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
+
+
+class StepReporter:
+    """The driver's listener. answers: by handle of an engine request, its answer and its place among the choices."""
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        clock: ScaledClock,
+        log: ServerLog,
+        metrics: ServerMetrics,
+        files: StepFiles,
+    ) -> None:
+        self.log, self.metrics = log, metrics
+        self.answers: dict[int, tuple[Answer, int]] = {}
+        self._names: dict[int, str] = {}
+        self._slots: dict[int, list[int]] = {}
+        self._clock, self._files = clock, files
+        self.engine = EngineConfig.from_server(config.server)
+        self._is_paged = self.engine.rule_set.is_paged
+        self._has_bucket_log = config.bucket_log and not self._is_paged
+        if self._files.step_log is not None:
+            self._files.step_log.append(step_log_header(self.engine, clock.to_monotonic_ns(clock.now_ns())))
+
+    def register(self, answer: Answer, index: int) -> None:
+        """From now on the tokens of choice ``index`` go to its answer."""
+        request = answer.choices[index].request
+        self.answers[request.handle] = (answer, index)
+        self._names[request.handle] = request.engine_id
+
+    def step_ended(self, end: StepEnd, woken_ns: int) -> None:
+        """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
+        for request in end.requests:
+            token = request.draw_token()
+            if (place := self.answers.get(request.handle)) is not None:
+                answer, index = place
+                answer.push(index, token)
+        for request in end.finished:
+            self.answers.pop(request.handle, None)
+        emitted_ns = self._clock.now_ns()
+        self._log_kv(end.kv_events, end.start.end_ns)
+        self.metrics.observe(end)
+        if self._files.step_log is not None and end.start.step.tokens:
+            at_ns = self._clock.to_monotonic_ns(end.start.end_ns)
+            self._files.step_log.append(step_log_row(self.engine, end, at_ns))
+        if self._files.trace is not None:
+            self._files.trace.append(step_record(end, woken_ns, emitted_ns))
+
+    def step_started(self, start: StepStart) -> None:
+        self._log_kv(start.kv_events_before, start.start_ns)
+        self._log_kv(start.step.kv_events, start.start_ns)
+        for request in start.preempted:
+            self._slots.pop(request.handle, None)
+        self._log_flushed(start.flushed, start.start_ns)
+        if start.step.kind == PREFILL and not self._is_paged:
+            self._log_prefill(start)
+        elif start.step.kind == DECODE and self._has_bucket_log:
+            step = start.step
+            self.log.line(
+                logs.BUCKET, f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}", start.start_ns
+            )
+
+    def schedule_moved(self, by_ns: int) -> None:
+        """The host stalled; every later step starts ``by_ns`` later than the model alone would have it."""
+        self.metrics.schedule_moved(by_ns)
+        self.log.line(logs.STALL, f"[EMULATOR] host stalled: schedule moved by {by_ns / NS_PER_MS:.3f} ms")
+        if self._files.trace is not None:
+            now_ns = self._clock.now_ns()
+            self._files.trace.append({"kind": "STALL", "start_ns": now_ns, "duration_ns": 0, "moved_ns": by_ns})
+
+    def engine_crashed(self, traceback: str) -> None:
+        """The engine cannot continue: the configured crash (no traceback), or a defect."""
+        self.log.line(logs.FATAL, f"EngineCore encountered a fatal error.\n{traceback}".rstrip())
+        self.log.close()
+        self._files.close()
+        os._exit(CRASH_EXIT_CODE)
+
+    def abort_all(self) -> list[int]:
+        """End every open answer as aborted; returns the handles, for the core to drop."""
+        handles = list(self.answers)
+        for handle in handles:
+            answer, index = self.answers.pop(handle)
+            answer.choices[index].request.finish_reason = "abort"
+            answer.push(index, None)
+        return handles
+
+    def _log_prefill(self, start: StepStart) -> None:
+        request, step = start.requests[0], start.step
+        slots = self._slots.get(request.handle, [])
+        scheduled = (
+            f"Request {request.engine_id} is now scheduled. Prompt tokens: {len(request.prompt)}, "
+            f"Already generated tokens: {request.num_generated}, Allocated block(s): {list(request.kv_blocks)}"
+        )
+        self.log.line(logs.SCHEDULED, scheduled, start.start_ns)
+        for site, message in copy_lines(step, slots, request.engine_id):
+            self.log.line(site, message, start.start_ns)
+        if step.failed_copy >= 0:
+            # The runner prepares the prefill again, without reuse.
+            self.log.line(logs.SCHEDULED, scheduled, start.start_ns)
+
+    def _log_flushed(self, flushed: Iterable[EngineRequest], at_ns: int) -> None:
+        for request in flushed:
+            self._slots.pop(request.handle, None)
+            self._names.pop(request.handle, None)
+            if request.scheduled_ns < 0 or self._is_paged:
+                continue  # aborted before the worker received it
+            self.log.line(
+                logs.FINISHED,
+                f"Request {request.engine_id} is finished. Prompt tokens: {len(request.prompt)}, "
+                f"Generated tokens: {request.num_generated}, Freed block(s): {list(request.kv_blocks)}",
+                at_ns,
+            )
+
+    def _log_kv(self, events: Iterable[KvEvent], at_ns: int) -> None:
+        for event in events:
+            if event.kind == "ALLOC":
+                self._slots.setdefault(event.request, []).extend(event.slots)
+            self.log.line(*kv_event_line(event, self._names.get(event.request, "")), at_ns)
+
+
+class RealTimeDriver:
+    """Runs an EmulatorCore on a ScaledClock inside an asyncio loop.
+
+    The reporter is called after the next step was armed, so that its work hides inside that step.
+    """
+
+    def __init__(self, core: EmulatorCore, clock: ScaledClock, reporter: StepReporter, config: EmulatorConfig) -> None:
+        self.core, self.reporter, self.is_shutting_down = core, reporter, False
+        self._clock, self._config = clock, config
+        self._stall_limit_ns = round(config.stall_limit_ms * NS_PER_MS * clock.scale)
+        self._spin_ns = round(config.spin_us * NS_PER_US)
+        self._free_at_ns = 0  # model instant from which the engine may start a step
+        self._is_hung = False
+        self._loop = asyncio.get_running_loop()
+        self._timer = DeadlineTimer()
+        self._loop.add_reader(self._timer.fd, self._timer_fired)
+        self._kick_pending = False
+
+    def submit(self, answer: Answer) -> None:
+        """Hand all engine requests of one HTTP request to the engine, stamped with now; refused while shutting down."""
+        log = self.reporter.log
+        if self._config.log_requests and not self.is_shutting_down:
+            for request in (choice.request for choice in answer.choices):
+                params = f"SamplingParams(n=1, max_tokens={request.max_tokens})"
+                received = f"Received request {request.external_id}: params: {params}, lora_request: None."
+                log.line(logs.RECEIVED, received)
+        for index, choice in enumerate(answer.choices):
+            request = choice.request
+            if self.is_shutting_down:
+                log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
+                request.finish_reason = "abort"
+                answer.push(index, None)
+                continue
+            if self._config.log_requests:
+                log.line(logs.ADDED, f"Added request {request.engine_id}.")
+            self.reporter.register(answer, index)
+            request.arrival_ns = self._clock.now_ns()
+            self.core.submit(request)
+            self._kick_soon()
+
+    def forget(self, answer: Answer) -> None:
+        """The HTTP request is over: engine requests that still run are aborted, because their client went away."""
+        log = self.reporter.log
+        for choice in answer.choices:
+            request = choice.request
+            if self.reporter.answers.pop(request.handle, None) is not None:
+                self._abort(request.handle)
+                if self._config.log_requests:
+                    log.line(logs.ABORTING, f"Aborted request(s) {request.engine_id}.")
+                    log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
+
+    def abort_all(self) -> None:
+        """Abort every engine request; its answer ends."""
+        for handle in self.reporter.abort_all():
+            self._abort(handle)
+
+    def _abort(self, handle: int) -> None:
+        self.core.abort(handle, self._clock.now_ns())
+        self._kick_soon()
+
+    def close(self) -> None:
+        """Stop."""
+        self._loop.remove_reader(self._timer.fd)
+        self._timer.close()
+
+    def _kick_soon(self) -> None:
+        # Later in this turn of the loop, so that all its requests are in the inbox before the first schedule.
+        if self.core.running_step is None and not self._kick_pending:
+            self._kick_pending = True
+            self._loop.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        self._kick_pending = False
+        if self.core.running_step is None:
+            self._or_crash(lambda: self._report(*self._arm_next(self._clock.now_ns())))
+
+    def _or_crash(self, act: Callable[[], None]) -> None:
+        # asyncio would log the exception and continue; a stopped engine must not look alive.
+        try:
+            act()
+        except Exception:
+            self.reporter.engine_crashed(traceback.format_exc())
+            raise
+
+    def _timer_fired(self) -> None:
+        self._timer.clear()
+        self._or_crash(self._step_is_over)
+
+    def _step_is_over(self) -> None:
+        running = self.core.running_step
+        assert running is not None, "the timer fired without a step"
+        while (now_ns := self._clock.now_ns()) < running.end_ns:
+            pass  # at most spin_us
+        end = self.core.end_step()
+        self._free_at_ns = running.end_ns
+        if (
+            self._config.fault.crash_after_steps is not None
+            and self.core.num_steps >= self._config.fault.crash_after_steps
+        ):
+            self.reporter.engine_crashed("")
+        # The report comes last: tokens, logs and metrics of this step are made while the next step runs.
+        start, moved_ns = self._arm_next(now_ns)
+        self.reporter.step_ended(end, now_ns)
+        self._report(start, moved_ns)
+
+    def _arm_next(self, now_ns: int) -> tuple[StepStart | None, int]:
+        """Start the next step and arm the timer for its end; returns the step and by how much a stall moved it."""
+        if self._is_hung:
+            return None, 0
+        if (
+            self._config.fault.hang_after_steps is not None
+            and self.core.num_steps >= self._config.fault.hang_after_steps
+        ):
+            self._is_hung = True
+            return None, 0
+        start_ns = self._free_at_ns
+        if not self.core.has_work:
+            # An arrival starts an idle engine when it arrived; without one, only aborts are left to apply.
+            arrival_ns = self.core.next_arrival_ns
+            start_ns = max(start_ns, now_ns if arrival_ns is None else arrival_ns)
+        moved_ns = 0
+        if now_ns - start_ns > self._stall_limit_ns:
+            moved_ns, start_ns = now_ns - start_ns, now_ns
+        start = self.core.start_step(start_ns)
+        if start is None:
+            return None, 0
+        # A sleeping host wakes up to 0.2 ms late; on a fast clock a whole 0.2 ms would be most of the step.
+        wall_ns = round(start.step.duration_ns / self._clock.scale)
+        self._timer.arm(self._clock.to_monotonic_ns(start.end_ns) - min(self._spin_ns, wall_ns // SPIN_SHARE))
+        return start, moved_ns
+
+    def _report(self, start: StepStart | None, moved_ns: int) -> None:
+        if start is None:
+            return
+        if moved_ns:
+            self.reporter.schedule_moved(moved_ns)
+        self.reporter.step_started(start)

@@ -1,0 +1,225 @@
+"""Answers: their JSON bodies and server-sent events, field for field as vLLM writes them, and their way to the client.
+
+The fixed fields are recorded in ``recorded/answers.json``. Null, absent and zero differ: before 0.12 a usage without
+reuse has ``prompt_tokens_details: null`` in a whole answer and no such field in a stream; since then zero in both.
+Bytes go straight to the transport: writing never blocks and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.clock import utc_now
+from harness.measure.emulator.core import EngineRequest
+from harness.measure.emulator.model import decode
+from harness.measure.emulator.protocol import AnyRequest, ChatRequest
+from harness.measure.emulator.recorded import recorded
+from harness.stacks.rbln.rules.dialect import Dialect
+
+DONE = b"data: [DONE]\n\n"
+# Stand-ins in an event's template; what a client chose (id, model) comes before them.
+TEXT_MARK, TOKENS_MARK = "\0text", -1
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + compact(body) + b"\n\n"
+
+
+def compact(body: Any) -> bytes:
+    """JSON without blanks, as Starlette writes it."""
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """UsageInfo with only the fields that were set."""
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """An engine request's part of an answer: that to one prompt.
+
+    is_begun: its stream has begun. template: what stands around the text and the tokens of its events.
+    """
+
+    request: EngineRequest
+    tokens: list[int] = field(default_factory=list)
+    is_begun: bool = False
+    template: tuple[bytes, bytes, bytes] | None = None
+
+
+class Answer:
+    """The answer to one HTTP request, in the making.
+
+    body: with the name of the model. choices: one for each prompt. transport: where a stream goes; None:
+    the answer goes out as a whole.
+    """
+
+    def __init__(
+        self,
+        body: AnyRequest,
+        choices: list[Choice],
+        dialect: Dialect,
+        *,
+        response_id: str,
+        with_token_details: bool = True,
+    ) -> None:
+        self.choices = choices
+        self.transport: asyncio.Transport | None = None
+        self.is_chunked = True
+        self.finished = asyncio.Event()
+        self._body, self._dialect, self._with_token_details = body, dialect, with_token_details
+        self._is_chat = isinstance(body, ChatRequest)
+        self._head = {"id": response_id, "created": int(utc_now().timestamp()), "model": body.model}
+        self._num_open = len(choices)
+        self._first_cached_tokens: int | None = None
+        self._last_cached_tokens = 0
+
+    def push(self, index: int, token: int | None) -> None:
+        """One more token of choice ``index``, None for an abort that brings none; the last one ends the answer."""
+        choice, new = self.choices[index], [] if token is None else [token]
+        choice.tokens += new
+        if self.transport is not None:
+            self.send(self._chunk(index, choice, new))
+        if choice.request.finish_reason is not None:
+            if index == len(self.choices) - 1:
+                # With several prompts vLLM reports the reuse of the last one alone.
+                self._last_cached_tokens = choice.request.cached_tokens
+            self._num_open -= 1
+            if self._num_open == 0:
+                self.finished.set()
+
+    def send(self, chunk: bytes) -> None:
+        """Put bytes on the wire, in the framing of HTTP/1.1 when the response has no length."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.is_chunked else chunk)
+
+    def whole(self) -> dict[str, Any]:
+        """The body of a request without ``stream``."""
+        body = {
+            **self._recorded(""),
+            **self._head,
+            "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)],
+            "system_fingerprint": self._fingerprint,
+            "usage": self._whole_usage(),
+        }
+        if self._is_chat and self._body.return_token_ids:
+            body["prompt_token_ids"] = self.choices[0].request.prompt.tolist()
+        return body | dict.fromkeys(self._dialect.null_fields)
+
+    def end_stream(self) -> None:
+        """Send the usage event, when asked for, and the end of the stream."""
+        events = DONE
+        if self._body.include_usage:
+            final, cached = usage(self._prompt_tokens, self._num_tokens), self._first_cached_tokens or 0
+            if self._with_token_details and (cached or self._dialect.has_usage_details):
+                final["prompt_tokens_details"] = {"cached_tokens": cached}
+                if self._is_chat and self._dialect.has_usage_details:
+                    final["prompt_tokens_details"]["created_cache_tokens"] = 0
+            shown = {"usage": final, "system_fingerprint": self._fingerprint}
+            events = event({**self._recorded(" chunk"), **self._head, **shown}) + DONE
+        self.send(events)
+
+    @property
+    def _fingerprint(self) -> str:
+        return f"vllm-{self._dialect.vllm}-emulated"
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(choice.request.prompt) for choice in self.choices)
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(len(choice.tokens) for choice in self.choices)
+
+    def _recorded(self, part: str) -> dict[str, Any]:
+        return recorded("answers")[f"{'chat' if self._is_chat else 'completion'}{part}"]
+
+    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        shown, text = self._choice(" choice", index, choice.tokens), decode(choice.tokens)
+        if self._is_chat:
+            message = {**self._recorded(" message"), "content": text}
+            if not self._dialect.has_empty_tool_calls:
+                del message["tool_calls"]
+            return {**shown, "message": message}
+        prompt = choice.request.prompt.tolist() if self._body.return_token_ids else None
+        return {**shown, "text": text, "prompt_token_ids": prompt}
+
+    def _choice(self, part: str, index: int, tokens: list[int]) -> dict[str, Any]:
+        """What a whole choice and one of an event have in common."""
+        request = self.choices[index].request
+        choice = {
+            **self._recorded(part),
+            "index": index,
+            "logprobs": None,
+            "finish_reason": request.finish_reason,
+            "token_ids": tokens if self._body.return_token_ids else None,
+        }
+        return choice if request.finish_reason is None else {**choice, "stop_reason": None}
+
+    def _whole_usage(self) -> dict[str, Any]:
+        cached = self._last_cached_tokens if self._with_token_details else 0
+        shown = usage(self._prompt_tokens, self._num_tokens)
+        if not self._dialect.has_usage_details:
+            return {**shown, "prompt_tokens_details": {"cached_tokens": cached} if cached else None}
+        created = 0 if self._is_chat else None
+        details = {"cached_tokens": cached, "created_cache_tokens": created, "multimodal_tokens": None}
+        if not self._with_token_details:
+            details = None
+        return {**shown, "prompt_tokens_details": details, "completion_tokens_details": None}
+
+    def _chunk(self, index: int, choice: Choice, new: list[int]) -> bytes:
+        """The event of new tokens; a chat's first comes with one that opens it."""
+        request, text = choice.request, decode(new)
+        if self._first_cached_tokens is None:
+            self._first_cached_tokens = request.cached_tokens
+        if choice.template is not None and request.finish_reason is None:
+            # Nearly every event of a stream: only text and tokens change, and a step sends one to every client.
+            head, middle, tail = choice.template
+            written = json.dumps(text, ensure_ascii=False).encode(errors="replace")
+            tokens = compact(new) if self._body.return_token_ids else b""
+            return b"".join((head, written, middle, tokens, tail))
+        opening = b""
+        if self._is_chat and not choice.is_begun:
+            opening = self._opening(index)
+        shown = self._event(index, text, new)
+        if not self._body.continuous_usage and request.finish_reason is None:
+            head, _, rest = self._event(index, TEXT_MARK, [TOKENS_MARK]).rpartition(json.dumps(TEXT_MARK).encode())
+            middle, _, tail = rest.partition(f"[{TOKENS_MARK}]".encode())
+            choice.template = (head, middle, tail)
+        return opening + shown
+
+    def _event(self, index: int, text: str, tokens: list[int]) -> bytes:
+        choice, request = self.choices[index], self.choices[index].request
+        shown = self._choice(" chunk choice", index, tokens)
+        if self._is_chat:
+            shown["delta"] = {"content": text}
+        else:
+            shown["text"] = text
+            if not choice.is_begun:
+                shown["prompt_token_ids"] = request.prompt.tolist() if self._body.return_token_ids else None
+        choice.is_begun = True
+        body = {**self._recorded(" chunk"), **self._head, "choices": [shown]}
+        if self._body.continuous_usage:
+            body["usage"] = usage(len(request.prompt), len(choice.tokens))
+        if request.finish_reason is not None and not self._body.include_usage:
+            body["system_fingerprint"] = self._fingerprint
+        return event(body)
+
+    def _opening(self, index: int) -> bytes:
+        """The event that opens a choice of a chat."""
+        choice = self.choices[index]
+        choice.is_begun = True
+        opening = self._recorded(" opening")
+        body = {**opening, **self._head, "choices": [{**opening["choices"][0], "index": index}]}
+        if self._body.continuous_usage:
+            body["usage"] = usage(len(choice.request.prompt), 0)
+        if self._body.return_token_ids:
+            body["prompt_token_ids"] = choice.request.prompt.tolist()
+        return event(body)

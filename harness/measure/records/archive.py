@@ -1,0 +1,164 @@
+"""A published archive: the files that one may hold, unpacked only after all names and sizes are checked.
+
+Its runs are read from a temporary folder that ends with the process, or from the folder that a person names.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import shutil
+import stat
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.errors import RecordsError, SpecError, in_one_line
+from harness.measure.records.disk import disk_errors
+from harness.measure.records.run import SealedRun
+
+SUMS = "SHA256SUMS"
+PROOF = "proof.json"
+FROZEN = "frozen.json"
+VERDICT = "verdict.json"
+CRATE = "ro-crate-metadata.json"
+PAGE = "index.html"
+RUNS = "runs"
+SIGNATURE = ".sig"
+# Time stamps by other parties beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
+STAMPS = (".tsr", ".ots")
+NEEDED = {SUMS, PROOF, FROZEN, VERDICT, CRATE}
+SIGNATURE_OF_SUMS = SUMS + SIGNATURE
+# Archives of earlier versions have no page.
+OPTIONAL = {PAGE, SIGNATURE_OF_SUMS, *(FROZEN + suffix for suffix in (SIGNATURE, *STAMPS))}
+# Tables are compressed before they are packed and logs shrink by 10 to 40 times; deflate could make 1,030 of it.
+MOST_BYTES = 64 << 30
+MOST_EXPANSION = 100
+MOST_BYTES_OF_A_SMALL_ARCHIVE = 64 << 20
+# What Python's zipfile raises where bytes of an archive were changed.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OverflowError, OSError)
+_opened: dict[tuple[str, int, int], Path] = {}
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path names a file that would be an archive."""
+    return path.suffix == ".zip" and path.is_file()
+
+
+def is_unpacked(folder: Path) -> bool:
+    """Whether a folder is an unpacked archive."""
+    return (folder / SUMS).is_file() and (folder / PROOF).is_file() and (folder / RUNS).is_dir()
+
+
+def archive_of(run: SealedRun) -> Path | None:
+    """The unpacked archive that a run lies in; None elsewhere."""
+    folder = run.path.absolute().parents[3]
+    return folder if is_unpacked(folder) else None
+
+
+def runs_folder(path: Path) -> Path:
+    """The folder of runs that a path means: of an archive, unpacked or not, its runs; else the path itself."""
+    if is_archive(path):
+        return opened(path) / RUNS
+    return path / RUNS if is_unpacked(path) else path
+
+
+def opened(archive: Path) -> Path:
+    """A temporary folder with the checked files of an archive, once per process; RecordsError as of ``unpack``."""
+    facts = archive.stat()
+    key = (str(archive.resolve()), facts.st_size, facts.st_mtime_ns)
+    if key not in _opened:
+        folder = Path(tempfile.mkdtemp(prefix="harness-open-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        unpack(archive, folder)
+        _opened[key] = folder
+    return _opened[key]
+
+
+def open_into(archive: Path, folder: Path) -> Path:
+    """Unpack an archive into a new folder, which has its name only once all is there and checked; returns it."""
+    if folder.exists():
+        raise SpecError("exists already", where=str(folder), hint="Name another folder with -o")
+    with disk_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            whole = Path(temporary) / folder.name
+            whole.mkdir()
+            unpack(archive, whole)
+            whole.rename(folder)
+    return folder
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a published experiment and check each file against its checksum; RecordsError where one differs.
+
+    Nothing is unpacked when the archive holds anything else, or lacks a file that each has.
+    """
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            infos = packed.infolist()
+            _check_listing(archive, infos)
+            packed.extractall(folder, infos)
+    except _UNREADABLE as error:
+        raise wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
+    check_sums(archive, folder)
+
+
+def files_of(folder: Path) -> list[str]:
+    """Names of all files below a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def check_sums(archive: Path, folder: Path) -> None:
+    """RecordsError unless an unpacked archive holds exactly the files of its checksums, each as it was packed."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise wrong(archive, f"{path.relative_to(folder)} is a link")
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong(archive, f"has no readable {SUMS}") from error
+    sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+    if odd := sorted((set(files_of(folder)) - {SUMS, SIGNATURE_OF_SUMS}) ^ sums.keys()):
+        raise wrong(archive, f"{odd[0]} is missing or was added")
+    for name, sha256 in sums.items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
+            raise wrong(archive, f"{name} differs from its checksum")
+
+
+def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:
+    names = {info.filename for info in infos}
+    if len(names) != len(infos):
+        raise wrong(archive, "holds a name twice")
+    for info in infos:
+        if stat.S_ISLNK(info.external_attr >> 16) or not is_known(info.filename):
+            raise wrong(archive, f"holds {info.filename!r}, which is no file of a published experiment")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise wrong(archive, f"holds {info.filename!r}, compressed in a way that publish never uses")
+    if missing := next(lacking(names), None):
+        raise wrong(archive, f"lacks {missing}")
+    total = sum(info.file_size for info in infos)
+    limit = min(MOST_BYTES, max(MOST_BYTES_OF_A_SMALL_ARCHIVE, MOST_EXPANSION * archive.stat().st_size))
+    if total > limit:
+        raise wrong(archive, f"would unpack to {total} bytes, the limit for its size is {limit}")
+
+
+def lacking(names: set[str]) -> Iterator[str]:
+    """Files that each archive has, and that are not among these."""
+    yield from sorted(NEEDED - names)
+
+
+def is_known(name: str) -> bool:
+    """Whether a published experiment may hold a file of this name."""
+    parts = name.split("/")
+    is_below_runs = len(parts) > 4 and parts[0] == RUNS
+    is_plain = not any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts)
+    return name in NEEDED | OPTIONAL or (is_below_runs and is_plain)
+
+
+def wrong(archive: Path, what: str) -> RecordsError:
+    """The error about an archive that is not as it was published."""
+    return RecordsError(what, where=str(archive), hint="Ask its authors for another copy")

@@ -1,0 +1,229 @@
+"""Checks whether a replay against a server that somebody else started can be measured: models, a request, metrics.
+
+The request is sent by the client of the replay, so the check has the same needs. Nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.clock import NS_PER_S, ScaledClock
+from harness.measure.client.answer import TOLERATED, describe_error_body
+from harness.measure.client.arrivals import held_facts
+from harness.measure.client.exchange import COMPRESSED
+from harness.measure.client.single import replay_here
+from harness.measure.client.target import Endpoint, Target
+from harness.measure.server.ask import HTTP_OK, Reply
+from harness.measure.server.clean_start import SEED_BITS
+from harness.measure.server.life import MODELS, VERSION, get_at, model_entry, names_of_models, stated_version, unhealthy
+from harness.measure.server.vocabulary import OUT_OF_VOCABULARY, asked_vocabulary, range_within
+from harness.model.plan import PromptIds, draw_plan
+from harness.model.plan.model import Plan, RequestPlan, TokenIdRange
+from harness.model.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
+
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
+MANY_IDS = 256
+NO_KEY = (401, 403)
+# Gateways say 500 to a form that they do not translate.
+NOT_THIS_FORM = (400, 404, 405, 415, 422, 500, 501)
+# A proxy answers, and not the server behind it.
+NO_SERVER_BEHIND = (502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a replay needs of a server.
+
+    model: the id of a model; "" for the first one listed. request_timeout_s: the most that the request of the check may
+    take. longest_tokens: prompt and answer of the longest request.
+    """
+
+    client: ClientSpec = field(default_factory=ClientSpec)
+    prompt_form: PromptForm = "token-ids"
+    model: str = ""
+    metrics: bool = True
+    token_id_range: TokenIdRange = WorkloadSpec().token_id_range
+    request_timeout_s: float = 60.0
+    request: RequestSpec = field(default_factory=RequestSpec)
+    longest_tokens: int = 0
+
+    @property
+    def highest_ids(self) -> TokenIdRange:
+        """The end of the range: a model that has these ids has all of them."""
+        low, high = self.token_id_range
+        return max(low, high - MANY_IDS), high
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """The answers of a server. problems: what a measurement lacks, each with its reason and a remedy.
+
+    notes: limits of the figures. model: the id of the model that was asked. version: of vLLM, "" where not stated.
+    has_metrics: whether GET /metrics gives values. vocabulary: number of its token ids, where the ids asked for were
+    too high.
+    """
+
+    problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    model: str = ""
+    version: str = ""
+    has_metrics: bool = True
+    vocabulary: int | None = None
+
+
+def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
+    """Check ``endpoint`` for all that ``needs`` names; SpecError where the key or the client is not available."""
+    reply = get_at(endpoint, MODELS)
+    if COMPRESSED in reply.error:
+        return ProbeReport((f"answers are {reply.error}",))
+    if reply.error:
+        return ProbeReport((f"no server answers there ({reply.error}). Start it, or change server.url",))
+    if reply.status in NO_KEY:
+        return ProbeReport((_refused(endpoint, reply),))
+    try:
+        entry = model_entry(reply, needs.model)
+    except LookupError:
+        return ProbeReport((_no_model(endpoint, reply, needs.model),))
+    model = str(entry["id"])
+    problems, notes, vocabulary = _within_vocabulary(endpoint, model, needs)
+    if sick := unhealthy(endpoint):
+        problems.insert(0, f"{sick}: the server says that it cannot serve. Read its log, and start it again")
+    limit: Any = entry.get("max_model_len")
+    if isinstance(limit, int) and needs.longest_tokens > limit:
+        problems.append(
+            f"the longest request of the plan takes {needs.longest_tokens} tokens with its answer, and {MODELS} states "
+            f"a limit of {limit} (max_model_len). Shorten the lengths of [workload], or start the server with "
+            f"--max-model-len {needs.longest_tokens}"
+        )
+    metrics = get_at(endpoint, "/metrics")
+    body = metrics.body.decode("utf-8", "replace") if metrics.status == HTTP_OK else ""
+    has_metrics = any(line and not line.startswith(("#", "<", "{")) for line in body.splitlines())
+    if not has_metrics:
+        answer = metrics.error or f"status {metrics.status}" + (
+            " without a sample" if metrics.status == HTTP_OK else ""
+        )
+        lack = f"GET /metrics gives {answer}: load and the server's count of reuse cannot be checked"
+        remedy = "Set limits.needs_metrics = false to measure without"
+        (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)
+    version = stated_version(get_at(endpoint, VERSION))
+    return ProbeReport(tuple(problems), tuple(notes), model, version, has_metrics, vocabulary)
+
+
+def _no_model(endpoint: Endpoint, reply: Reply, wanted: str) -> str:
+    """Why a list of models does not name the one that is wanted, in the server's words where it has some."""
+    if wanted and (names := names_of_models(reply)):
+        return f"GET {MODELS} lists no model {wanted!r}, but {names}. Set server.model to one of them"
+    words = "" if reply.status == HTTP_OK else f' ("{describe_error_body(reply.body)}")'
+    lack = f"GET {MODELS} gives status {reply.status}{words} and no model: requests must name a model"
+    if reply.status in NO_SERVER_BEHIND:
+        return f"{lack}. A proxy answers, and reaches no server behind it: start that server, or give its own address"
+    if reply.status != HTTP_OK and not endpoint.api_key_env:
+        return f"{lack}. Is it an OpenAI-compatible server? Does it require an API key (server.api_key_env)?"
+    return f"{lack}. Is it an OpenAI-compatible server?"
+
+
+def _refused(endpoint: Endpoint, reply: Reply) -> str:
+    if endpoint.api_key_env:
+        return f"status {reply.status}: the server refuses the key in {endpoint.api_key_env}"
+    return (
+        f"status {reply.status}: the server requires an API key. Put it into an environment variable "
+        'and name the variable: server.api_key_env = "NAME", or --api-key-env NAME'
+    )
+
+
+def _within_vocabulary(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str], int | None]:
+    """Problems and notes of a short request, and the size of the vocabulary where it decides the ids."""
+    problems, notes = _short_request(endpoint, model, needs)
+    if needs.prompt_form != "token-ids" or not any(OUT_OF_VOCABULARY in problem for problem in problems):
+        return problems, notes, None
+    vocabulary = asked_vocabulary(endpoint, model, needs.request, needs.token_id_range[1])
+    ids = range_within(vocabulary, needs.token_id_range)
+    if ids is None:
+        known = [] if vocabulary is None else [f"the model knows the ids below {vocabulary:,}"]
+        return [*problems, *known], notes, None
+    problems, notes = _short_request(endpoint, model, replace(needs, token_id_range=ids))
+    note = f"the model has {vocabulary:,} token ids: prompts take those from {ids[0]:,} to {ids[1] - 1:,}"
+    return problems, [*notes, note], vocabulary
+
+
+def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
+    """Problems and notes from one request of a few tokens."""
+    row, num_timed, tolerated, is_held = _answered(endpoint, model, needs)
+    if row["http_status"] in NO_KEY:
+        return [_refused(endpoint, Reply(row["http_status"], b""))], []
+    if row["status"] != "ok":
+        problem = _explained(str(row["error"]) or str(row["status"]), row)
+        remedy = _form_that_works(endpoint, model, needs) if row["http_status"] in NOT_THIS_FORM else ""
+        return [f"{problem}. {remedy}" if remedy else problem], []
+    problems: list[str] = []
+    if needs.prompt_form == "token-ids" and row["prompt_tokens"] != row["planned_prompt_tokens"]:
+        sent, counted = row["planned_prompt_tokens"], row["prompt_tokens"]
+        problems.append(f"a prompt of {sent} token ids is counted as {counted}: lengths would not be as planned")
+    notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
+    if needs.client.stream and not num_timed:
+        notes.append("an answer has more chunks than tokens, and no token ids: TTFT and TPOT are unknown")
+    if is_held:
+        notes.append(
+            "the tokens of a short answer came together: a proxy may collect them, and TTFT and ITL would be its own "
+            "(docs/proxies.md)"
+        )
+    notes += [f"tolerated: {TOLERATED[code]}" for code in tolerated]
+    return problems, notes
+
+
+def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str], bool]:
+    """The row of a short request, how many of its tokens have an instant, what was tolerated in the answer, and
+    whether its tokens came together."""
+    options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
+    target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False, request=needs.request)
+    # Ids of its own: its blocks may stay in the server's cache.
+    target = replace(target, prompt_ids=PromptIds(secrets.randbits(SEED_BITS), needs.highest_ids))
+    result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
+    (row,) = result.requests.to_pylist()
+    num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())
+    is_held = held_facts(result.chunks, result.requests)["held_first"]["num_held"] > 0
+    return row, num_timed, sorted(result.audit["tolerated"]), is_held
+
+
+def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
+    """The remedy where the server answers a request of another form; "" where it answers none."""
+    forms: tuple[PromptForm, ...] = ("token-ids", "text", "chat")
+    for form in forms:
+        if form == needs.prompt_form:
+            continue
+        row, *_ = _answered(endpoint, model, replace(needs, prompt_form=form))
+        if row["status"] == "ok":
+            known = "/v1/chat/completions alone" if form == "chat" else f"/v1/completions, with {form} prompts"
+            return f'The server knows {known}: workload.prompt_form = "{form}"'
+    return ""
+
+
+def _explained(error: str, row: dict[str, Any]) -> str:
+    if "return_token_ids" in error:
+        return (
+            "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer, or set "
+            'workload.prompt_form = "text"'
+        )
+    if "max_completion_tokens" in error:
+        return f"{error}. Set workload.request.max_completion_tokens = true"
+    if OUT_OF_VOCABULARY in error:
+        return f"{error}: the model knows fewer tokens. Set workload.token_id_range to ids that it has"
+    if "no usage" in error:
+        return "the server states no usage: tokens cannot be counted. It must honour stream_options.include_usage"
+    if row["status"] == "wrong_length":
+        return f"{error}: answers cannot have planned lengths. The server must honour ignore_eos and max_tokens"
+    status = f" (status {row['http_status']})" if row["status"] == "http_error" else ""
+    return f'a request of {PROMPT_TOKENS} tokens failed{status}; its message: "{error}"'
+
+
+def _plan(needs: Needs) -> Plan:
+    """One session of one short request."""
+    workload = WorkloadSpec(
+        num_sessions=1, waits="none", prompt_form=needs.prompt_form, token_id_range=needs.token_id_range
+    )
+    plan = draw_plan(workload, 1, 0)
+    (session,) = plan.sessions
+    request = RequestPlan(keep_tokens=0, new_tokens=PROMPT_TOKENS, generate_tokens=ANSWER_TOKENS)
+    return replace(plan, sessions=(replace(session, requests=(request,)),))

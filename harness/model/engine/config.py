@@ -1,0 +1,466 @@
+"""What the engine must know of a server: its shape and rules, the settings requested and in force, its fresh tables.
+
+Settings in force hold keys of a ServerSpec with the values that a server showed (``usable_kv_slots`` may stand for
+``kv_slots``); a key that no source showed is absent. Nothing here depends on time or on requests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from harness.errors import SpecError
+from harness.model.compiled.records import IntArray, Records, new_records, record_fields, records_of
+from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
+from harness.model.spec import ServerShape, ServerSpec
+from harness.model.spec.server import PAGED_KEYS
+from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, rule_set
+
+PREFILL_CHUNK_TOKENS = 128
+"""Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
+PAGED_BLOCK_TOKENS = 16
+"""Default block size of vLLM. Source: vLLM 0.30.0, config/cache.py."""
+CPU_BLOCK_TOKENS = 128
+"""Default block size of vLLM on a CPU. Source: vLLM 0.30.0, platforms/cpu.py."""
+PAGED_STEP_TOKENS = 2048
+"""Default token budget of a step of ``vllm serve`` on a device of less than 70 GiB; 8,192 on H100 and H200, 16,384 from
+160 GiB. Source: vLLM 0.30.0, engine/arg_utils.py, get_batch_defaults."""
+HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared", "api_key_env"})
+"""Keys of a ServerSpec for the harness alone: the server never sees them."""
+ENGINE_KEYS = frozenset(
+    {
+        "max_num_seqs",
+        "decode_buckets",
+        "kv_slots",
+        "slot_tokens",
+        "prefix_caching",
+        "rules",
+        "max_active_seqs",
+        "cost_model",
+        *PAGED_KEYS,
+    }
+)
+"""Keys that the engine uses: all settings of a simulated or emulated server."""
+
+
+GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
+
+
+@dataclass(frozen=True)
+class PagedConfig:
+    """One vLLM server, in its own terms.
+
+    capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
+    without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
+    max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
+    (--long-prefill-token-threshold); 0: no such limit. async_scheduling: each step is decided when the step before it
+    begins.
+    """
+
+    max_num_seqs: int
+    capture_sizes: tuple[int, ...]
+    num_gpu_blocks: int
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    prefix_caching: bool = True
+    long_prefill_tokens: int = 0
+    async_scheduling: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
+            raise SpecError("every size must be at least 1", where="engine")
+        sizes = self.capture_sizes
+        if any(size < 1 for size in sizes) or any(later <= earlier for earlier, later in pairwise(sizes)):
+            raise SpecError(f"capture sizes {list(sizes)} are not ascending and positive", where="engine")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SpecError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
+                where="engine",
+                hint="vLLM refuses this too: a full decode step would not fit a step",
+            )
+        if self.num_usable_blocks < self.blocks_of(self.max_model_len):
+            raise SpecError(
+                f"num_gpu_blocks ({self.num_gpu_blocks}) of {self.block_size} tokens do not hold one request of "
+                f"{self.max_model_len} tokens and the placeholder block",
+                where="engine",
+                hint=f"Give at least {self.blocks_of(self.max_model_len) + 1} blocks, or shorter requests",
+            )
+
+    @property
+    def active_limit(self) -> int:
+        """Most requests that admission lets run at once."""
+        return self.max_num_seqs
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that requests can hold: block 0 is a placeholder."""
+        return self.num_gpu_blocks - 1
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def padded(self, num_tokens: int) -> int:
+        """The size that a step of so many tokens is run with: the next captured, or its own above the largest."""
+        place = bisect_left(self.capture_sizes, num_tokens)
+        return self.capture_sizes[place] if place < len(self.capture_sizes) else num_tokens
+
+    def is_captured(self, num_tokens: int) -> bool:
+        """Whether a graph is large enough for a step of so many tokens."""
+        return bool(self.capture_sizes) and num_tokens <= self.capture_sizes[-1]
+
+    def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
+        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size.
+
+        Source: v1/cudagraph_dispatcher.py, with the default mode FULL_AND_PIECEWISE.
+        """
+        num_tokens = sum(tokens)
+        if num_tokens == 0 or not self.is_captured(num_tokens):
+            return "NONE", num_tokens
+        padded = self.padded(num_tokens)
+        # Whole graphs are captured for decode steps of at most max_num_seqs only.
+        is_full = max(tokens) == 1 and padded <= self.max_num_seqs
+        return "FULL" if is_full else "PIECEWISE", padded
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One server configuration, in the vendor's terms.
+
+    max_num_seqs: the limit, most requests running at once (the artifact's batch_size).
+    max_active_seqs: most requests admitted at once (--max-num-active-seqs), at most the limit; None: the limit.
+    rules: a name of ``harness.stacks.rbln.rules.kv_rules``; "auto" becomes the newest stable release's.
+    decode_buckets: ascending compiled decode batch sizes; the last is the limit.
+    kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
+    slot_tokens: longest request, prompt and output together (max_model_len).
+    num_gpu_blocks, max_num_batched_tokens, async_scheduling: paged rules only, see PagedConfig; block_tokens is their
+    block size, and kv_slots has no meaning there.
+    partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
+    flash-attention artifact); None: one region holds a whole request (eager attention).
+    """
+
+    max_num_seqs: int
+    decode_buckets: tuple[int, ...]
+    kv_slots: int
+    slot_tokens: int = 8192
+    block_tokens: int = PREFILL_CHUNK_TOKENS
+    partition_tokens: int | None = None
+    prefix_caching: bool = True
+    rules: str = AUTO
+    max_active_seqs: int | None = None
+    num_gpu_blocks: int | None = None
+    max_num_batched_tokens: int = PAGED_STEP_TOKENS
+    async_scheduling: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rules == PAGED:
+            _ = self.paged
+            return
+        if self.max_num_seqs < 1:
+            raise SpecError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}", where="engine")
+        if self.kv_slots < 1:
+            raise SpecError(f"kv_slots must be at least 1, got {self.kv_slots}", where="engine")
+        check_buckets(self.decode_buckets, self.max_num_seqs)
+        if self.block_tokens < 1 or self.slot_tokens % self.block_tokens:
+            raise SpecError(
+                f"slot_tokens ({self.slot_tokens}) is not a multiple of block_tokens ({self.block_tokens})",
+                where="engine",
+            )
+        partition = self.partition_tokens
+        if partition is not None and (
+            partition < 1 or partition % self.block_tokens or self.slot_tokens % partition or not self.prefix_caching
+        ):
+            raise SpecError(
+                f"partition_tokens ({partition}) must divide slot_tokens ({self.slot_tokens}), be a multiple of "
+                f"block_tokens ({self.block_tokens}), and needs prefix caching",
+                where="engine",
+            )
+        try:
+            object.__setattr__(self, "rules", rule_set(self.rules).name)
+            check_active_limit(self.max_active_seqs, self.max_num_seqs, self.rule_set)
+        except ValueError as error:
+            raise SpecError(str(error), where="engine") from error
+        if self.num_usable_slots < 1:
+            raise SpecError(
+                "one KV slot below the limit leaves no usable slot: it is reserved for padding",
+                where="engine",
+                hint="Give at least 2 slots",
+            )
+
+    @classmethod
+    def from_server(cls, server: ServerSpec) -> EngineConfig:
+        """The engine's view of a server specification."""
+        block_tokens = paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS
+        return cls(
+            **server.shape._asdict(),
+            prefix_caching=server.prefix_caching,
+            rules=server.rule_set().name,
+            block_tokens=block_tokens,
+            max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
+            async_scheduling=bool(server.async_scheduling),
+        )
+
+    @classmethod
+    def of_shape(cls, shape: ServerShape, rules: str) -> EngineConfig:
+        """A server of this shape under these rules, everything else as the defaults have it."""
+        block_tokens = PAGED_BLOCK_TOKENS if rules == PAGED else PREFILL_CHUNK_TOKENS
+        return cls(**shape._asdict(), rules=rules, block_tokens=block_tokens)
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """What the rules' name stands for."""
+        return RULE_SETS[self.rules]
+
+    @property
+    def paged(self) -> PagedConfig:
+        """The server in vLLM's terms, under paged rules. Memory holds max_num_seqs longest requests by default."""
+        per_seq = -(-self.slot_tokens // self.block_tokens)
+        return PagedConfig(
+            self.max_num_seqs,
+            captured_sizes(self.decode_buckets, self.max_num_batched_tokens),
+            self.max_num_seqs * per_seq + 1 if self.num_gpu_blocks is None else self.num_gpu_blocks,
+            self.block_tokens,
+            self.max_num_batched_tokens,
+            self.slot_tokens,
+            self.prefix_caching,
+            async_scheduling=self.async_scheduling,
+        )
+
+    @property
+    def active_limit(self) -> int:
+        """Most requests that admission lets run at once; the dummy rule still goes by ``max_num_seqs``."""
+        return self.max_num_seqs if self.max_active_seqs is None else self.max_active_seqs
+
+    @property
+    def region_tokens(self) -> int:
+        """Tokens that one physical slot holds."""
+        return self.slot_tokens if self.partition_tokens is None else self.partition_tokens
+
+    @property
+    def slots_per_seq(self) -> int:
+        """Physical slots of the longest request."""
+        return -(-self.slot_tokens // self.region_tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every one of ``max_num_seqs`` longest requests has its slots at the same time.
+
+        When not, the vendor takes one physical slot away for good and pads decode batches with it.
+        Source: vllm-rbln 0.11.1, utils/optimum/converter/from_optimum.py.
+        """
+        return self.kv_slots >= self.max_num_seqs * self.slots_per_seq
+
+    @property
+    def num_usable_slots(self) -> int:
+        """Slots that requests can hold. The paper's rules know no reserved slot."""
+        if not self.has_inner_blocks:
+            return self.kv_slots
+        return usable_slots(self.kv_slots, self.max_num_seqs, self.slots_per_seq)
+
+    @property
+    def has_inner_blocks(self) -> bool:
+        """Whether the rules know the vendor's inner blocks; the paper's keep one prompt length per slot."""
+        return self.rule_set.has_inner_blocks
+
+    def bucket_of(self, num_seqs: int) -> int:
+        """The compiled batch size that a decode step of ``num_seqs`` requests pays for: the smallest that holds them.
+
+        Source: vllm-rbln 0.11.1, utils/optimum/bucket.py.
+        """
+        if self.rule_set.is_paged:
+            return self.paged.padded(num_seqs)
+        return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
+
+
+def paged_block_tokens(server: ServerSpec) -> int:
+    """Tokens of a block of paged KV memory, as written, else as vLLM has them by default.
+
+    The default depends on the device. Where so few blocks are written that they must be those of a CPU, they are.
+    """
+    if server.block_size:
+        return server.block_size
+    blocks = server.num_gpu_blocks
+    is_too_small = blocks is not None and (blocks - 1) * PAGED_BLOCK_TOKENS < server.slot_tokens
+    return CPU_BLOCK_TOKENS if server.is_vllm and is_too_small else PAGED_BLOCK_TOKENS
+
+
+def captured_sizes(sizes: Sequence[int], max_num_batched_tokens: int | None) -> tuple[int, ...]:
+    """The sizes that vLLM captures of those asked for: none above the token budget.
+
+    Source: vLLM 0.30.0, config/vllm.py, _set_cudagraph_sizes().
+    """
+    return tuple(size for size in sizes if max_num_batched_tokens is None or size <= max_num_batched_tokens)
+
+
+def usable_slots(kv_slots: int, max_num_seqs: int, slots_per_seq: int = 1) -> int:
+    """Physical slots that requests can hold: all of them, or one less where the vendor sets one aside for padding.
+
+    It does so when ``max_num_seqs`` longest requests, of ``slots_per_seq`` slots each, do not fit at the same time.
+    Source: vllm-rbln 0.11.1, utils/optimum/converter/from_optimum.py.
+    """
+    return kv_slots if kv_slots >= max_num_seqs * slots_per_seq else kv_slots - 1
+
+
+def check_buckets(buckets: Sequence[int], max_num_seqs: int) -> None:
+    """Raise SpecError unless ``buckets`` are ascending, positive and end with the limit."""
+    if not buckets:
+        raise SpecError("the bucket set is empty", where="engine", hint="Give at least the limit itself")
+    if buckets[0] < 1 or any(later <= earlier for earlier, later in pairwise(buckets)):
+        raise SpecError(f"buckets {list(buckets)} are not ascending and positive", where="engine")
+    if buckets[-1] != max_num_seqs:
+        raise SpecError(
+            f"buckets {list(buckets)} do not end with the limit ({max_num_seqs})",
+            where="engine",
+            hint="Add the limit to the bucket set",
+        )
+
+
+def requested_settings(server: ServerSpec) -> dict[str, Any]:
+    """Every requested setting of a server as JSON values without secrets, with defaults filled in."""
+    return {
+        **server.model_dump(mode="json", exclude=set(HARNESS_KEYS)),
+        "kv_slots": server.num_kv_slots,
+        "max_active_seqs": server.max_active_seqs or server.max_num_seqs,
+        "rules": AUTO if server.rules == AUTO else rule_set(server.rules).name,
+    }
+
+
+def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
+    """The settings that an engine really runs with. cost_model: the name by which its costs were loaded."""
+    settings = {
+        "max_num_seqs": config.max_num_seqs,
+        "decode_buckets": list(config.decode_buckets),
+        "kv_slots": config.kv_slots,
+        "slot_tokens": config.slot_tokens,
+        "prefix_caching": config.prefix_caching,
+        "rules": config.rules,
+        "max_active_seqs": config.active_limit,
+        "cost_model": cost_model,
+    }
+    if config.rule_set.is_paged:
+        del settings["kv_slots"]
+        settings |= {
+            "num_gpu_blocks": config.paged.num_gpu_blocks,
+            "block_size": config.block_tokens,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "async_scheduling": config.async_scheduling,
+            "decode_buckets": list(config.paged.capture_sizes),
+        }
+    return settings
+
+
+def keys_shown(in_force: Iterable[str]) -> frozenset[str]:
+    """The keys of a ServerSpec whose values these facts show."""
+    keys = frozenset(in_force)
+    return keys | {"kv_slots"} if "usable_kv_slots" in keys else keys
+
+
+def changed_keys(server: ServerSpec) -> frozenset[str]:
+    """Settings whose value is not the default's."""
+    table, usual = server.model_dump(), ServerSpec().model_dump()
+    return frozenset(key for key, value in table.items() if value != usual[key]) - HARNESS_KEYS
+
+
+def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str]) -> list[str]:
+    """ "kv_slots: requested 12, in force 8", for each of ``keys`` that is in force otherwise than requested."""
+    differing: list[str] = []
+    requested = requested_settings(server)
+    for key in sorted(requested.keys() & keys):
+        name, wanted = key, requested[key]
+        if wanted is None or (key == "decode_buckets" and not wanted):  # left to the server
+            continue
+        if key == "decode_buckets" and server.is_paged:
+            budget = in_force.get("max_num_batched_tokens", server.max_num_batched_tokens)
+            wanted = list(captured_sizes(wanted, budget))
+        if key == "kv_slots" and key not in in_force:
+            name, wanted = "usable_kv_slots", _usable_slots(server, in_force.get("partition_tokens"))
+        if name in in_force and wanted != in_force[name] and not (key == "rules" and wanted == AUTO):
+            differing.append(f"{name}: requested {wanted}, in force {in_force[name]}")
+    return differing
+
+
+def _usable_slots(server: ServerSpec, partition_tokens: int | None) -> int:
+    """Slots that requests can hold. partition_tokens: of one slot, where a request spans several."""
+    slots_per_seq = -(-server.slot_tokens // (partition_tokens or server.slot_tokens))
+    return usable_slots(server.physical_slots(slots_per_seq), server.max_num_seqs, slots_per_seq)
+
+
+def new_state(
+    config: EngineConfig, num_rows: int, *, with_events: bool = False, evicts_by_last_use: bool = False
+) -> EngineState:
+    """The state of a fresh server with room for ``num_rows`` requests alive at once.
+
+    evicts_by_last_use: whatever the rules say, slots leave by last use (an ablation).
+    """
+    limit, num_slots = config.max_num_seqs, config.num_usable_slots
+    block_tokens = config.block_tokens if config.prefix_caching else config.slot_tokens
+    blocks_per_slot = config.region_tokens // block_tokens
+    blocks_per_seq, slots_per_seq = config.slot_tokens // block_tokens, config.slots_per_seq
+    num_blocks = num_slots * blocks_per_slot if config.has_inner_blocks else 0
+    table_size = 1 << max(4, (2 * num_blocks - 1).bit_length())
+    event_room = 0
+    if with_events:
+        # One step allocates once or preempts at most everyone; each eviction logs its blocks and the inactive slots.
+        evictions = slots_per_seq * (1 + limit) + limit + 1
+        event_room = evictions * (2 * EVENT_HEADER + blocks_per_slot + num_slots + 2)
+        event_room += (limit + 2) * (4 * EVENT_HEADER + 3 * blocks_per_seq + 4 * slots_per_seq)
+    state = EngineState(
+        server=_fresh_server(config, block_tokens, num_blocks, table_size - 1),
+        rows=new_records(Row, num_rows),
+        places=new_records(Place, limit),
+        slots=new_records(Slot, num_slots),
+        blocks=new_records(Block, num_blocks + 1),
+        prefix=new_records(Prefix, max(blocks_per_seq, slots_per_seq)),
+        evicted=new_records(Eviction, num_slots + slots_per_seq + limit),
+        buckets=_zeros(table_size),
+        seat_blocks=_zeros(limit, blocks_per_seq),
+        seat_slots=_zeros(limit, slots_per_seq),
+        slot_blocks=_zeros(num_slots, blocks_per_slot),
+        events=_zeros(event_room),
+    )
+    state.server["has_events"][:] = with_events
+    if evicts_by_last_use:
+        state.server["evicts_by_last_use"][:] = 1
+    # As `steps.reset` leaves them.
+    state.slots["free"][:] = np.arange(num_slots)
+    state.places["free_seat"][:] = np.arange(limit)[::-1]
+    return state
+
+
+def _fresh_server(config: EngineConfig, block_tokens: int, num_blocks: int, table_mask: int) -> Records[Server]:
+    rules, num_slots = config.rule_set, config.num_usable_slots
+    scalars: dict[str, int] = {
+        "limit": config.max_num_seqs,
+        "active_limit": config.active_limit,
+        "num_slots": num_slots,
+        "block_tokens": block_tokens,
+        "blocks_per_slot": config.region_tokens // block_tokens,
+        "max_model_len": config.slot_tokens,
+        "is_full": config.is_full,
+        "is_caching": config.prefix_caching,
+        "num_blocks": num_blocks,
+        "table_mask": table_mask,
+        # Flags of the rules that compiled functions read have the same names there.
+        **{name: value for name, value in vars(rules).items() if name in record_fields(Server)},
+        "wait_head": -1,
+        "wait_tail": -1,
+        "free_blocks": num_blocks,
+        # Blocks never handed out are not linked: they precede every freed block, in ascending order.
+        "fresh_block": 1,
+        "fifo_head": -1,
+        "fifo_tail": -1,
+        "free_slots": num_slots,
+        "free_seats": config.max_num_seqs,
+        "dummy_slot": -1,
+    }
+    return records_of(Server, scalars, 2)
+
+
+def _zeros(*shape: int) -> IntArray:
+    return np.zeros(shape, dtype=np.int64)

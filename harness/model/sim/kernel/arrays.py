@@ -1,0 +1,302 @@
+"""The tables that the compiled simulator reads and writes: plans, costs, working memory, results; and how to make them.
+
+All values are int64, times in ns after the common start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.model.compiled.records import IntArray, Records, new_records, records_of
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import CostModel
+
+OWNER_STRIDE = 1 << 20
+"""Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix;
+r = number of requests + c: the named blocks up to the end of chain c."""
+
+
+class PlanRecord:
+    """One plan: where its sessions and requests are in the tables of all plans. shared_prefix: tokens.
+
+    named_tokens: size of a named block. num_abortable: requests that the client may leave.
+    """
+
+    first_session: int
+    num_sessions: int
+    first_request: int
+    num_requests: int
+    shared_prefix: int
+    named_tokens: int
+    num_abortable: int
+
+
+class SessionRecord:
+    """One session; after, continues, root are indices within the plan, -1: none.
+
+    root: the first session of the stream that it continues, for rules by session. num_before: sessions that must have
+    completed before it starts. first_follower, num_followers: the sessions that wait for it. first_name, num_names: the
+    named blocks that its fresh stream begins with.
+    """
+
+    first_request: int
+    num_requests: int
+    start_ns: int
+    after: int
+    continues: int
+    root: int
+    num_before: int
+    first_follower: int
+    num_followers: int
+    first_name: int
+    num_names: int
+
+
+class RequestRecord:
+    """One request: tokens kept, new and generated. session: within the plan.
+
+    pinned_ns: fixed instant of a re-arrival, or the completion before it if that is later; -1: the completion plus the
+    wait. abort_ns, abort_tokens: when the client leaves, since its arrival and by tokens received; 0: never.
+    """
+
+    keep: int
+    new: int
+    generate: int
+    wait_ns: int
+    session: int
+    pinned_ns: int
+    abort_ns: int
+    abort_tokens: int
+
+
+class PlanArrays(NamedTuple):
+    """One or more plans, end to end: plans (plans,), sessions (all sessions,), requests (all requests,).
+
+    followers: sessions, within their plan. names: numbers of chains of names.
+    """
+
+    plans: Records[PlanRecord]
+    sessions: Records[SessionRecord]
+    requests: Records[RequestRecord]
+    followers: IntArray
+    names: IntArray
+
+
+def with_column(plans: PlanArrays, name: str, values: IntArray) -> PlanArrays:
+    """The plans with one field of every request replaced; the tables given stay as they are."""
+    requests = plans.requests.copy()
+    requests[name][:] = values
+    return plans._replace(requests=requests)
+
+
+class BatchCost:
+    """A decode step of n requests: its bucket, and its cost without context."""
+
+    bucket: int
+    base_fs: int
+
+
+class OtherCost:
+    """Coefficients of prefill and of context, see CostModel.
+
+    noise_seed: where in ``CostArrays.noise`` the steps of a plan begin to draw.
+    """
+
+    chunk_tokens: int
+    call_fs: int
+    token_fs: int
+    position_fs: int
+    context_fs: int
+    noise_seed: int
+
+
+class CostArrays(NamedTuple):
+    """batch (limit + 1,): by number of requests. other (1,).
+
+    noise (power of 2,): millionths by which steps last longer; each step draws one; a single entry: no noise.
+    drawn_batch (plans x (limit + 1),), drawn_other (plans,): costs of each plan of a call, copied to batch and other
+    when the plan begins; empty: the same costs for all.
+    """
+
+    batch: Records[BatchCost]
+    other: Records[OtherCost]
+    noise: IntArray
+    drawn_batch: Records[BatchCost]
+    drawn_other: Records[OtherCost]
+
+
+class Arrival:
+    """A place of the heap of next arrivals: when, and which session."""
+
+    at_ns: int
+    session: int
+
+
+class SessionScratch:
+    """State of the session at this place, except ``watched``, a list of its own in no order.
+
+    num_missing: sessions that it still waits for. watched: sessions whose current request the client may leave.
+    abort_at_ns: when the client leaves this session's request.
+    """
+
+    arrival_ns: int
+    next_request: int
+    num_missing: int
+    watched: int
+    abort_at_ns: int
+
+
+class Scratch(NamedTuple):
+    """Working memory for the largest plan. sessions (sessions,); heap (sessions,): next arrivals, earliest first.
+
+    num_watched (1,): how many sessions have a current request that the client may leave.
+    """
+
+    sessions: Records[SessionScratch]
+    heap: Records[Arrival]
+    num_watched: IntArray
+
+
+class RequestResult:
+    """Result of one request; -1: not yet. completed_ns: its end, or when the client left.
+
+    aborted_tokens: tokens received before the client left, -1 for a complete answer.
+    """
+
+    cached_tokens: int
+    arrival_ns: int
+    admitted_ns: int
+    first_token_ns: int
+    completed_ns: int
+    hash_hit_tokens: int
+    preemptions: int
+    aborted_tokens: int
+
+
+class StepRecord:
+    """``count`` equal decode steps, or one prefill (bucket 0) of a session's request; -1 where it does not apply."""
+
+    start_ns: int
+    kind: int
+    num_seqs: int
+    bucket: int
+    count: int
+    session: int
+    request: int
+    computed_tokens: int
+    duration_ns: int
+
+
+class EvictionRecord:
+    """One slot evicted at the start of a step, and the request whose prompt it held."""
+
+    at_ns: int
+    slot: int
+    caller: int
+    session: int
+    request: int
+
+
+class PlanTotals:
+    """Sums of one plan. stuck_session: the session whose request can never be admitted, or -1."""
+
+    decode_ns: int
+    prefill_ns: int
+    wait_ns: int
+    end_ns: int
+    decode_steps: int
+    prefills: int
+    evictions: int
+    computed_tokens: int
+    cached_tokens: int
+    preemptions: int
+    num_step_records: int
+    num_eviction_records: int
+    stuck_session: int
+
+
+class Outcome(NamedTuple):
+    """Results. requests (all requests,); histogram (plans, limit + 1): decode steps by n; totals (plans,).
+
+    steps (room,) and evictions (room,): records of the last plan, as many as fit (room 0: none).
+    """
+
+    requests: Records[RequestResult]
+    histogram: IntArray
+    totals: Records[PlanTotals]
+    steps: Records[StepRecord]
+    evictions: Records[EvictionRecord]
+
+
+NO_NOISE = np.zeros(1, dtype=np.int64)
+NO_BATCH, NO_OTHER = new_records(BatchCost, 0), new_records(OtherCost, 0)
+
+
+def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
+    """A cost model's coefficients for one configuration."""
+    batch, other = _costs(config, [cost_model], 0)
+    return CostArrays(batch, other, NO_NOISE, NO_BATCH, NO_OTHER)
+
+
+def drawn_cost_arrays(
+    config: EngineConfig,
+    cost_models: Sequence[CostModel],
+    noise_seeds: Sequence[int] = (),
+    noise: IntArray = NO_NOISE,
+) -> CostArrays:
+    """Coefficients of a cost model for each plan of a call. noise_seeds: below 2**32, one a plan; default 0."""
+    batch, other = _costs(config, cost_models, noise_seeds or 0)
+    return CostArrays(batch[: config.max_num_seqs + 1].copy(), other[:1].copy(), noise, batch, other)
+
+
+def _costs(
+    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] | int
+) -> tuple[Records[BatchCost], Records[OtherCost]]:
+    """For each model in turn: a record for each number of requests, and a record of the other coefficients."""
+    buckets = np.array(config.decode_buckets)[
+        np.searchsorted(config.decode_buckets, np.arange(config.max_num_seqs + 1))
+    ]
+    buckets[0] = 0
+    batch = new_records(BatchCost, len(buckets) * len(cost_models))
+    batch["bucket"][:] = np.tile(buckets, len(cost_models))
+    batch["base_fs"][:] = np.concatenate([model.decode_base_fs(config) for model in cost_models])
+    coefficients = ("chunk_tokens", "call_fs", "token_fs", "position_fs", "context_fs")
+    other = {name: [getattr(model, name) for model in cost_models] for name in coefficients}
+    return batch, records_of(OtherCost, {**other, "noise_seed": noise_seeds}, len(cost_models))
+
+
+def costs_of_plan(costs: CostArrays, plan: int) -> CostArrays:
+    """The costs of one plan of a call, for a separate call."""
+    if len(costs.drawn_other) == 0:
+        return costs
+    size = len(costs.batch)
+    return costs._replace(
+        batch=costs.drawn_batch[plan * size : (plan + 1) * size].copy(),
+        other=costs.drawn_other[plan : plan + 1].copy(),
+        drawn_batch=NO_BATCH,
+        drawn_other=NO_OTHER,
+    )
+
+
+def new_scratch(plans: PlanArrays) -> Scratch:
+    """Working memory for the largest of ``plans``."""
+    num_sessions = int(plans.plans["num_sessions"].max())
+    return Scratch(
+        sessions=new_records(SessionScratch, num_sessions),
+        heap=new_records(Arrival, num_sessions),
+        num_watched=np.zeros(1, dtype=np.int64),
+    )
+
+
+def new_outcome(plans: PlanArrays, config: EngineConfig, step_room: int = 0, eviction_room: int = 0) -> Outcome:
+    """Room for the results of ``plans``."""
+    return Outcome(
+        requests=new_records(RequestResult, len(plans.requests)),
+        histogram=np.zeros((len(plans.plans), config.max_num_seqs + 1), dtype=np.int64),
+        totals=new_records(PlanTotals, len(plans.plans)),
+        steps=new_records(StepRecord, step_room),
+        evictions=new_records(EvictionRecord, eviction_room),
+    )

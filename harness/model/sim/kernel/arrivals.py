@@ -1,0 +1,354 @@
+"""What clients do in the compiled simulator: they send, receive, and leave before their answer is complete.
+
+Next arrivals are a heap by (instant, session). Block keys name the request that wrote a block first. A request that its
+client leaves is dropped at the end of the running step, before the tokens of that step, as vLLM does
+(``EngineCore.step``: pending aborts first, then ``update_from_output``). Every decision about memory is the engine's.
+"""
+
+from __future__ import annotations
+
+from harness.model.compiled import always_inline, jit
+from harness.model.compiled.records import Records
+from harness.model.engine.state import ROW_RUNNING, EngineState
+from harness.model.engine.steps import FAR, abort, reset, submit
+from harness.model.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays, PlanTotals, Scratch
+
+
+@jit
+def watch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
+    """Remember a request that has arrived if its client may leave it. ``request`` is its index in all plans."""
+    planned = plans.requests[request]
+    if planned.abort_ns == 0 and planned.abort_tokens == 0:
+        return
+    place = scratch.num_watched[0]
+    scratch.num_watched[0] = place + 1
+    scratch.sessions[place].watched = session
+    scratch.sessions[session].abort_at_ns = FAR
+    if planned.abort_ns > 0:
+        scratch.sessions[session].abort_at_ns = scratch.sessions[session].arrival_ns + planned.abort_ns
+
+
+@jit
+def unwatch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
+    """Forget a request that has ended."""
+    planned = plans.requests[request]
+    if planned.abort_ns == 0 and planned.abort_tokens == 0:
+        return
+    place = 0
+    while scratch.sessions[place].watched != session:
+        place += 1
+    last = scratch.num_watched[0] - 1
+    scratch.num_watched[0] = last
+    scratch.sessions[place].watched = scratch.sessions[last].watched
+
+
+@jit
+def next_to_leave(scratch: Scratch) -> int:
+    """The session whose client leaves first, by (instant, session); -1 when no client leaves at a planned instant."""
+    earliest = -1
+    for place in range(scratch.num_watched[0]):
+        session = int(scratch.sessions[place].watched)
+        at_ns = scratch.sessions[session].abort_at_ns
+        if at_ns == FAR:
+            continue
+        first_ns = FAR if earliest < 0 else scratch.sessions[earliest].abort_at_ns
+        if at_ns < first_ns or (at_ns == first_ns and session < earliest):
+            earliest = session
+    return earliest
+
+
+@jit
+def row_of(plans: PlanArrays, plan: int, scratch: Scratch, session: int) -> int:
+    """The engine's row of a session's current request."""
+    planned = plans.sessions[plans.plans[plan].first_session + session]
+    return int(planned.first_request - plans.plans[plan].first_request + scratch.sessions[session].next_request)
+
+
+@jit
+def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
+    """The first session whose client has received the tokens after which it leaves; -1: none."""
+    first = -1
+    for place in range(scratch.num_watched[0]):
+        session = int(scratch.sessions[place].watched)
+        row = row_of(plans, plan, scratch, session)
+        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
+        if 0 < tokens <= state.rows[row].output and (first < 0 or session < first):
+            first = session
+    return first
+
+
+@jit
+def steps_to_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
+    """How many decode steps may be taken until some client has received the tokens after which it leaves."""
+    most = FAR
+    for place in range(scratch.num_watched[0]):
+        row = row_of(plans, plan, scratch, int(scratch.sessions[place].watched))
+        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
+        if tokens > 0 and state.rows[row].status == ROW_RUNNING:
+            most = min(most, tokens - state.rows[row].output)
+    return max(most, 1)
+
+
+@jit
+def heap_push(scratch: Scratch, size: int, session: int) -> None:
+    """Add a session to the heap of next arrivals, ordered by (arrival, session)."""
+    heap, place = scratch.heap, size
+    at_ns = scratch.sessions[session].arrival_ns
+    while place > 0:
+        parent = (place - 1) >> 1
+        above_ns = heap[parent].at_ns
+        if above_ns < at_ns or (above_ns == at_ns and heap[parent].session < session):
+            break
+        heap[place].at_ns = above_ns
+        heap[place].session = heap[parent].session
+        place = parent
+    heap[place].at_ns = at_ns
+    heap[place].session = session
+
+
+@jit
+def heap_pop(heap: Records[Arrival], size: int) -> int:
+    """Remove and return the session that arrives first."""
+    first = int(heap[0].session)
+    size -= 1
+    at_ns, last = heap[size].at_ns, heap[size].session
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        below_ns = heap[child].at_ns
+        if child + 1 < size:
+            other_ns = heap[child + 1].at_ns
+            if other_ns < below_ns or (other_ns == below_ns and heap[child + 1].session < heap[child].session):
+                child += 1
+                below_ns = other_ns
+        if at_ns < below_ns or (at_ns == below_ns and last < heap[child].session):
+            break
+        heap[place].at_ns = below_ns
+        heap[place].session = heap[child].session
+        place = child
+    heap[place].at_ns = at_ns
+    heap[place].session = last
+    return first
+
+
+@jit
+def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> None:
+    """Put the chain keys of the queue's head where the engine expects them.
+
+    A key names the request that wrote the block first. Two requests share a block exactly when the same request wrote
+    it, and the blocks wholly inside the kept tokens stay. So each stretch of blocks gets its name by going back over
+    the requests whose text was kept.
+    """
+    own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
+    request = int(own_plan.first_request + row)
+    end = (state.rows[row].prompt + state.rows[row].output) // block_tokens
+    while True:
+        writer, session = (
+            request - own_plan.first_request,
+            plans.sessions[own_plan.first_session + plans.requests[request].session],
+        )
+        keep = plans.requests[request].keep
+        begin = keep // block_tokens if keep > 0 else load_shared_keys(plans, plan, state, request, int(end))
+        for i in range(begin, end):
+            state.prefix[i].key = (writer + 2) * OWNER_STRIDE + i
+        end = min(begin, end)
+        if keep == 0 or end == 0:
+            return
+        before = request - 1
+        if request == session.first_request:
+            parent = plans.sessions[own_plan.first_session + session.continues]
+            before = parent.first_request + parent.num_requests - 1
+        request = int(before)
+
+
+@jit
+def load_head_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
+    """Load the keys of the queue's head if it may be admitted; returns the row whose keys are loaded."""
+    server = state.server[0]
+    row = int(server.wait_head)
+    if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
+        return row_with_keys
+    load_keys(plans, plan, state, row)
+    return row
+
+
+@jit
+def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: int, end: int) -> int:
+    """Keys of the blocks that a fresh stream shares (the common prefix, then named blocks); returns how many."""
+    own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
+    num_shared = min(own_plan.shared_prefix, plans.requests[request].new) // block_tokens
+    for i in range(min(num_shared, end)):
+        state.prefix[i].key = OWNER_STRIDE + i
+    own = plans.sessions[own_plan.first_session + plans.requests[request].session]
+    if own.num_names == 0 or request != own.first_request:
+        return int(num_shared)
+    num_named = own.num_names * own_plan.named_tokens // block_tokens
+    for i in range(num_shared, min(num_named, end)):
+        last_name = ((i + 1) * block_tokens - 1) // own_plan.named_tokens
+        chain = plans.names[own.first_name + last_name]
+        state.prefix[i].key = (own_plan.num_requests + chain + 2) * OWNER_STRIDE + i
+    return int(max(num_shared, num_named))
+
+
+@always_inline
+def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
+    """The next request of a session joins the queue."""
+    place = int(plans.plans[plan].first_session + session)
+    request = int(plans.sessions[place].first_request + scratch.sessions[session].next_request)
+    outcome.requests[request].arrival_ns = scratch.sessions[session].arrival_ns
+    outcome.requests[request].admitted_ns = -1
+    outcome.requests[request].first_token_ns = -1
+    outcome.requests[request].preemptions = 0
+    outcome.requests[request].cached_tokens = 0
+    outcome.requests[request].hash_hit_tokens = 0
+    outcome.requests[request].aborted_tokens = -1
+    watch(plans, scratch, session, request)
+    row = int(request - plans.plans[plan].first_request)
+    generate = int(plans.requests[request].generate)
+    prompt = int(plans.requests[request].keep + plans.requests[request].new)
+    submit(state, row, prompt, generate, generate, int(plans.sessions[place].root))
+
+
+@always_inline
+def complete(
+    plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
+) -> int:
+    """Record that a request ended, and schedule what follows it; returns the new number of expected arrivals."""
+    first_session = plans.plans[plan].first_session
+    request = plans.sessions[first_session].first_request + row
+    outcome.requests[request].completed_ns = now_ns
+    session = int(plans.requests[request].session)
+    unwatch(plans, scratch, session, request)
+    own = plans.sessions[first_session + session]
+    if request + 1 < own.first_request + own.num_requests:
+        scratch.sessions[session].next_request += 1
+        pinned_ns = plans.requests[request + 1].pinned_ns
+        scratch.sessions[session].arrival_ns = (
+            now_ns + plans.requests[request].wait_ns if pinned_ns < 0 else max(now_ns, pinned_ns)
+        )
+        heap_push(scratch, waiting, session)
+        return waiting + 1
+    for edge in range(own.first_follower, own.first_follower + own.num_followers):
+        follower = plans.followers[edge]
+        scratch.sessions[follower].num_missing -= 1
+        if scratch.sessions[follower].num_missing == 0:
+            scratch.sessions[follower].arrival_ns = now_ns + plans.sessions[first_session + follower].start_ns
+            heap_push(scratch, waiting, follower)
+            waiting += 1
+    return waiting
+
+
+@jit
+def clear(totals: PlanTotals) -> None:
+    """Set the sums of a plan to their initial values."""
+    totals.decode_ns = 0
+    totals.prefill_ns = 0
+    totals.wait_ns = 0
+    totals.end_ns = 0
+    totals.decode_steps = 0
+    totals.prefills = 0
+    totals.evictions = 0
+    totals.computed_tokens = 0
+    totals.cached_tokens = 0
+    totals.preemptions = 0
+    totals.num_step_records = 0
+    totals.num_eviction_records = 0
+    totals.stuck_session = -1
+
+
+@jit
+def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome) -> int:
+    """A fresh server and the first arrivals of a plan; returns how many arrivals are expected."""
+    reset(state)
+    clear(outcome.totals[plan])
+    for i in range(state.server[0].limit + 1):
+        outcome.histogram[plan, i] = 0
+    scratch.num_watched[0] = 0
+    first_session = plans.plans[plan].first_session
+    waiting = 0
+    for session in range(plans.plans[plan].num_sessions):
+        scratch.sessions[session].next_request = 0
+        scratch.sessions[session].num_missing = plans.sessions[first_session + session].num_before
+        if scratch.sessions[session].num_missing == 0:
+            scratch.sessions[session].arrival_ns = plans.sessions[first_session + session].start_ns
+            heap_push(scratch, waiting, session)
+            waiting += 1
+    return waiting
+
+
+@jit
+def next_abort_ns(scratch: Scratch) -> int:
+    """The first planned instant at which a client leaves; FAR when there is none."""
+    session = next_to_leave(scratch)
+    return FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
+
+
+@jit
+def leave(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    session: int,
+    at_ns: int,
+) -> int:
+    """The client leaves the current request of a session; returns the new number of expected arrivals."""
+    row = row_of(plans, plan, scratch, session)
+    result = outcome.requests[plans.plans[plan].first_request + row]
+    if result.first_token_ns >= at_ns and plans.requests[plans.plans[plan].first_request + row].abort_ns > 0:
+        result.first_token_ns = -1  # its prefill ends without a token for it
+    result.aborted_tokens = state.rows[row].output
+    abort(state, row)
+    return complete(plans, plan, scratch, outcome, expected, row, at_ns)
+
+
+@jit
+def leave_by(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    end_ns: int,
+) -> int:
+    """Process the running step, which ends at ``end_ns``: arrivals before its end and clients that leave by then.
+
+    At the same instant clients leave before others arrive.
+    """
+    while True:
+        arrival_ns = FAR
+        if expected > 0:
+            arrival_ns = int(scratch.heap[0].at_ns)
+        session = next_to_leave(scratch)
+        abort_ns = FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
+        if abort_ns <= min(arrival_ns, end_ns):
+            expected = leave(plans, plan, state, scratch, outcome, expected, session, abort_ns)
+        elif arrival_ns < end_ns:
+            session = heap_pop(scratch.heap, expected)
+            expected -= 1
+            arrive(plans, plan, scratch, state, outcome, session)
+        else:
+            return expected
+
+
+@jit
+def leave_with_enough(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+) -> int:
+    """Clients leave that have received the tokens after which they leave, in the order of their sessions."""
+    while True:
+        session = has_enough(plans, plan, scratch, state)
+        if session < 0:
+            return expected
+        expected = leave(plans, plan, state, scratch, outcome, expected, session, now_ns)

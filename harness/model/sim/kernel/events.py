@@ -1,0 +1,360 @@
+"""The simulator's inner loop: plans as arrays in, times and counts as arrays out; compiled, integer nanoseconds.
+
+It moves virtual time from one decision of the engine to the next and takes equal decode steps together. It allocates
+nothing, so one call can run many plans. Steps and evictions are recorded as far as the given tables have room.
+"""
+
+from __future__ import annotations
+
+from harness.model.compiled import always_inline, compiled, jit
+from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
+from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule
+from harness.model.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch
+from harness.model.sim.kernel.arrivals import (
+    arrive,
+    begin,
+    complete,
+    heap_pop,
+    leave_by,
+    leave_with_enough,
+    load_head_keys,
+    next_abort_ns,
+    steps_to_enough,
+)
+
+
+@jit
+def record_decode(
+    outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
+) -> None:
+    """Record ``count`` equal decode steps; steps that continue the last record unchanged are added to it."""
+    room = len(outcome.steps)
+    if room == 0:
+        return
+    used = outcome.totals[plan].num_step_records
+    if 0 < used <= room:
+        last = outcome.steps[used - 1]
+        if (
+            last.kind == STEP_DECODE
+            and last.num_seqs == num_seqs
+            and last.duration_ns == each_ns
+            and last.start_ns + last.count * each_ns == start_ns
+        ):
+            last.count += count
+            return
+    outcome.totals[plan].num_step_records = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step.start_ns = start_ns
+        step.kind = STEP_DECODE
+        step.num_seqs = num_seqs
+        step.bucket = bucket
+        step.count = count
+        step.session = -1
+        step.request = -1
+        step.computed_tokens = -1
+        step.duration_ns = each_ns
+
+
+@jit
+def record_prefill(
+    outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
+) -> None:
+    """Record one prefill step; ``request`` is its number within the session."""
+    room = len(outcome.steps)
+    if room == 0:
+        return
+    used = outcome.totals[plan].num_step_records
+    outcome.totals[plan].num_step_records = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step.start_ns = start_ns
+        step.kind = STEP_PREFILL
+        step.num_seqs = 1
+        step.bucket = 0
+        step.count = 1
+        step.session = session
+        step.request = request
+        step.computed_tokens = computed
+        step.duration_ns = each_ns
+
+
+@jit
+def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
+    """Record the slots that the last schedule() evicted."""
+    room = len(outcome.evictions)
+    first_request = plans.plans[plan].first_request
+    for i in range(state.server[0].num_evicted):
+        used = outcome.totals[plan].num_eviction_records
+        outcome.totals[plan].num_eviction_records = used + 1
+        if used >= room:
+            continue
+        request = first_request + state.evicted[i].row
+        session = plans.requests[request].session
+        record = outcome.evictions[used]
+        record.at_ns = at_ns
+        record.slot = state.evicted[i].slot
+        record.caller = state.evicted[i].caller
+        record.session = session
+        record.request = request - plans.sessions[plans.plans[plan].first_session + session].first_request
+
+
+@jit
+def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
+    """Duration of step ``number`` of a plan with noise, which is drawn by a hash of the number and the seed.
+
+    The number decides, so steps taken together draw the same noise as steps taken one by one.
+    """
+    if len(cost.noise) == 1:
+        return step_ns
+    mixed = (cost.other[0].noise_seed + number) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    place = (mixed ^ (mixed >> 16)) & (len(cost.noise) - 1)
+    return int(step_ns + step_ns * cost.noise[place] // 1_000_000)
+
+
+@jit
+def steps_so_far(outcome: Outcome, plan: int) -> int:
+    """How many steps of a plan have run, without idle steps."""
+    return int(outcome.totals[plan].decode_steps + outcome.totals[plan].prefills)
+
+
+@jit
+def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> tuple[int, int]:
+    """Record the admission of the prefill just scheduled; returns (session, number of its request), within the plan."""
+    server = state.server[0]
+    request = int(plans.plans[plan].first_request + state.places[0].batch)
+    result = outcome.requests[request]
+    if result.admitted_ns < 0:
+        result.admitted_ns = now_ns
+        result.cached_tokens = server.cached_tokens
+        result.hash_hit_tokens = server.hit_tokens
+    totals = outcome.totals[plan]
+    totals.prefills += 1
+    totals.computed_tokens += server.computed_tokens
+    totals.cached_tokens += server.cached_tokens
+    session = int(plans.requests[request].session)
+    return session, int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
+
+
+@jit
+def spend_prefill(outcome: Outcome, plan: int, num_decoding: int, duration_ns: int) -> None:
+    """Add a prefill's time, and the waiting time of the other running requests, which are ready to decode."""
+    outcome.totals[plan].prefill_ns += duration_ns
+    outcome.totals[plan].wait_ns += num_decoding * duration_ns
+
+
+@jit
+def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, at_ns: int) -> None:
+    """A prefill ended: record the request's first token, unless the prefill followed a preemption."""
+    result = outcome.requests[plans.plans[plan].first_request + row]
+    if result.first_token_ns < 0:
+        result.first_token_ns = at_ns
+
+
+@jit
+def run_prefill(
+    plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
+) -> int:
+    """Record the prefill just scheduled; returns its duration."""
+    server = state.server[0]
+    computed = int(server.computed_tokens)
+    duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), prefill_ns(cost, computed, int(server.cached_tokens)))
+    session, number = admit(plans, plan, state, outcome, now_ns)
+    note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
+    record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
+    spend_prefill(outcome, plan, int(server.num_running - 1), duration_ns)
+    return duration_ns
+
+
+@jit
+def prefill_ns(cost: CostArrays, computed: int, cached: int) -> int:
+    """How long a prefill takes, as CostModel.prefill_ns has it."""
+    other = cost.other[0]
+    chunk = other.chunk_tokens
+    calls = (computed + chunk - 1) // chunk
+    positions = calls * cached + chunk * (calls * (calls - 1) // 2)
+    total_fs = calls * (other.call_fs + other.token_fs * computed) + other.position_fs * positions
+    return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
+
+
+@jit
+def steps_ahead(state: EngineState, max_steps: int) -> int:
+    """How many equal decode steps may be taken before any decision can change, arrivals apart."""
+    server = state.server[0]
+    if server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
+        # This schedule() refused the queue's head, and will again while memory does not change. But the paper's
+        # rules settle releases on a refusal, and a preemption or an eviction has changed memory.
+        is_settled = state.server[0].has_inner_blocks and server.num_preempted == 0 and server.num_evicted == 0
+        if not is_settled:
+            return 1
+    return min(equal_steps(state), max_steps)
+
+
+@always_inline
+def run_decode(
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    outcome: Outcome,
+    now_ns: int,
+    until_ns: int,
+    abort_ns: int,
+    max_steps: int,
+) -> tuple[int, int]:
+    """Take the decode step just scheduled, and the equal steps after it.
+
+    Further steps start before ``until_ns`` and end before ``abort_ns``. Returns how many steps were taken and their
+    time.
+    """
+    server = state.server[0]
+    count = int(server.num_batch)
+    bucket = int(cost.batch[count].bucket)
+    most = steps_ahead(state, max_steps)
+    context_fs = cost.other[0].context_fs
+    step_fs = cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
+    taken, spent_ns = 0, 0
+    if context_fs == 0 and len(cost.noise) == 1:
+        each_ns = int(step_fs // FS_PER_NS)
+        taken = most
+        # Usually no request arrives meanwhile, and the division would cost as much as all the rest.
+        if now_ns + (taken - 1) * each_ns >= until_ns:
+            taken = (until_ns - now_ns - 1) // each_ns + 1
+        if abort_ns < FAR:
+            taken = max(1, min(taken, (abort_ns - now_ns - 1) // each_ns))
+        spent_ns = taken * each_ns
+        record_decode(outcome, plan, now_ns, count, bucket, taken, each_ns)
+    else:
+        number = steps_so_far(outcome, plan)
+        while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
+            each_ns = noisy_ns(cost, number + taken, int(step_fs // FS_PER_NS))
+            if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
+                break
+            record_decode(outcome, plan, now_ns + spent_ns, count, bucket, 1, each_ns)
+            spent_ns += each_ns
+            taken += 1
+            step_fs += context_fs * count
+    outcome.totals[plan].decode_steps += taken
+    outcome.totals[plan].decode_ns += spent_ns
+    outcome.histogram[plan, count] += taken
+    return taken, spent_ns
+
+
+@jit
+def run_decode_to_next(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+    max_steps: int,
+) -> tuple[int, int]:
+    """As ``run_decode``, up to the next arrival that could be admitted and the next client that leaves."""
+    server = state.server[0]
+    until_ns, abort_ns, most = FAR, FAR, max_steps
+    if plans.plans[plan].num_abortable > 0:
+        abort_ns = next_abort_ns(scratch)
+        most = min(max_steps, steps_to_enough(plans, plan, scratch, state))
+    if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
+        until_ns = int(scratch.heap[0].at_ns)
+    return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+
+
+@jit
+def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> None:
+    """Record the evictions and preemptions of the step just scheduled."""
+    outcome.totals[plan].evictions += state.server[0].num_evicted
+    record_evictions(outcome, plans, plan, state, now_ns)
+    outcome.totals[plan].preemptions += state.server[0].num_preempted
+    for i in range(state.server[0].num_preempted):
+        outcome.requests[plans.plans[plan].first_request + state.places[i].preempted].preemptions += 1
+
+
+@jit
+def run_plan(  # noqa: C901, PLR0912  # one compiled loop
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    max_steps: int,
+) -> None:
+    """Simulate one plan from a fresh server to its last completion.
+
+    Its totals name the session whose request can never be admitted, or -1.
+    """
+    server, totals = state.server[0], outcome.totals
+    first_request = int(plans.plans[plan].first_request)
+    expected = begin(plans, plan, scratch, state, outcome)
+    row_with_keys = -1
+    has_aborts = plans.plans[plan].num_abortable > 0
+    # Read instead of written as 0: numba would compile every function that takes it a second time for the constant.
+    now_ns = int(totals[plan].end_ns)
+    while True:
+        while expected > 0 and scratch.heap[0].at_ns <= now_ns:
+            session = heap_pop(scratch.heap, expected)
+            expected -= 1
+            arrive(plans, plan, scratch, state, outcome, session)
+        if server.num_running + server.num_waiting == 0:
+            if expected == 0:
+                break
+            now_ns = int(scratch.heap[0].at_ns)
+            continue
+        row_with_keys = load_head_keys(plans, plan, state, row_with_keys)
+        kind = schedule(state)
+        if kind == STEP_PREFILL:
+            row_with_keys = -1  # after a preemption it may return with more blocks
+        if server.num_evicted > 0 or server.num_preempted > 0:
+            note_losses(plans, plan, state, outcome, now_ns)
+        taken = 1
+        if kind == STEP_PREFILL:
+            now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
+        elif kind == STEP_DECODE:
+            taken, spent_ns = run_decode_to_next(
+                plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps
+            )
+            now_ns += spent_ns
+        else:
+            if kind == STEP_IDLE and server.num_preempted == 0:
+                totals[plan].stuck_session = plans.requests[first_request + server.wait_head].session
+                break
+            now_ns += IDLE_STEP_NS
+        if has_aborts:
+            expected = leave_by(plans, plan, state, scratch, outcome, expected, now_ns)
+        for i in range(finish_steps(state, taken)):
+            expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
+        if has_aborts:
+            expected = leave_with_enough(plans, plan, state, scratch, outcome, expected, now_ns)
+    totals[plan].end_ns = now_ns
+
+
+@jit
+def take_costs(cost: CostArrays, draw: int) -> None:
+    """Copy the drawn costs of a plan to the costs that the kernel reads."""
+    size = len(cost.batch)
+    for i in range(size):
+        cost.batch[i] = cost.drawn_batch[draw * size + i]
+    cost.other[0] = cost.drawn_other[draw]
+
+
+@compiled
+def run_plans(
+    plans: PlanArrays,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    cost: CostArrays,
+    first_plan: int,
+    last_plan: int,
+    max_steps: int,
+) -> None:
+    """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only entrypoint."""
+    for plan in range(first_plan, last_plan):
+        if len(cost.drawn_other) > 0:
+            take_costs(cost, plan - first_plan)
+        run_plan(plans, plan, state, cost, scratch, outcome, max_steps)

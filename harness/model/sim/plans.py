@@ -1,0 +1,260 @@
+"""Plans in the tables of the compiled simulator: made from plans, drawn without them, joined, cut and read back.
+
+Replicates of a drawn workload differ only in lengths and waits, so one plan gives the shape of all. The numbers are
+those that ``build_plan`` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import PlanError
+from harness.model.compiled.records import IntArray, record_as_dict, records_from
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan, RequestPlan, SessionPlan, draw_requests, is_waited, wait_cap_ns
+from harness.model.sim.kernel import arrays as layout
+from harness.model.spec import Treatment, WorkloadSpec
+
+_Table = TypeVar("_Table")
+
+
+def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
+    """Plans end to end."""
+    return session_arrays(
+        [plan.sessions for plan in plans],
+        [plan.shared_prefix_tokens for plan in plans],
+        [plan.block_tokens for plan in plans],
+    )
+
+
+def session_arrays(
+    plans: Sequence[Sequence[SessionPlan]], shared_prefix_tokens: Sequence[int], named_tokens: Sequence[int]
+) -> layout.PlanArrays:
+    """Sessions of one or more plans end to end. A session must continue one with a lower index."""
+    plan_rows: list[tuple[int, ...]] = []
+    sessions: list[tuple[int, ...]] = []
+    requests: list[tuple[int, ...]] = []
+    followers: list[int] = []
+    names: list[int] = []
+    for plan, shared, named in zip(plans, shared_prefix_tokens, named_tokens, strict=True):
+        first_session, first_request = len(sessions), len(requests)
+        roots, chains = list(range(len(plan))), dict[tuple[int, int], int]()
+        waiting: list[list[int]] = [[] for _ in plan]
+        before = [set(session.predecessors) for session in plan]
+        for place, session in enumerate(plan):
+            if session.continues is not None:
+                roots[place] = roots[session.continues]
+            for earlier in before[place]:
+                waiting[earlier].append(place)
+        for place, session in enumerate(plan):
+            first_name, chain = len(names), -1
+            for name in session.blocks:
+                chain = chains.setdefault((chain, name), len(chains))
+                names.append(chain)
+            after, continues = (-1 if link is None else link for link in (session.after, session.continues))
+            links = (after, continues, roots[place], len(before[place]), len(followers), len(waiting[place]))
+            own = (len(requests), len(session.requests), session.start_offset_ns)
+            sessions.append((*own, *links, first_name, len(session.blocks)))
+            followers += waiting[place]
+            requests += [
+                (
+                    *(request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns),
+                    *(place, -1, request.abort_after_ns, request.abort_after_tokens),
+                )
+                for request in session.requests
+            ]
+        num_abortable = sum(request.is_abortable for session in plan for request in session.requests)
+        num_requests = len(requests) - first_request
+        plan_rows.append((first_session, len(plan), first_request, num_requests, shared, named, num_abortable))
+    return layout.PlanArrays(
+        plans=records_from(layout.PlanRecord, plan_rows),
+        sessions=records_from(layout.SessionRecord, sessions),
+        requests=records_from(layout.RequestRecord, requests),
+        followers=np.array(followers, dtype=np.int64),
+        names=np.array(names, dtype=np.int64),
+    )
+
+
+class Input(NamedTuple):
+    """One plan: the replicate of a workload under a base seed."""
+
+    workload: WorkloadSpec
+    base_seed: int
+    replicate: int
+
+
+def input_arrays(inputs: Sequence[Input], treatment: Treatment = "as-drawn") -> layout.PlanArrays:
+    """The plans of these inputs end to end, in their order, under a treatment.
+
+    Raises SpecError when a wait distribution is unknown or its file is wrong.
+    """
+    places: dict[tuple[WorkloadSpec, int], list[int]] = {}
+    for place, (workload, base_seed, _) in enumerate(inputs):
+        places.setdefault((workload, base_seed), []).append(place)
+    parts: dict[int, layout.PlanArrays] = {}
+    for (workload, base_seed), of_workload in places.items():
+        plans = _replicates(workload, base_seed, [inputs[place].replicate for place in of_workload], treatment)
+        parts.update(zip(of_workload, plans, strict=True))
+    return joined([parts[place] for place in range(len(inputs))])
+
+
+def _replicates(
+    workload: WorkloadSpec, base_seed: int, replicates: Sequence[int], treatment: Treatment
+) -> Iterator[layout.PlanArrays]:
+    """The plans of one workload and base seed, one by one."""
+    if workload.source != "drawn":
+        for replicate in replicates:
+            yield plan_arrays([build_plan(workload, base_seed, replicate).with_treatment(treatment)])
+        return
+    shape = plan_arrays([build_plan(workload, base_seed, replicates[0])])
+    drawn = draw_requests(workload, base_seed, replicates)
+    waits_ns = _treated(np.minimum(drawn.wait_ns, wait_cap_ns(workload)), is_waited(workload), treatment)
+    for place in range(len(replicates)):
+        requests = shape.requests.copy()
+        requests["keep"][:] = drawn.keep_tokens[place]
+        requests["new"][:] = drawn.new_tokens[place]
+        requests["generate"][:] = drawn.generate_tokens[place]
+        requests["wait_ns"][:] = waits_ns[place]
+        yield shape._replace(requests=requests)
+
+
+def _treated(wait_ns: IntArray, waited: npt.NDArray[np.bool_], treatment: Treatment) -> IntArray:
+    """The waits of several plans under a treatment, as ``Plan.with_treatment`` has them; shape (plans, requests)."""
+    if treatment == "no-waits":
+        return np.zeros_like(wait_ns)
+    if treatment == "equal-waits" and waited.any():
+        num_waits = int(waited.sum())
+        mean_ns, remainder = np.divmod(wait_ns[:, waited].sum(axis=1, keepdims=True), num_waits)
+        wait_ns[:, waited] = mean_ns + (np.arange(num_waits) < remainder)
+    return wait_ns
+
+
+def joined(parts: Sequence[layout.PlanArrays]) -> layout.PlanArrays:
+    """Plans end to end."""
+    counts = np.array([[len(table) for table in part] for part in parts])
+    num_plans, num_sessions = counts[:, 0], counts[:, 1]
+    _, first_session, first_request, first_follower, first_name = (counts.cumsum(axis=0) - counts).T
+    plans = _end_to_end([part.plans for part in parts])
+    sessions = _end_to_end([part.sessions for part in parts])
+    plans["first_session"][:] += np.repeat(first_session, num_plans)
+    plans["first_request"][:] += np.repeat(first_request, num_plans)
+    sessions["first_request"][:] += np.repeat(first_request, num_sessions)
+    sessions["first_follower"][:] += np.repeat(first_follower, num_sessions)
+    sessions["first_name"][:] += np.repeat(first_name, num_sessions)
+    requests = _end_to_end([part.requests for part in parts])
+    followers, names = _end_to_end([part.followers for part in parts]), _end_to_end([part.names for part in parts])
+    return layout.PlanArrays(plans, sessions, requests, followers, names)
+
+
+def _end_to_end(tables: Sequence[_Table]) -> _Table:
+    arrays = cast("Sequence[npt.NDArray[np.void]]", tables)
+    # Without a given type, numpy searches a common type for every pair of tables.
+    return cast("_Table", np.concatenate(arrays, dtype=arrays[0].dtype))
+
+
+def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
+    """The arrays of one plan out of several."""
+    record = record_as_dict(arrays.plans, plan)
+    first, first_request = record["first_session"], record["first_request"]
+    alone = layout.PlanArrays(
+        plans=arrays.plans[plan : plan + 1].copy(),
+        sessions=arrays.sessions[first : first + record["num_sessions"]].copy(),
+        requests=arrays.requests[first_request : first_request + record["num_requests"]].copy(),
+        followers=arrays.followers,
+        names=arrays.names,
+    )
+    alone.plans["first_session"][:] = 0
+    alone.plans["first_request"][:] = 0
+    alone.sessions["first_request"][:] -= first_request
+    return alone
+
+
+def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
+    """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
+    sessions = alone.sessions[:size].copy()
+    requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
+    # Followers are listed session by session, in ascending order, so the followers that stay come first.
+    owner = np.repeat(np.arange(size), sessions["num_followers"])
+    first = int(sessions["first_follower"][0])
+    is_kept = alone.followers[first : first + len(owner)] < size
+    sessions["num_followers"][:] = np.bincount(owner[is_kept], minlength=size)
+    plans = alone.plans.copy()
+    plans["num_sessions"][:], plans["num_requests"][:] = size, len(requests)
+    plans["num_abortable"][:] = np.count_nonzero(requests["abort_ns"] + requests["abort_tokens"])
+    return alone._replace(plans=plans, sessions=sessions, requests=requests)
+
+
+def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
+    """Which requests continue the text of an earlier request."""
+    session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
+    is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
+    return ~is_first | (arrays.sessions["continues"][session] >= 0)
+
+
+def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
+    """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
+    prompt = arrays.requests["keep"] + arrays.requests["new"]
+    total = prompt + arrays.requests["generate"]
+    wrong = np.flatnonzero(
+        (prompt >= config.slot_tokens) | (total > config.slot_tokens) | (arrays.requests["generate"] < 1)
+    )
+    if wrong.size == 0:
+        return
+    place = int(wrong[0])
+    session = int(arrays.requests["session"][place])
+    raise PlanError(
+        f"{int(prompt[place])} prompt and {int(total[place] - prompt[place])} generated tokens do not fit a slot of "
+        f"{config.slot_tokens} tokens",
+        where=f"session {session}, request {place - int(arrays.sessions['first_request'][session])}",
+        hint="Shorten the session or raise slot_tokens",
+    )
+
+
+def plans_of(arrays: layout.PlanArrays) -> list[Plan]:
+    """The plans in these tables. Names of blocks are the numbers of their chains, which are equal where those are."""
+    return [_plan_of(arrays, place) for place in range(len(arrays.plans))]
+
+
+def _plan_of(arrays: layout.PlanArrays, place: int) -> Plan:
+    plan = record_as_dict(arrays.plans, place)
+    first = plan["first_session"]
+    rows = [record_as_dict(arrays.sessions, first + session) for session in range(plan["num_sessions"])]
+    before: list[list[int]] = [[] for _ in rows]
+    for session, row in enumerate(rows):
+        for follower in arrays.followers[row["first_follower"] :][: row["num_followers"]].tolist():
+            before[follower].append(session)
+    return Plan(
+        source="simulated",
+        seed=0,
+        replicate=0,
+        treatment="as-drawn",
+        shared_prefix_tokens=plan["shared_prefix"],
+        token_id_range=(0, 2),
+        sessions=tuple(_session_of(arrays, session, row, before[session]) for session, row in enumerate(rows)),
+        block_tokens=plan["named_tokens"],
+    )
+
+
+def _session_of(arrays: layout.PlanArrays, index: int, row: dict[str, int], before: Sequence[int]) -> SessionPlan:
+    after = row["after"]
+    requests = arrays.requests[row["first_request"] :][: row["num_requests"]]
+    columns = ("keep", "new", "generate", "wait_ns", "abort_ns", "abort_tokens")
+    return SessionPlan(
+        index,
+        row["start_ns"],
+        None if after < 0 else after,
+        None if row["continues"] < 0 else row["continues"],
+        tuple(
+            RequestPlan(keep, new, generate, wait_ns, abort_after_ns=abort_ns, abort_after_tokens=abort_tokens)
+            for keep, new, generate, wait_ns, abort_ns, abort_tokens in zip(
+                *(requests[name].tolist() for name in columns), strict=True
+            )
+        ),
+        also_after=tuple(session for session in before if session != after),
+        blocks=tuple(arrays.names[row["first_name"] :][: row["num_names"]].tolist()),
+    )

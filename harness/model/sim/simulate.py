@@ -1,0 +1,277 @@
+"""Simulates plans on a server: every admission, reuse, step and completion, in virtual time.
+
+Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine. An ablation
+changes one rule of the stack and keeps everything else; no released server behaves so, and no figure of an ablation is
+compared with a measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from harness.errors import PlanError, SpecError
+from harness.model.compiled.records import Records, record_as_dict, record_fields
+from harness.model.engine.config import EngineConfig, new_state
+from harness.model.engine.cost import CostModel, load_cost_model
+from harness.model.engine.scheduler import CALLERS, STEP_KINDS
+from harness.model.engine.steps import FAR
+from harness.model.plan import Plan
+from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.kernel import events as kernel
+from harness.model.sim.paged import run_paged
+from harness.model.sim.plans import check_slots, plan_arrays, plans_of
+from harness.model.spec import ServerSpec, Treatment
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """The result of a simulated run. Times are ns after the common start.
+
+    requests: session, request, prompt_tokens, generate_tokens, cached_tokens, hash_hit_tokens, arrival_ns,
+    admitted_ns, first_token_ns, completed_ns, preemptions, aborted_tokens; one row per request, in plan order. A
+    request that its client left completes at that instant with aborted_tokens received; -1 for the others.
+    Under paged rules parts of prompts and decodes share steps of kind "mixed": prefill_ns is of all steps that are not
+    pure decode steps, W the time that parts of prompts added to the steps of decoding requests.
+    steps: start_ns, kind, n, b, count, session, request, computed_tokens, duration_ns (of each); ``count`` equal
+    decode steps in one row, b is null for a prefill, session, request and computed_tokens are null for decode.
+    evictions: at_ns (start of the step), slot, caller, session, request (whose prompt filled the slot).
+    decode_histogram: h(n) at place n. wait_session_ns: W. filled_in_buckets: buckets whose cost was not measured.
+    """
+
+    requests: pa.Table
+    steps: pa.Table
+    evictions: pa.Table
+    decode_histogram: tuple[int, ...]
+    decode_ns: int
+    prefill_ns: int
+    wait_session_ns: int
+    end_ns: int
+    num_decode_steps: int
+    computed_tokens: int
+    cached_tokens: int
+    preemptions: int
+    filled_in_buckets: tuple[int, ...]
+
+    @property
+    def device_ns(self) -> int:
+        """D: the sum of all step times."""
+        return self.decode_ns + self.prefill_ns
+
+    @property
+    def num_evictions(self) -> int:
+        return self.evictions.num_rows
+
+
+LABEL = "computed, not measured"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One changed rule.
+
+    rules: other KV rules. treatment: other waits. is_fixed_arrivals: re-arrivals come when they came in the baseline
+    configuration, but not before their session's completion (Table XI). is_lru_slots: KV slots are evicted by last
+    use (filled, read by a look-up, or finished) instead of by allocation.
+    """
+
+    name: str
+    meaning: str
+    rules: str = ""
+    treatment: Treatment = "as-drawn"
+    is_fixed_arrivals: bool = False
+    is_lru_slots: bool = False
+
+
+UNCHANGED = Ablation("", "")
+ABLATIONS = {
+    ablation.name: ablation
+    for ablation in (
+        Ablation("fixed-arrivals", "re-arrivals come when they came under the baseline", is_fixed_arrivals=True),
+        Ablation("paper+dummy", "the paper's rules with its dummy slot", rules="paper+dummy"),
+        Ablation("equal-waits", "every wait is the mean of its plan", treatment="equal-waits"),
+        Ablation("no-waits", "nobody waits for a tool", treatment="no-waits"),
+        Ablation("lru-slots", "KV slots are evicted by last use", is_lru_slots=True),
+    )
+}
+
+
+def ablation(name: str) -> Ablation:
+    """A shipped ablation; raises SpecError listing the names."""
+    if name not in ABLATIONS:
+        raise SpecError(f"no ablation {name!r}", where="--ablation", hint=f"Choose one of {', '.join(ABLATIONS)}")
+    return ABLATIONS[name]
+
+
+def simulate(
+    plan: Plan,
+    server: ServerSpec | EngineConfig,
+    cost_model: CostModel | None = None,
+    *,
+    max_steps_per_advance: int | None = None,
+) -> SimResult:
+    """Simulate one plan on one freshly started server.
+
+    cost_model: default, the cost model that the server specification names. max_steps_per_advance: limit of equal
+    decode steps taken at once; it changes the speed, never the result.
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    if isinstance(server, EngineConfig):
+        config = server
+        model = load_cost_model("paper") if cost_model is None else cost_model
+    else:
+        config = EngineConfig.from_server(server)
+        model = load_cost_model(server.cost_model) if cost_model is None else cost_model
+    arrays = plan_arrays([plan])
+    check_slots(arrays, config)
+    outcome = run_arrays(arrays, config, model, max_steps_per_advance)
+    return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
+
+
+def run_batch(
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    costs: CostModel | layout.CostArrays,
+    changed: Ablation = UNCHANGED,
+) -> layout.Outcome:
+    """Many plans, each on a fresh server: their sums and every request, without records of steps.
+
+    costs: a model under paged rules; tables may differ from plan to plan. The caller applies treatment, rules and
+    arrivals of an ablation.
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    check_slots(arrays, config)
+    if config.rule_set.is_paged:
+        assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
+        return run_paged(plans_of(arrays), config, [costs] * len(arrays.plans))
+    if isinstance(costs, CostModel):
+        costs = layout.cost_arrays(config, costs)
+    return _run(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
+
+
+def _run(  # noqa: PLR0913  # what a call of the kernel depends on
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    cost: layout.CostArrays,
+    *,
+    room: tuple[int, int] = (0, 0),
+    max_steps: int | None = None,
+    evicts_by_last_use: bool = False,
+) -> layout.Outcome:
+    """room: for records of steps and of evictions. Raises PlanError when a request can never be admitted."""
+    most_requests = int(arrays.plans["num_requests"].max())
+    state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
+    outcome, scratch = layout.new_outcome(arrays, config, *room), layout.new_scratch(arrays)
+    num_plans = len(arrays.plans)
+    kernel.run_plans(arrays, state, scratch, outcome, cost, 0, num_plans, FAR if max_steps is None else max_steps)
+    stuck = outcome.totals["stuck_session"]
+    if np.any(stuck >= 0):
+        plan = int(np.argmax(stuck >= 0))
+        raise PlanError(
+            "its request can never be admitted: the KV memory is too small for it",
+            where=f"plan {plan}, session {stuck[plan]}" if num_plans > 1 else f"session {stuck[plan]}",
+            hint="Give more kv_slots or shorter prompts",
+        )
+    return outcome
+
+
+def run_arrays(
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    costs: CostModel | layout.CostArrays,
+    max_steps: int | None = None,
+) -> layout.Outcome:
+    """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted.
+
+    costs: a model under paged rules.
+    """
+    if config.rule_set.is_paged:
+        assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
+        return run_paged(plans_of(arrays), config, [costs])
+    num_requests = len(arrays.requests)
+    cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
+    step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
+    if len(cost.noise) > 1 or cost.other["context_fs"][0]:
+        # Almost every decode step has its own duration, so few steps share a record.
+        step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
+    while True:
+        outcome = _run(arrays, config, cost, room=(step_room, eviction_room), max_steps=max_steps)
+        totals = record_as_dict(outcome.totals, 0)
+        steps, evictions = totals["num_step_records"], totals["num_eviction_records"]
+        if steps <= step_room and evictions <= eviction_room:
+            return outcome
+        step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
+
+
+def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
+    totals = record_as_dict(outcome.totals, 0)
+    same = ("decode_ns", "prefill_ns", "end_ns", "computed_tokens", "cached_tokens", "preemptions")
+    return SimResult(
+        requests=_request_table(arrays, outcome.requests),
+        steps=_step_table(outcome.steps[: totals["num_step_records"]]),
+        evictions=_eviction_table(outcome.evictions[: totals["num_eviction_records"]]),
+        decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
+        wait_session_ns=totals["wait_ns"],
+        num_decode_steps=totals["decode_steps"],
+        filled_in_buckets=filled_in,
+        **{name: totals[name] for name in same},
+    )
+
+
+def _request_table(arrays: layout.PlanArrays, requests: Records[layout.RequestResult]) -> pa.Table:
+    number = (
+        np.arange(len(arrays.requests), dtype=np.int64) - arrays.sessions["first_request"][arrays.requests["session"]]
+    )
+    columns: dict[str, pa.Array] = {
+        "session": pa.array(arrays.requests["session"], pa.int32()),
+        "request": pa.array(number, pa.int32()),
+        "prompt_tokens": pa.array(arrays.requests["keep"] + arrays.requests["new"], pa.int32()),
+        "generate_tokens": pa.array(arrays.requests["generate"], pa.int32()),
+    }
+    for name in record_fields(layout.RequestResult):
+        columns[name] = pa.array(requests[name], pa.int64() if name.endswith("_ns") else pa.int32())
+    return pa.table(columns)
+
+
+def _step_table(steps: Records[layout.StepRecord]) -> pa.Table:
+    kinds = pa.DictionaryArray.from_arrays(
+        pa.array(steps["kind"], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
+    )
+
+    def nullable(column: str, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        return pa.array(steps[column], pa.int32(), mask=steps[column] < 0 if nulls is None else nulls)
+
+    return pa.table(
+        {
+            "start_ns": pa.array(steps["start_ns"], pa.int64()),
+            "kind": kinds.cast(pa.string()),
+            "n": pa.array(steps["num_seqs"], pa.int32()),
+            "b": nullable("bucket", steps["computed_tokens"] >= 0),
+            "count": pa.array(steps["count"], pa.int64()),
+            "session": nullable("session"),
+            "request": nullable("request"),
+            "computed_tokens": nullable("computed_tokens"),
+            "duration_ns": pa.array(steps["duration_ns"], pa.int64()),
+        }
+    )
+
+
+def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
+    callers = pa.DictionaryArray.from_arrays(pa.array(evictions["caller"], pa.int8()), pa.array(list(CALLERS)))
+    # A block of paged memory has no slot, session or request: -1.
+    slot, session, request = (
+        pa.array(evictions[name], pa.int32(), mask=evictions[name] < 0) for name in ("slot", "session", "request")
+    )
+    at_ns = pa.array(evictions["at_ns"], pa.int64())
+    return pa.table(
+        {"at_ns": at_ns, "slot": slot, "caller": callers.cast(pa.string()), "session": session, "request": request}
+    )
+
+
+def with_arrivals_of(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> layout.PlanArrays:
+    """The plans with each request at the instant at which it arrives under the baseline without an ablation."""
+    outcome = run_batch(plans, baseline, model)
+    return layout.with_column(plans, "pinned_ns", np.ascontiguousarray(outcome.requests["arrival_ns"]))

@@ -1,0 +1,343 @@
+"""Decision rules as data: one TOML file a rule, with every limit. Definitions: docs/method.md, "Decisions".
+
+A rule says what is compared, under which preconditions, and what is exploratory. It selects conditions by their
+factors: what an experiment varies, by name and value. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from harness.errors import SpecError
+from harness.model.spec.base import Spec, describe_validation_error, load_toml
+from harness.model.spec.sections import Channel
+from harness.shipped import find_shipped
+
+Factor = StrictBool | StrictInt | StrictFloat | StrictStr
+Factors = Mapping[str, Factor]
+FACTOR_PATTERN = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,31}$")
+# Patterns of condition names, or the allowed values of some factors.
+Selection = tuple[str, ...] | dict[str, tuple[Factor, ...]]
+# Abbreviations in names.
+ABBREVIATED = {"n": "N", "b": "bucket"}
+
+
+def _named_well(factors: dict[str, Factor]) -> dict[str, Factor]:
+    for name in factors:
+        if not FACTOR_PATTERN.match(name):
+            raise ValueError(f"factor {name!r} must match {FACTOR_PATTERN.pattern}")
+    return factors
+
+
+WrittenFactors = Annotated[dict[str, Factor], AfterValidator(_named_well)]
+
+
+def factors_from_name(name: str) -> dict[str, Factor]:
+    """Factors in the name of a condition.
+
+    "n6-slots16": N 6, slots 16, stratum "n6", configuration "slots16". "a1-b4": artifact "a1", bucket 4. "n6-nowaits":
+    waits false. Other words are ignored.
+    """
+    stratum, separator, last = name.rpartition("-")
+    factors: dict[str, Factor] = {"stratum": stratum, "configuration": last} if separator else {}
+    for word in name.split("-"):
+        if word in ("waits", "nowaits"):
+            factors["waits"] = word == "waits"
+        elif (number := re.fullmatch(r"([a-z]+)(\d+)", word)) is not None:
+            factors[ABBREVIATED.get(number[1], number[1])] = int(number[2])
+    if stratum and re.fullmatch(r"b\d+", last):
+        factors["artifact"] = stratum
+    return factors
+
+
+def factors_text(factors: Factors) -> str:
+    """Factors as text: N=6, waits=yes."""
+    return ", ".join(f"{name}={value_text(value)}" for name, value in factors.items())
+
+
+def value_text(value: Factor) -> str:
+    """A value as text: yes or no, a number without trailing zeros, words unchanged."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def level_text(factor: str, value: Factor) -> str:
+    """A value with the name of its factor, slots16; a word without."""
+    return value if isinstance(value, str) else f"{factor}{value_text(value)}"
+
+
+def is_selected(selection: Selection, name: str, factors: Factors) -> bool:
+    """Whether a condition matches a pattern, or has one of the allowed values for every factor of the selection."""
+    if isinstance(selection, dict):
+        return bool(selection) and all(factors.get(factor) in values for factor, values in selection.items())
+    return any(fnmatchcase(name, pattern) for pattern in selection)
+
+
+def unmatched(selection: Selection, conditions: Mapping[str, Factors]) -> list[str]:
+    """The parts of a selection that no condition has: patterns, or values of factors."""
+    if isinstance(selection, dict):
+        wanted = [(factor, value) for factor, values in selection.items() for value in values]
+        return [
+            f"{factor} = {value_text(value)}"
+            for factor, value in wanted
+            if not any(factor in factors and factors[factor] == value for factors in conditions.values())
+        ]
+    return [pattern for pattern in selection if not any(fnmatchcase(name, pattern) for name in conditions)]
+
+
+def factor_names(conditions: Iterable[Factors]) -> list[str]:
+    """Every factor that some condition has, in the order of first appearance."""
+    return list(dict.fromkeys(name for factors in conditions for name in factors))
+
+
+Band = tuple[float, float]
+TimesSource = Literal["reported", "steps"]
+# Conditions of an experiment: name -> factors.
+Conditions = Mapping[str, Factors]
+
+
+class _Rule(Spec):
+    """Keys of every rule. conditions, exploratory: conditions by the values of factors, or by patterns of names.
+
+    A condition that ``exploratory`` selects is computed and reported, but NOT SUBJECT to the rule.
+    """
+
+    name: str
+    version: int = Field(default=1, ge=1)
+    source: str = ""
+    question: str = ""
+    conditions: Selection = ("*",)
+    exploratory: Selection = ()
+    min_replicates: int = Field(default=1, ge=1, description="fewer valid ones: WITHHELD")
+
+    def applies_to(self, condition: str, factors: Factors) -> bool:
+        """Whether this rule computes anything for a condition."""
+        return is_selected(self.conditions, condition, factors) or self.is_exploratory(condition, factors)
+
+    def is_exploratory(self, condition: str, factors: Factors) -> bool:
+        return is_selected(self.exploratory, condition, factors)
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        """Whether this rule applies to any of these conditions."""
+        return any(self.applies_to(name, factors) for name, factors in conditions.items())
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        """Values of factors, or patterns of names, that the rule selects and no condition has."""
+        return unmatched(self.conditions, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        """Factors that the rule needs."""
+        selections = (self.conditions, self.exploratory)
+        return tuple(
+            dict.fromkeys(name for selection in selections if isinstance(selection, dict) for name in selection)
+        )
+
+
+class CostRule(_Rule):
+    """Predicted against measured cost ratio of a condition to its baseline (paper 4-3).
+
+    tolerance: which rule of channel agreement decides; the other one is reported beside it.
+    """
+
+    kind: Literal["cost-validation"]
+    tau0: float = Field(default=0.02, gt=0)
+    tolerance: Literal["revised", "initial"] = "revised"
+    max_error: float = Field(default=0.03, gt=0)
+    equivalence_band: Band = (0.98, 1.02)
+
+
+class DirectionRule(_Rule):
+    """Occupancy ratio R = (1 - p_A) / (1 - p_C) of a condition with waits to its baseline without (paper S4)."""
+
+    kind: Literal["direction"]
+    band: Band = (0.97, 1.03)
+    min_blocks_outside: int = Field(default=5, ge=1)
+    num_blocks: int = Field(default=6, ge=1)
+
+
+class OccupancyPredictionRule(_Rule):
+    """Predicted against measured R, blocks pooled (paper S4)."""
+
+    kind: Literal["occupancy-prediction"]
+    max_error: float = Field(default=0.05, gt=0)
+    equivalence_band: Band = (0.97, 1.03)
+
+
+class SaturationRule(_Rule):
+    """Adjacent slot counts whose cost no longer differs (paper 5-4).
+
+    levels: values of ``factor``, ascending. strata: factors whose values must be equal in what is compared.
+    is_stratified: resample within each stratum.
+    """
+
+    kind: Literal["saturation"]
+    factor: str = "configuration"
+    levels: tuple[Factor, ...] = Field(min_length=2)
+    strata: tuple[str, ...] = ("stratum",)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    max_width: float = Field(default=0.04, gt=0)
+    resamples: int = Field(default=10_000, ge=100)
+    seed: int = Field(ge=0)
+    is_stratified: bool = False
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        return len({factors.get(self.factor) for factors in conditions.values()} & set(self.levels)) > 1
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        return unmatched({self.factor: self.levels}, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        return (self.factor, *self.strata)
+
+
+class RecompilationRule(_Rule):
+    """Medians of two artifacts against the differences of session pairs of one artifact (paper S2).
+
+    Conditions have the factors ``artifact`` and ``bucket``; replicates are an artifact's sessions. resolution_ms: step
+    times are rounded to it before anything is compared, as the paper's were recorded. times: the server's own report of
+    its model time ("reported", as in the paper), whole step periods ("steps"), or the report where every session has
+    one ("any").
+    """
+
+    kind: Literal["recompilation"]
+    comparisons: tuple[tuple[str, str], ...] = Field(min_length=1)
+    null_quantile: float = Field(default=0.95, gt=0, lt=1)
+    resolution_ms: float = Field(default=0.01, ge=0)
+    times: Literal[TimesSource, "any"] = "any"
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        artifacts = {factors.get("artifact") for factors in conditions.values()}
+        return any({x, y} <= artifacts for x, y in self.comparisons)
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        artifacts = dict.fromkeys(artifact for pair in self.comparisons for artifact in pair)
+        return unmatched({"artifact": tuple(artifacts)}, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        return ("artifact", "bucket")
+
+
+class NoTreatmentRule(_Rule):
+    """Whether tau covers the run-to-run difference of the two channels for the same input (paper S1)."""
+
+    kind: Literal["no-treatment"]
+    tau0: float = Field(default=0.02, gt=0)
+    sum_size: int = Field(default=3, ge=1)
+    tau0_grid: tuple[float, ...] = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.045, 0.05)
+
+
+class InterferenceRule(_Rule):
+    """Injected prefill against background sessions (paper 3-3): existence, simultaneity, growth with length.
+
+    control: the condition without an injection. A control that crosses the threshold makes existence PARTIAL.
+    """
+
+    kind: Literal["interference"]
+    control: str = "control"
+    threshold: float = Field(default=5.0, gt=1, description="spike / baseline interval")
+    background_group: str = "background"
+    injected_group: str = "injected"
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        return self.control in conditions and len(conditions) > 1
+
+    @model_validator(mode="after")
+    def _distinct(self) -> InterferenceRule:
+        if self.background_group == self.injected_group:
+            raise ValueError("background_group and injected_group are the same")
+        return self
+
+
+class EquivalenceRule(_Rule):
+    """Whether a cost ratio lies within a margin of 1, shown by two one-sided tests (Schuirmann 1987).
+
+    Where the experiment declares a stopping rule, its sequence decides, on the same channel and at most at this alpha.
+    """
+
+    kind: Literal["equivalence"]
+    min_replicates: int = Field(default=3, ge=2, description="fewer valid ones: WITHHELD")
+    margin: float = Field(gt=0, lt=1, description="ratios from 1 / (1 + margin) to 1 + margin count as equal")
+    alpha: float = Field(default=0.05, gt=0, lt=0.5, description="of each of the two tests")
+    channel: Channel = "a"
+
+
+class SuperiorityRule(_Rule):
+    """Whether a condition is cheaper than its baseline by at least a margin: a one-sided test of the ratio of sums.
+
+    The ratio is of the costs on the same plans. Where the experiment declares a stopping rule, its sequence decides, on
+    the same channel and at most at twice this alpha (it has two sides). Where no run has a step log, channel B decides.
+    """
+
+    kind: Literal["superiority"]
+    min_replicates: int = Field(default=3, ge=3, description="fewer valid ones: WITHHELD")
+    margin: float = Field(default=0.0, ge=0, lt=1, description="ratios below 1 - margin count as cheaper")
+    alpha: float = Field(
+        default=0.025, gt=0, lt=0.5, description="of the one-sided test; the interval has level 1 - 2 alpha"
+    )
+    channel: Channel = "a"
+
+    @property
+    def limit(self) -> float:
+        """The ratio below which a condition counts as cheaper."""
+        return 1 - self.margin
+
+
+DecisionRule = Annotated[
+    CostRule
+    | DirectionRule
+    | OccupancyPredictionRule
+    | SaturationRule
+    | RecompilationRule
+    | NoTreatmentRule
+    | InterferenceRule
+    | EquivalenceRule
+    | SuperiorityRule,
+    Field(discriminator="kind"),
+]
+
+
+@cache
+def _adapter() -> TypeAdapter[DecisionRule]:
+    return TypeAdapter(DecisionRule)
+
+
+def parse_rule(table: dict[str, Any], *, where: str) -> DecisionRule:
+    """A rule from a TOML table; raises SpecError naming every key that is wrong."""
+    try:
+        return _adapter().validate_python(table)
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where=where, hint="Compare with plans/rules/*.toml"
+        ) from error
+
+
+def find_rule(name_or_path: str) -> Path:
+    """The file of a shipped rule, or the given file."""
+    return find_shipped("rules", name_or_path, what="decision rule")
+
+
+def load_rule(name_or_path: str) -> DecisionRule:
+    """The rule in a file."""
+    path = find_rule(name_or_path)
+    return parse_rule(load_toml(path), where=str(path))

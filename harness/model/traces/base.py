@@ -1,0 +1,248 @@
+"""What every reader is built on: the description of a format, trace files as streams, and checked values of JSON.
+
+One line is in memory at a time. A line that is too long, no JSON or no object is counted with its number and skipped;
+its text is never shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeVar, cast
+
+from pydantic_core import from_json
+
+from harness.errors import SpecError
+from harness.inputs import open_regular, open_unpacked
+from harness.model.traces.recording import MOST_TOKENS, Arrivals, ReadNotes, Recording
+
+MAX_LINE_BYTES = 64 << 20
+READ_BYTES = 1 << 20
+Progress = Callable[[int], None]
+Record = dict[str, Any]
+Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
+Parsed = TypeVar("Parsed")
+PARQUET = b"PAR1"
+ROWS_A_BATCH = 64
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """One format. keys: sets of keys by which a record is recognised; suffixes: of the files taken from a folder.
+
+    is_special: has keys of another format too, and is tried before it. not_promised: what files of this format may get
+    wrong or leave out, and what the reader does then.
+    """
+
+    description: str
+    read: Read
+    not_promised: tuple[str, ...] = ()
+    keys: tuple[frozenset[str], ...] = ()
+    arrivals: Arrivals = "together"
+    block_tokens: int = 0
+    suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz")
+    is_special: bool = False
+
+
+class TraceLine(NamedTuple):
+    """One JSON object. at: its file and line, for notes."""
+
+    at: str
+    record: Record
+
+
+def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
+    """Every line of a file that is a JSON object; other lines are counted in ``notes``.
+
+    Raises SpecError where the file cannot be read to its end.
+    """
+    notes.num_files += 1
+    with opened(path) as stream:
+        for number, line in enumerate(bounded_lines(stream), 1):
+            if progress is not None:
+                progress(len(line))
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line.strip():
+                continue
+            notes.num_lines += 1
+            at = f"{path}, line {number}"
+            record = parsed_json(line)
+            if isinstance(record, dict):
+                yield TraceLine(at, cast("Record", record))
+            else:
+                is_long = len(line) >= MAX_LINE_BYTES
+                notes.line_broken("longer than 64 MiB" if is_long else "no JSON object", at)
+
+
+@contextmanager
+def opened(path: Path, opener: Callable[[Path], IO[bytes]] = open_unpacked) -> Generator[IO[bytes]]:
+    """The content of a file, unpacked by default; SpecError where it cannot be read to its end."""
+    try:
+        with opener(path) as stream:
+            yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
+
+
+def parsed_lines(
+    files: Iterable[Path],
+    notes: ReadNotes,
+    progress: Progress | None,
+    parse: Callable[[Record, str], Parsed | None],
+    broken: str,
+) -> Iterator[tuple[str, Parsed]]:
+    """(place, ``parse(record)``) of every line of ``files``; a line for which it gives None counts as ``broken``."""
+    for path in files:
+        for at, record in json_lines(path, notes, progress):
+            value = parse(record, at)
+            if value is None:
+                notes.line_broken(broken, at)
+            else:
+                yield at, value
+
+
+def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
+    """The objects of a file of JSON lines or of Parquet rows, or of one JSON document: itself, or those of an array.
+
+    A file whose first line is no JSON object by itself is read as a document, where it is one of at most 64 MiB.
+    """
+    with opened(path) as stream:
+        first = next((line for line in bounded_lines(stream) if line.strip()), b"")
+    if first.startswith(PARQUET):
+        yield from _parquet_rows(path, notes, progress)
+        return
+    document = None if isinstance(parsed_json(first.removeprefix(BYTE_ORDER_MARK)), dict) else _document(path)
+    if document is None:
+        yield from json_lines(path, notes, progress)
+        return
+    notes.num_files += 1
+    if progress is not None:
+        progress(path.stat().st_size)
+    for number, record in enumerate(document if isinstance(document, list) else [document], 1):
+        notes.num_lines += 1
+        if isinstance(record, dict):
+            yield TraceLine(f"{path}, record {number}", cast("Record", record))
+        else:
+            notes.line_broken("no JSON object", f"{path}, record {number}")
+
+
+def _parquet_rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[TraceLine]:
+    """The rows of a Parquet file as objects; SpecError where it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    notes.num_files += 1
+    if progress is not None:
+        progress(path.stat().st_size)
+    number = 0
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=ROWS_A_BATCH):
+            for record in batch.to_pylist():
+                number += 1
+                notes.num_lines += 1
+                yield TraceLine(f"{path}, row {number}", record)
+    except (OSError, pa.ArrowException) as error:
+        what = f"cannot be read as Parquet ({str(error).splitlines()[0]})"
+        raise SpecError(what, where=str(path), hint="Copy it again") from error
+
+
+def _document(path: Path) -> Record | list[object] | None:
+    """The JSON object or array that the whole file is; None where it is neither, or too large for one document."""
+    with opened(path) as stream:
+        content = stream.read(MAX_LINE_BYTES + 1)
+    value = parsed_json(content.removeprefix(BYTE_ORDER_MARK)) if len(content) <= MAX_LINE_BYTES else None
+    return cast("Record | list[object]", value) if isinstance(value, (dict, list)) else None
+
+
+def sha256_of(source: Path) -> str:
+    """Hex digest of a file; SpecError when it cannot be read."""
+    digest = hashlib.sha256()
+    with opened(source, open_regular) as stream:
+        while part := stream.read(READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines cut off after MAX_LINE_BYTES; the rest of a longer line is skipped."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line
+        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES)
+
+
+def parsed_json(line: bytes) -> object:
+    """The value of a JSON text; None where it is not JSON."""
+    try:
+        return from_json(line, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def tokens_of(value: object) -> int | None:
+    """A number of tokens; None for any other value (a fraction, a negative or an absurd number)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
+        return None
+    return int(value) if value == int(value) else None
+
+
+def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:
+    """The counts of a usage object by name, 0 where a name is missing; None where it is empty or holds other values."""
+    table = record_of(usage)
+    counts = [tokens_of(table.get(name, 0)) for name in names]
+    return [count for count in counts if count is not None] if table and None not in counts else None
+
+
+def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:
+    """A duration or instant in ``unit_ns`` as ns; None for any other value than a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e15:
+        return None
+    return round(value * unit_ns)
+
+
+def instant_ns(text: object) -> int | None:
+    """An ISO 8601 instant as ns since 1970, UTC where it names no zone; None for any other value."""
+    if not isinstance(text, str) or len(text) > 64:
+        return None
+    try:
+        moment = datetime.fromisoformat(_six_digits(text.replace("Z", "+00:00")))
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    since = moment - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+
+
+def _six_digits(text: str) -> str:
+    """Fractions of a second in 3 or 6 digits, which is what Python 3.10 reads."""
+    head, dot, tail = text.partition(".")
+    if not dot:
+        return text
+    digits = next((place for place, letter in enumerate(tail) if not letter.isdigit()), len(tail))
+    return f"{head}.{tail[:digits][:6].ljust(6, '0')}{tail[digits:]}"
+
+
+def text_of(record: Record, *path: str) -> str:
+    """The string at a path of keys, "" where there is no string."""
+    value: object = record
+    for key in path:
+        value = record_of(value).get(key)
+    return value if isinstance(value, str) else ""
+
+
+def record_of(value: object) -> Record:
+    """A JSON object, {} for anything else."""
+    return cast("Record", value) if isinstance(value, dict) else {}
+
+
+def list_of(value: object) -> list[object]:
+    """A JSON array, [] for anything else."""
+    return cast("list[object]", value) if isinstance(value, list) else []

@@ -1,0 +1,117 @@
+"""Prompts by named blocks: names as numbers, what two prompts share, and how many tokens a block has.
+
+Equal names mean equal tokens of that block, and of all blocks before it where names are chained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from harness.errors import SpecError
+from harness.model.traces.base import Record, tokens_of
+from harness.model.traces.recording import ReadNotes
+
+MOONCAKE_BLOCK_TOKENS = 512
+SIZES = tuple(1 << power for power in range(2, 15))
+# A file in which more of the rows contradict a size was written with another one.
+SHARE_OF_SLIPS = 0.05
+TOO_MANY_NAMES = "rows with more block names than their prompt has blocks"
+
+
+class BlockNames:
+    """The file's own block names as numbers from 0, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def numbers(self, names: Iterable[object]) -> tuple[int, ...] | None:
+        """None where a name is neither a number nor a text."""
+        numbers: list[int] = []
+        for name in names:
+            if not isinstance(name, (int, str)):
+                return None
+            numbers.append(self._numbers.setdefault(name, len(self._numbers)))
+        return tuple(numbers)
+
+
+@dataclass
+class NameOrder:
+    """What the order of a file's block names says of them.
+
+    is_numbered: they count from 0 in order of appearance, so that another file's names may be the same numbers of other
+    blocks. num_unchained: names that came after another name than before, so that they do not say what is before them.
+    """
+
+    is_numbered: bool = True
+    num_unchained: int = 0
+    _highest: int = -1
+    _before: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(self, names: Sequence[object], numbers: Sequence[int]) -> None:
+        """The names of the next row, and the numbers that they got."""
+        before = -1
+        for name, number in zip(names, numbers, strict=True):
+            if self._before.setdefault(number, before) != before:
+                self.num_unchained += 1
+            before = number
+            self.is_numbered = self.is_numbered and isinstance(name, int) and 0 <= name <= self._highest + 1
+            self._highest = max(self._highest, name if isinstance(name, int) else -1)
+
+
+def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:
+    """Tokens of the previous prompt and answer that a prompt begins with, by the blocks of both prompts.
+
+    streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
+    does its answer; else only the common leading blocks come again (a compaction or an edit).
+    """
+    common = 0
+    for mine, theirs in zip(blocks, before, strict=False):
+        if mine != theirs:
+            break
+        common += 1
+    if common == len(before) and prompt >= streamed:
+        return streamed
+    return min(common * block_tokens, streamed, prompt)
+
+
+def lengths_of(record: Record, notes: ReadNotes) -> tuple[int, int] | None:
+    """(prompt, answer) in tokens, by either name that Mooncake's writers use; None where they make no request."""
+    prompt = tokens_of(record.get("input_length", record.get("input_tokens")))
+    generate = tokens_of(record.get("output_length", record.get("output_tokens")))
+    if not prompt or generate is None:
+        return None
+    notes.assume("answers of no token taken as 1 token", generate == 0)
+    return prompt, max(generate, 1)
+
+
+def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: ReadNotes, where: str) -> int:
+    """Tokens of a block, from the (prompt tokens, number of block names) of all rows.
+
+    A row names its whole blocks, and the part at its end or not. usual: the size in the format's own traces, taken
+    unless the person gave a size. Raises SpecError where more than SHARE_OF_SLIPS of the rows contradict it.
+    """
+    rows = [(prompt, names) for prompt, names in lengths if names]
+    size = notes.options.block_tokens or usual
+    num_above = sum(names > -(-prompt // size) for prompt, names in rows)
+    num_below = sum(names < prompt // size for prompt, names in rows)
+    fitting = [
+        other for other in SIZES if all(prompt // other <= names <= -(-prompt // other) for prompt, names in rows)
+    ]
+    others = ", ".join(map(str, fitting))
+    if num_above > SHARE_OF_SLIPS * len(rows) or (num_below and fitting and not notes.options.block_tokens):
+        wrong = (
+            f"{num_above} of {len(rows)} rows have more" if num_above else f"{num_below} of {len(rows)} rows have fewer"
+        )
+        hint = f"blocks of {others} tokens fit every row" if fitting else "no power of two fits every row"
+        raise SpecError(
+            f"{wrong} block names than their prompt has blocks of {size} tokens",
+            where=where,
+            hint=f"Say how many tokens a block has: harness trace import --block-tokens N ({hint})",
+        )
+    if rows and not notes.options.block_tokens and len(fitting) > 1:
+        others = ", ".join(str(other) for other in fitting if other != size)
+        notes.assume(f"blocks taken as {size} tokens, the format's usual size: {others} fit every row too")
+    notes.assume(f"rows whose names cover only a part of their prompt, in blocks of {size} tokens", num_below)
+    notes.block_tokens = size
+    return size

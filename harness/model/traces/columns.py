@@ -1,0 +1,142 @@
+"""Sessions as a table (CSV): TraceLab's replay columns, a plan one to one.
+
+session_id, arrival_time (ms), round_idx, prefix_len, input_len (new tokens), output_len, tool_wait_after_ms. A row
+whose numbers are missing or negative is counted and left out with the rest of its session.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.clock import NS_PER_MS
+from harness.errors import SpecError
+from harness.inputs import open_unpacked
+from harness.model.plan.model import WaitKind
+from harness.model.traces.base import Progress, TraceFormat, tokens_of
+from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+
+COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
+MOST = 1e15  # a larger number is a slip, and not exact as a float
+
+
+class _Row(NamedTuple):
+    """The values of ``COLUMNS`` in a row, times in ns."""
+
+    arrival_ns: int
+    round: int
+    prefix: int
+    new: int
+    generate: int
+    wait_after_ns: int
+
+
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """One recording per session id of each file, its rounds in order."""
+    paths = list(files)
+    held: set[tuple[str, tuple[_Row, ...]]] = set()
+    num_kept = 0
+    for place, path in enumerate(paths):
+        sessions = _sessions(path, notes, progress)
+        for name in [name for name, rows in sessions.items() if (name, rows) in held]:
+            notes.drop("sessions that another file holds already", str(path))
+            del sessions[name]
+        num_kept += bool(sessions)
+        first_ns = min((rows[0].arrival_ns for rows in sessions.values()), default=0)
+        for name, rows in sessions.items():
+            start_ns = rows[0].arrival_ns - first_ns
+            yield Recording(hidden_name(f"{place}/{name}" if place else name), start_ns, tuple(_requests(rows)))
+        held |= sessions.items()
+    notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
+
+
+def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[str, tuple[_Row, ...]]:
+    """The rounds of each session of a file, in order, each once."""
+    sessions: dict[str, dict[int, _Row]] = {}
+    broken: dict[str, str] = {}
+    for name, at, row in _rows(path, notes, progress):
+        rounds = sessions.setdefault(name, {})
+        if row is None:
+            notes.line_broken("a row without its numbers", at)
+            broken.setdefault(name, at)
+        elif rounds.get(row.round) == row:
+            notes.drop("rows that came before", at)
+        elif row.round in rounds:
+            notes.line_broken("a second row of a round, with other numbers", at)
+            broken.setdefault(name, at)
+        else:
+            notes.assume("rows out of order of their round: sorted", bool(rounds) and row.round < max(rounds))
+            notes.assume("answers of no token taken as 1 token", row.generate == 0)
+            rounds[row.round] = row
+    for name, at in broken.items():
+        notes.drop("sessions with a broken row", at)
+        del sessions[name]
+    for rounds in filter(None, sessions.values()):
+        notes.assume("rounds that are missing by their index", max(rounds) + 1 - len(rounds))
+    return {name: tuple(rounds[place] for place in sorted(rounds)) for name, rounds in sessions.items() if rounds}
+
+
+def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, _Row | None]]:
+    notes.num_files += 1
+    try:
+        with open_unpacked(path) as stream:
+            reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8-sig", errors="replace"))
+            columns = set(reader.fieldnames or ())
+            key = "session_id" if "session_id" in columns else "id"
+            if missing := sorted({*COLUMNS, key} - columns):
+                raise SpecError(f"has no column {', '.join(missing)}", where=str(path), hint="See docs/traces.md")
+            for cells in reader:
+                notes.num_lines += 1
+                if progress is not None:
+                    progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
+                yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error
+
+
+def _numbers(cells: dict[str, str | None]) -> _Row | None:
+    try:
+        values = [float(cells.get(column) or "") for column in COLUMNS]
+    except ValueError:
+        return None
+    if not all(abs(value) <= MOST for value in values):  # a NaN fails too
+        return None
+    units = (NS_PER_MS, 1, 1, 1, 1, NS_PER_MS)
+    row = _Row._make(round(value * unit) for value, unit in zip(values, units, strict=True))
+    is_sound = min(row) >= 0 and bool(tokens_of(row.prefix + row.new)) and tokens_of(row.generate) is not None
+    return row if is_sound else None
+
+
+def _requests(rows: Sequence[_Row]) -> Iterator[RecordedRequest]:
+    stream_tokens = 0
+    wait_ns = 0
+    for place, row in enumerate(rows):
+        keep = min(row.prefix, stream_tokens)
+        prompt, generate = row.prefix + row.new, max(row.generate, 1)
+        kind: WaitKind = "tool" if place else "none"
+        yield RecordedRequest(
+            place - 1 if keep else None, (place - 1,) if place else (), wait_ns, kind, prompt, keep, generate
+        )
+        stream_tokens = prompt + generate
+        wait_ns = row.wait_after_ns
+
+
+FORMAT = TraceFormat(
+    "TraceLab's replay columns",
+    _recordings,
+    (
+        "a round stands once: an equal row is dropped and counted; two rows of a round with other numbers break their "
+        "session",
+        "a session stands in one file: one that another file holds with the same rows is dropped and counted",
+        "rows come in order and all of them: they are sorted by their round, and missing rounds are labelled",
+        "files have one clock: the arrivals of each count from its own first, labelled",
+        "output_len counts the answer: many answers of 1 or 2 are labelled",
+    ),
+    (),
+    "recorded",
+    suffixes=(".csv",),
+)

@@ -1,0 +1,28 @@
+"""Waits for recordings that have no times: drawn from a distribution, the same at each import, and labelled."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from harness.model.plan.build import derive_seed
+from harness.model.plan.waits import WaitDistribution, load_waits
+from harness.model.traces.recording import ReadNotes
+
+
+class DrawnWaits:
+    """Tool waits by session and request. The distribution is read when the first one is drawn."""
+
+    def __init__(self, notes: ReadNotes) -> None:
+        self._notes = notes
+        self._waits: WaitDistribution | None = None
+
+    def wait_ns(self, session: str, request: str) -> int:
+        """The wait before a request, in ns; it depends on these two names alone. Errors as ``load_waits``."""
+        if self._waits is None:
+            self._waits = load_waits(self._notes.options.waits)
+        draw = random.Random(derive_seed(0, f"{session}/{request}"))
+        self._notes.assume(f"waits drawn from {self._waits.name}: the recording has no times (--waits)")
+        picks = np.array([draw.random()]), np.array([draw.random()])
+        return int(self._waits.waits_ns(*picks)[0])

@@ -1,0 +1,244 @@
+"""From recordings to the sessions of a plan: what is left out, how lengths shrink, and which session waits for which.
+
+Requests that do not fit a context are removed first, and counted. A request that waits for several others, or that
+several wait for, begins or ends a session of the plan.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.model.plan.model import RequestPlan, SessionPlan
+from harness.model.traces.recording import Arrivals, RecordedRequest, Recording
+
+HumanWaits = Literal["keep", "cap", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How recordings become sessions. wait_cap_ns: longest wait; human_wait_cap_ns: of waits for a person.
+
+    shrink: every length is divided by it, rounded up. max_context_tokens: prompt and answer after that; 0 for no limit.
+    num_recordings: how many are drawn, without replacement, in random order; 0: all, in the file's order.
+    concurrency: size of a closed population of recordings; None: all at once, or at their recorded starts.
+    is_steady: the first recordings begin at a random instant of their own time; recordings that follow, at their start.
+    """
+
+    shrink: int = 1
+    max_context_tokens: int = 0
+    num_recordings: int = 0
+    concurrency: int | None = None
+    arrivals: Arrivals = "together"
+    human_waits: HumanWaits = "keep"
+    wait_cap_ns: int = 1 << 62
+    human_wait_cap_ns: int = 1 << 62
+    is_steady: bool = False
+
+    def wait_ns(self, request: RecordedRequest) -> int:
+        """How long the plan waits before this request."""
+        if request.wait_kind != "human":
+            return min(request.wait_ns, self.wait_cap_ns)
+        if self.human_waits == "drop":
+            return 0
+        return min(request.wait_ns, self.human_wait_cap_ns if self.human_waits == "cap" else self.wait_cap_ns)
+
+
+@dataclass
+class Left:
+    """What a plan leaves out of its trace, by reason; num_warm_ups: requests that it sends only to go on from them."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    num_warm_ups: int = 0
+
+
+def sessions_of(
+    recordings: Sequence[Recording], block_tokens: int, how: Lowering, rng: random.Random
+) -> tuple[tuple[SessionPlan, ...], int, Left]:
+    """(sessions, tokens of a named block after shrinking, what was left out).
+
+    Blocks that shrinking would break are left unnamed, and counted.
+    """
+    left = Left()
+    named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
+    # Before sampling: a sample of all recordings would be smaller than requested, and of shorter recordings.
+    kept = [cut for recording in recordings if (cut := _that_fits(recording, how, left)).requests]
+    left.counts["recordings without a request that fits"] = len(recordings) - len(kept)
+    if 0 < how.num_recordings < len(kept):
+        left.counts["recordings not drawn"] = len(kept) - how.num_recordings
+    if how.num_recordings:
+        kept = rng.sample(kept, min(how.num_recordings, len(kept)))
+    if how.is_steady:
+        for place, recording in enumerate(kept[: how.concurrency]):
+            kept[place], num_warm_ups = begun_at_a_drawn_instant(recording, rng)
+            left.num_warm_ups += num_warm_ups
+            left.counts["requests before a drawn start"] += len(recording.requests) - len(kept[place].requests)
+    if block_tokens and not named_tokens:
+        left.counts["named blocks"] = sum(len(request.blocks) for recording in kept for request in recording.requests)
+    first_ns = min((recording.start_ns for recording in kept), default=0)
+    sessions: list[SessionPlan] = []
+    ends: list[tuple[int, ...]] = []  # the sessions that end each recording
+    for place, recording in enumerate(kept):
+        root_after: tuple[int, ...] = ()
+        start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" else 0
+        if how.concurrency is not None and place >= how.concurrency:
+            root_after, start_ns = ends[place - how.concurrency], 0
+        cut, last = _cut(recording, len(sessions), named_tokens, root_after, start_ns)
+        sessions.extend(cut)
+        ends.append(last)
+    left.counts = +left.counts
+    return tuple(sessions), named_tokens if any(session.blocks for session in sessions) else 0, left
+
+
+def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
+    """The recording shrunk, without what exceeds the context and all that waits for such a request."""
+    places: dict[int, int] = {}
+    kept: list[RecordedRequest] = []
+    for place, request in enumerate(recording.requests):
+        small = _shrunk(request, how.shrink)
+        is_too_long = 0 < how.max_context_tokens < small.prompt_tokens + small.generate_tokens
+        if is_too_long or any(before not in places for before in request.after):
+            left.counts["requests above the context" if is_too_long else "requests after such a request"] += 1
+            continue
+        base = None if request.base is None else kept[places[request.base]]
+        streamed = 0 if base is None else base.stream_tokens
+        keep = min(small.keep_tokens, streamed, small.prompt_tokens)
+        places[place] = len(kept)
+        kept.append(
+            small._replace(
+                after=tuple(places[before] for before in request.after),
+                base=places[request.base] if request.base is not None and keep else None,
+                keep_tokens=keep,
+                wait_ns=how.wait_ns(small),
+            )
+        )
+    return Recording(recording.name, recording.start_ns, tuple(kept))
+
+
+def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[Recording, int]:
+    """(what is still to come with its warm-up requests, number of warm-up requests).
+
+    A recording has no service times, so its time is the sum of its waits, and an instant in a long wait is more likely.
+    A wait that had begun keeps its rest. Earlier requests are left out unless later ones continue their text; those are
+    sent first, whole. A recording without waits begins at a random request.
+    """
+    starts_ns = _starts_ns(recording)
+    last_ns = max(starts_ns)
+    instant_ns = rng.randrange(last_ns) if last_ns else 0
+    first = 0 if last_ns else rng.randrange(len(starts_ns))
+    is_to_come = [start > instant_ns if last_ns else place >= first for place, start in enumerate(starts_ns)]
+    is_warm_up = [False] * len(starts_ns)
+    for place, request in enumerate(recording.requests):
+        if is_to_come[place]:
+            for before in (*request.after, *(() if request.base is None else (request.base,))):
+                is_warm_up[before] = not is_to_come[before]
+    places: dict[int, int] = {}
+    kept: list[RecordedRequest] = []
+    for place, request in enumerate(recording.requests):
+        if not is_to_come[place] and not is_warm_up[place]:
+            continue
+        places[place] = len(kept)
+        if is_warm_up[place]:
+            kept.append(request._replace(base=None, after=(), wait_ns=0, wait_kind="none", keep_tokens=0))
+            continue
+        waited_ns = 0
+        if last_ns and not any(is_to_come[before] for before in request.after):
+            waited_ns = instant_ns - (starts_ns[place] - request.wait_ns)
+        # A warm-up request waits for nothing, so a request that continues its text must wait for it by name.
+        after = (
+            {*request.after, request.base} if request.base is not None and is_warm_up[request.base] else request.after
+        )
+        kept.append(
+            request._replace(
+                base=None if request.base is None else places[request.base],
+                after=tuple(places[before] for before in sorted(after)),
+                wait_ns=request.wait_ns - waited_ns,
+            )
+        )
+    return Recording(recording.name, 0, tuple(kept)), sum(is_warm_up)
+
+
+def _starts_ns(recording: Recording) -> list[int]:
+    """When each request was sent if every request had taken no time."""
+    starts_ns: list[int] = []
+    for request in recording.requests:
+        starts_ns.append(max((starts_ns[before] for before in request.after), default=0) + request.wait_ns)
+    return starts_ns
+
+
+def _shrunk(request: RecordedRequest, shrink: int) -> RecordedRequest:
+    if shrink == 1:
+        return request
+    lengths = {
+        name: -(-getattr(request, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")
+    }
+    # A client that leaves must leave before the last token, also after shrinking.
+    left = min(-(-request.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
+    if request.abort_after_tokens and not left:
+        lengths["generate_tokens"], left = 2, 1
+    return request._replace(**lengths, abort_after_tokens=left)
+
+
+def _cut(
+    recording: Recording, first_index: int, named_tokens: int, root_after: tuple[int, ...], start_ns: int
+) -> tuple[list[SessionPlan], tuple[int, ...]]:
+    """(sessions of a recording, numbered from ``first_index``; indices of those that nothing waits for).
+
+    A session begins at every request that waits for several, or for a request that several wait for. root_after,
+    start_ns: what the requests that wait for nothing wait for, and when they start.
+    """
+    requests = recording.requests
+    followers: list[set[int]] = [set() for _ in requests]
+    for place, request in enumerate(requests):
+        for before in {*request.after, *(() if request.base is None else (request.base,))}:
+            followers[before].add(place)
+    segments: list[list[int]] = []
+    index_of: list[int] = []  # of each request's session
+    for place, request in enumerate(requests):
+        begins_with_names = request.blocks and not request.keep_tokens
+        is_next = (
+            len(request.after) == 1
+            and followers[request.after[0]] == {place}
+            and request.base in (None, request.after[0])
+        )
+        if is_next and not begins_with_names:
+            index_of.append(index_of[request.after[0]])
+            segments[index_of[place] - first_index].append(place)
+        else:
+            index_of.append(first_index + len(segments))
+            segments.append([place])
+    sessions: list[SessionPlan] = []
+    for index, places in enumerate(segments, first_index):
+        first = requests[places[0]]
+        before = sorted({index_of[place] for place in first.after}) or root_after
+        has_names = first.keep_tokens == 0 and named_tokens
+        following = [*(requests[place] for place in places[1:]), None]
+        sessions.append(
+            SessionPlan(
+                index=index,
+                start_offset_ns=first.wait_ns + (0 if first.after else start_ns),
+                after=before[0] if before else None,
+                continues=None if first.base is None else index_of[first.base],
+                requests=tuple(map(_planned, (requests[place] for place in places), following)),
+                also_after=tuple(before[1:]),
+                start_kind=first.wait_kind if first.after else "none",
+                blocks=first.blocks[: first.prompt_tokens // named_tokens] if has_names else (),
+            )
+        )
+    ends = (index for index, places in enumerate(segments, first_index) if not followers[places[-1]])
+    return sessions, tuple(ends)
+
+
+def _planned(request: RecordedRequest, following: RecordedRequest | None) -> RequestPlan:
+    return RequestPlan(
+        keep_tokens=request.keep_tokens,
+        new_tokens=request.prompt_tokens - request.keep_tokens,
+        generate_tokens=request.generate_tokens,
+        wait_after_ns=0 if following is None else following.wait_ns,
+        wait_kind="none" if following is None else following.wait_kind,
+        abort_after_ns=request.abort_after_ns,
+        abort_after_tokens=request.abort_after_tokens,
+    )

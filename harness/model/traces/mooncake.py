@@ -1,0 +1,187 @@
+"""Production requests with named blocks: Mooncake's (FAST'25 release, kvcache-ai) and Bailian's (Alibaba).
+
+A row is one request with its arrival, lengths and the names of its prompt's blocks. Equal names are equal tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.traces.base import Progress, Read, Record, TraceFormat, list_of, parsed_lines, seconds_ns
+from harness.model.traces.blocks import (
+    MOONCAKE_BLOCK_TOKENS,
+    TOO_MANY_NAMES,
+    BlockNames,
+    NameOrder,
+    lengths_of,
+    settled_block_tokens,
+)
+from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+
+BAILIAN_BLOCK_TOKENS = 16
+# Requests a second of a whole service; instants in another unit are a thousand times off.
+LIKELY_RATES = (0.01, 20.0)
+REPEATED = "rows that another file holds already"
+
+
+class _Row(NamedTuple):
+    """One request as read. chat: its id, None in a format without ids."""
+
+    at_ns: int
+    prompt: int
+    generate: int
+    names: tuple[object, ...]
+    chat: str | None
+
+
+def _reader(block_tokens: int, unit_ns: int) -> Read:
+    """unit_ns: of ``timestamp``."""
+
+    def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+        paths = list(files)
+        unit = notes.options.time_unit_ns or unit_ns
+        read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
+        num_repeated = notes.dropped[REPEATED]
+        rows_of = _once_each(read_rows, notes)
+        size = settled_block_tokens(
+            ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows), block_tokens, notes, str(paths[0])
+        )
+        requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > num_repeated)
+        late = sum(_num_late([at_ns for at_ns, _ in rows]) for rows in requests)
+        notes.assume("rows out of order of time: sorted", late)
+        arrivals = sorted((one for rows in requests for one in rows), key=lambda one: one[0])
+        check_instants([at_ns for at_ns, _ in arrivals], unit, notes)
+        for place, (at_ns, request) in enumerate(arrivals):
+            yield Recording(hidden_name(f"request {place}"), at_ns - arrivals[0][0], (request,))
+
+    return read
+
+
+def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
+    def row(record: Record, _: str) -> _Row | None:
+        at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), list_of(record.get("hash_ids"))
+        if at_ns is None or at_ns < 0 or BlockNames().numbers(names) is None:
+            return None
+        lengths = lengths_of(record, notes)
+        chat = record.get("chat_id")
+        return None if lengths is None else _Row(at_ns, *lengths, tuple(names), None if chat is None else repr(chat))
+
+    yield from parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
+
+
+def _once_each(files: Sequence[Sequence[tuple[str, _Row]]], notes: ReadNotes) -> list[list[tuple[str, _Row]]]:
+    """The rows of each file, without those that an earlier file holds too, and without a chat id that came before."""
+    held: Counter[_Row] = Counter()
+    kept: list[list[tuple[str, _Row]]] = []
+    for rows in files:
+        own: Counter[_Row] = Counter()
+        kept.append([])
+        for at, row in rows:
+            own[row] += 1
+            if own[row] <= held[row]:
+                notes.drop(REPEATED, at)
+            elif own[row] > 1 and row.chat is not None:
+                notes.drop("rows with a chat id that came before", at)
+            else:
+                kept[-1].append((at, row))
+                notes.assume("rows equal to an earlier row in every value: kept, for rows have no id", own[row] > 1)
+        held |= own
+    return kept
+
+
+def _named(
+    files: Sequence[Sequence[tuple[str, _Row]]], block_tokens: int, notes: ReadNotes, *, is_one_set: bool
+) -> list[list[tuple[int, RecordedRequest]]]:
+    """(instant, request) of the rows of each file, with block names as numbers."""
+    orders = [NameOrder() for _ in files]
+    for order, rows in zip(orders, files, strict=True):
+        names = BlockNames()
+        for _, row in rows:
+            order.add(row.names, names.numbers(row.names) or ())
+    notes.assume(
+        "block names that follow different names: each names its own block only", sum(o.num_unchained for o in orders)
+    )
+    num_named = sum(any(row.names for _, row in rows) for rows in files)
+    is_anew = num_named > 1 and not is_one_set and all(order.is_numbered for order in orders)
+    if num_named > 1:
+        what = "other blocks than those of the other files" if is_anew else "the same blocks in all files"
+        notes.assume(f"files whose block names are taken as {what}", num_named)
+        notes.assume("files whose instants are taken to be of one clock", num_named)
+    shared = BlockNames()
+    requests: list[list[tuple[int, RecordedRequest]]] = []
+    for place, rows in enumerate(files):
+        requests.append([])
+        for at, row in rows:
+            if len(row.names) > -(-row.prompt // block_tokens):
+                notes.line_broken(TOO_MANY_NAMES, at)
+                continue
+            numbers = shared.numbers(f"{place} {name!r}" if is_anew else name for name in row.names) or ()
+            whole = numbers[: row.prompt // block_tokens]
+            requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", row.prompt, 0, row.generate, whole)))
+    return requests
+
+
+def _num_late(instants_ns: Sequence[int]) -> int:
+    """How many instants are before one that stands above them."""
+    latest_ns = num_late = 0
+    for at_ns in instants_ns:
+        num_late += at_ns < latest_ns
+        latest_ns = max(latest_ns, at_ns)
+    return num_late
+
+
+def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -> None:
+    """Label arrivals, in order, that are all one instant, or at a rate that speaks for another unit of time."""
+    span_s = (instants_ns[-1] - instants_ns[0]) / NS_PER_S if len(instants_ns) > 1 else 0
+    if len(instants_ns) > 1 and not span_s:
+        notes.assume("requests that all arrive at the same instant", len(instants_ns))
+    elif span_s and not notes.options.time_unit_ns:
+        rate = (len(instants_ns) - 1) / span_s
+        if not LIKELY_RATES[0] <= rate <= LIKELY_RATES[1]:
+            unit = {NS_PER_MS: "milliseconds", NS_PER_S: "seconds"}.get(unit_ns, f"{unit_ns} ns")
+            notes.assume(
+                f"requests whose instants are taken as {unit}: {rate:.3g} a second over {span_s:.4g} s. If they are in "
+                "another unit, give --time-unit",
+                len(instants_ns),
+            )
+
+
+NOT_PROMISED = (
+    "a request stands in one file: a row that an earlier file holds too is dropped and counted; equal rows of one file "
+    "are kept, and labelled",
+    "rows come in order of time: they are sorted, and labelled",
+    "time is in {unit}: a rate outside {low:g} to {high:g} requests a second is labelled; --time-unit sets it",
+    "a block has {size} tokens: rows with more names than their prompt has blocks are refused, and so are rows with "
+    "fewer where another size fits all; --block-tokens sets it; a size that is not the only one to fit is labelled",
+    "names of several files are one set: files that number their blocks from 0 anew are kept apart; labelled "
+    "either way",
+    "a name stands for all tokens before it too: one that follows different names is labelled",
+    "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
+)
+
+
+def _not_promised(unit: str, size: int) -> tuple[str, ...]:
+    low, high = LIKELY_RATES
+    return tuple(each.format(unit=unit, size=size, low=low, high=high) for each in NOT_PROMISED)
+
+
+FORMAT = TraceFormat(
+    "production requests with 512-token blocks",
+    _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
+    _not_promised("milliseconds", MOONCAKE_BLOCK_TOKENS),
+    (frozenset({"timestamp", "input_length", "output_length"}), frozenset({"timestamp", "input_length", "hash_ids"})),
+    "recorded",
+    MOONCAKE_BLOCK_TOKENS,
+)
+BAILIAN = TraceFormat(
+    "production requests with chat ids and 16-token blocks",
+    _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
+    (*_not_promised("seconds", BAILIAN_BLOCK_TOKENS), "who continues whom: chat ids only tell rows apart"),
+    (frozenset({"chat_id", "parent_chat_id", "input_length"}),),
+    "recorded",
+    BAILIAN_BLOCK_TOKENS,
+)

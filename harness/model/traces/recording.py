@@ -1,0 +1,450 @@
+"""Recorded sessions: who sent how many tokens after whom, how long each wait was, and the trace file that holds them.
+
+Every reader makes recordings, and every plan from a trace starts from them. Lengths are in tokens, times in ns since
+the recording's start; they cannot hold text, paths or commands. A trace file is a header line, then one JSON line per
+recording. A trace of any length is described in one reading. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from array import array
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+
+from harness.clock import NS_PER_S
+from harness.errors import PlanError, SpecError
+from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
+from harness.outputs import write_atomic
+from harness.shipped import find_shipped
+
+Arrivals = Literal["together", "recorded"]
+DEFAULT_WAITS = "tracelab-v0.0.2"
+MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
+
+
+class RecordedRequest(NamedTuple):
+    """One request of a recording.
+
+    base: place of the earlier request whose prompt and answer this prompt begins with; None for a fresh context.
+    after: places of the earlier requests of the same recording that had to end first; () if it waited for none.
+    wait_ns: from the end of the last of ``after`` to its sending; without ``after``, from the recording's start.
+    keep_tokens: how many tokens of ``base``'s prompt and answer the prompt keeps.
+    blocks: names of the whole blocks its prompt begins with; equal names are equal tokens, in every recording.
+    abort_after_ns, abort_after_tokens: when its client left, since its sending or by tokens received; 0: it stayed.
+    """
+
+    base: int | None
+    after: tuple[int, ...]
+    wait_ns: int
+    wait_kind: WaitKind
+    prompt_tokens: int
+    keep_tokens: int
+    generate_tokens: int
+    blocks: tuple[int, ...] = ()
+    abort_after_ns: int = 0
+    abort_after_tokens: int = 0
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of its prompt and answer that a later request can keep; see ``RequestPlan.stream_tokens``."""
+        is_left = self.abort_after_ns or self.abort_after_tokens
+        return self.prompt_tokens + (self.abort_after_tokens if is_left else self.generate_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One tree of requests that belong together. name: a hash of the recording's own id; start_ns: since the first."""
+
+    name: str
+    start_ns: int
+    requests: tuple[RecordedRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What the person says of files that do not say it themselves.
+
+    block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
+    own; waits: a wait distribution, by name or path, for recordings without times.
+    """
+
+    block_tokens: int = 0
+    time_unit_ns: int = 0
+    waits: str = DEFAULT_WAITS
+
+
+@dataclass
+class ReadNotes:
+    """What a reader was told, and what it could not use or had to assume: counted by reason, with the first place.
+
+    block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
+    A place names a file, so it is shown to the person who gave the files, and stored nowhere.
+    """
+
+    options: ReadOptions = field(default_factory=ReadOptions)
+    num_files: int = 0
+    num_lines: int = 0
+    broken: Counter[str] = field(default_factory=Counter[str])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    assumed: Counter[str] = field(default_factory=Counter[str])
+    first_at: dict[str, str] = field(default_factory=dict[str, str])
+    block_tokens: int | None = None
+    arrivals: Arrivals | None = None
+
+    def line_broken(self, reason: str, at: str) -> None:
+        self.broken[reason] += 1
+        self.first_at.setdefault(reason, at)
+
+    def drop(self, reason: str, at: str, count: int = 1) -> None:
+        self.dropped[reason] += count
+        self.first_at.setdefault(reason, at)
+
+    def assume(self, what: str, count: int = 1) -> None:
+        """Label the trace with ``what``; nothing happens where ``count`` is 0."""
+        if count:
+            self.assumed[what] += count
+
+    def take_over(self, other: ReadNotes) -> None:
+        """Add what another reading counted."""
+        self.num_files += other.num_files
+        self.num_lines += other.num_lines
+        for mine, theirs in ((self.broken, other.broken), (self.dropped, other.dropped), (self.assumed, other.assumed)):
+            mine.update(theirs)
+        self.first_at = {**other.first_at, **self.first_at}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What was assumed, each with how often."""
+        return tuple(f"{count} x {what}" for what, count in sorted(self.assumed.items()))
+
+
+def hidden_name(identity: str) -> str:
+    """The first 12 hex digits of the SHA-256 of a recording's id."""
+    return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def check_recording(recording: Recording) -> None:
+    """Raise PlanError, naming the request, when the parts of a recording contradict each other."""
+    afters = [request.after for request in recording.requests]
+    for place in range(len(afters)):
+        if wrong := _what_is_wrong(recording, afters, place):
+            raise PlanError(wrong, where=f"recording {recording.name}, request {place}", hint="Import the trace again")
+
+
+def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], place: int) -> str:  # noqa: PLR0911  # one return per problem
+    request = recording.requests[place]
+    if any(not 0 <= before < place for before in request.after):
+        return f"it comes after {list(request.after)}, which are not all earlier requests"
+    if request.base is not None and not has_ended(afters, request.base, place):
+        return f"it begins with request {request.base}, which need not have ended"
+    if request.wait_ns < 0:
+        return f"its wait is negative ({request.wait_ns} ns)"
+    if not 1 <= request.prompt_tokens <= MOST_TOKENS or not 1 <= request.generate_tokens <= MOST_TOKENS:
+        return f"{request.prompt_tokens} prompt and {request.generate_tokens} generated tokens make no request"
+    if (
+        min(request.abort_after_ns, request.abort_after_tokens) < 0
+        or 0 < request.generate_tokens <= request.abort_after_tokens
+    ):
+        return f"its client leaves after {request.abort_after_ns} ns or {request.abort_after_tokens} tokens"
+    if request.abort_after_ns and request.abort_after_tokens:
+        return "its client leaves after a time and after a number of tokens"
+    streamed = 0 if request.base is None else recording.requests[request.base].stream_tokens
+    if not 0 <= request.keep_tokens <= min(streamed, request.prompt_tokens):
+        return f"it keeps {request.keep_tokens} of {streamed} tokens"
+    return ""
+
+
+FORMAT = "harness-trace/1"
+MAX_RECORDING_BYTES = 1 << 30
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+COLUMNS = ("base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_tokens", "generate_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHead:
+    """The header of a trace file. block_tokens: size of the named blocks, 0 where there are none.
+
+    dropped, broken: what the readers left out, counted by reason; labels: what a reader had to assume.
+    """
+
+    name: str
+    source_format: str
+    arrivals: Arrivals
+    block_tokens: int
+    dropped: dict[str, int]
+    broken: dict[str, int]
+    labels: tuple[str, ...]
+
+
+_HEAD = TypeAdapter(TraceHead)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A whole trace in memory. sha256: of the file's bytes."""
+
+    head: TraceHead
+    recordings: tuple[Recording, ...]
+    sha256: str
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(recording.requests) for recording in self.recordings)
+
+
+class TraceReader:
+    """The recordings of a trace file, one in memory at a time. ``sha256``: of the bytes read so far.
+
+    Raises SpecError for a file that is no trace, and PlanError while reading a file that was edited or cut off.
+    """
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream, self._digest = path, stream, hashlib.sha256()
+        self.head = _head(self._line(), path)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[Recording]:
+        num_recordings = 0
+        while line := self._line():
+            num_recordings += 1
+            try:
+                yield _recording(line)
+            except DAMAGE as error:
+                raise PlanError(f"is damaged: {error}", where=str(self._path), hint="Import the trace again") from error
+        if not num_recordings:
+            raise PlanError("holds no recording", where=str(self._path), hint="Import the trace again")
+
+    def _line(self) -> bytes:
+        with SpecError.on_os_error("cannot be read", where=self._path, hint="Check it"):
+            line = self._stream.readline(MAX_RECORDING_BYTES)
+        self._digest.update(line)
+        return line
+
+
+def is_trace(path: Path) -> bool:
+    """Whether ``path`` is a trace file already, and no recording that has to be imported."""
+    try:
+        with path.open("rb") as stream:
+            head: Any = json.loads(stream.readline(MAX_RECORDING_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(head, dict) and head.get("format") == FORMAT  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def write_trace(path: Path, head: TraceHead, recordings: Iterable[Recording]) -> Path:
+    """Write the file whole or not at all; raises RecordsError when the disk refuses."""
+    return write_atomic(path, _lines(head, recordings), what="the trace")
+
+
+def trace_sha256(head: TraceHead, recordings: Iterable[Recording]) -> str:
+    """Hex digest of the file that ``write_trace`` would write."""
+    digest = hashlib.sha256()
+    for line in _lines(head, recordings):
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
+    yield _line(
+        {
+            "format": FORMAT,
+            **asdict(head),
+            "dropped": dict(sorted(head.dropped.items())),
+            "broken": dict(sorted(head.broken.items())),
+            "labels": sorted(head.labels),
+            "requests": list(COLUMNS),
+        }
+    )
+    for recording in recordings:
+        record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns}
+        record["requests"] = [
+            [
+                -1 if request.base is None else request.base,
+                request.after,
+                request.wait_ns,
+                WAIT_KINDS.index(request.wait_kind),
+                *(request.prompt_tokens, request.keep_tokens, request.generate_tokens),
+            ]
+            for request in recording.requests
+        ]
+        if any(request.blocks for request in recording.requests):
+            record["blocks"] = [request.blocks for request in recording.requests]
+        aborts = [
+            (place, request.abort_after_ns, request.abort_after_tokens)
+            for place, request in enumerate(recording.requests)
+        ]
+        if left := [abort for abort in aborts if abort[1] or abort[2]]:
+            record["aborts"] = left
+        yield _line(record)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+@contextmanager
+def open_trace(path: Path) -> Generator[TraceReader]:
+    """A reader of a trace file; SpecError when it cannot be opened, other errors as ``TraceReader``."""
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
+        stream = path.open("rb")
+    with stream:
+        yield TraceReader(path, stream)
+
+
+def load_trace(name_or_path: str) -> TraceFile:
+    """The whole of a shipped trace by its name, or of a trace file by its path; errors as ``TraceReader``."""
+    return read_trace(find_shipped("traces", name_or_path, what="trace"))
+
+
+def read_trace(path: Path) -> TraceFile:
+    """The whole of a trace file; errors as ``TraceReader``."""
+    with open_trace(path) as reader:
+        recordings = tuple(reader)
+        return TraceFile(reader.head, recordings, reader.sha256)
+
+
+def _head(line: bytes, path: Path) -> TraceHead:
+    try:
+        record: Any = json.loads(line)
+        if record["format"] != FORMAT:
+            raise ValueError(record["format"])
+        return _HEAD.validate_python({field.name: record[field.name] for field in fields(TraceHead)})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        hint = "Make a trace from a recording: harness trace import FILE -o TRACE.jsonl"
+        raise SpecError(f"is no {FORMAT} file", where=str(path), hint=hint) from error
+
+
+def _recording(line: bytes) -> Recording:
+    """The recording in a line; raises PlanError, or an error of DAMAGE, when the line holds no sound recording."""
+    if not line.endswith(b"\n"):
+        raise ValueError("its last line is cut off")
+    record: dict[str, Any] = json.loads(line)
+    blocks: list[list[int]] = record.get("blocks") or [[]] * len(record["requests"])
+    rows = zip(record["requests"], blocks, strict=True)
+    aborts: dict[int, tuple[int, int]] = {
+        int(place): (int(ns), int(num)) for place, ns, num in record.get("aborts", ())
+    }
+    requests = tuple(_request(row, names, *aborts.get(at, (0, 0))) for at, (row, names) in enumerate(rows))
+    if not requests:
+        raise ValueError("a recording without a request")
+    recording = Recording(str(record["recording"]), int(record["start_ns"]), requests)
+    check_recording(recording)
+    return recording
+
+
+def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int) -> RecordedRequest:
+    base, after, wait_ns, kind, prompt, keep, generate = row
+    if not all(type(number) is int for number in (base, *after, wait_ns, kind, prompt, keep, generate, *blocks)):
+        raise ValueError(f"{row} is not [{', '.join(COLUMNS)}]")
+    base_or_none = None if base < 0 else base
+    lengths, left = (prompt, keep, generate, tuple(blocks)), (abort_ns, abort_tokens)
+    return RecordedRequest(base_or_none, tuple(after), wait_ns, WAIT_KINDS[kind], *lengths, *left)
+
+
+class _Counts:
+    """Everything that is counted of a trace, recording by recording.
+
+    endless_tokens, kept_tokens: prompt tokens that an endless cache would hit, and that the turn before left.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._in_cache: dict[tuple[int, int], int] = {}  # (place of the block before, name): place
+        self.blocks: set[int] = set()
+        self.prompts, self.answers = array("q"), array("q")
+        self.waits_ns = {kind: array("q") for kind in WAIT_KINDS}
+        self.num_recordings = self.num_joins = self.num_forks = self.num_left = 0
+        self.endless_tokens = self.kept_tokens = 0
+
+    def add(self, recording: Recording) -> None:
+        self.num_recordings += 1
+        for request in recording.requests:
+            self._add_request(request)
+        followers = Counter(before for request in recording.requests for before in request.after)
+        self.num_forks += sum(count > 1 for count in followers.values())
+
+    def _add_request(self, request: RecordedRequest) -> None:
+        self.prompts.append(request.prompt_tokens)
+        self.answers.append(request.generate_tokens)
+        self.waits_ns[request.wait_kind].append(request.wait_ns)
+        self.num_joins += len(request.after) > 1
+        self.num_left += bool(request.abort_after_ns or request.abort_after_tokens)
+        self.blocks.update(request.blocks)
+        self.kept_tokens += request.keep_tokens
+        named_tokens = 0 if request.keep_tokens else self._hits(request.blocks) * self._block_tokens
+        self.endless_tokens += max(request.keep_tokens, named_tokens)
+
+    def _hits(self, blocks: Sequence[int]) -> int:
+        """How many leading blocks an endless cache already holds; afterwards it holds all of them."""
+        num_hits, before = 0, -1
+        for place, name in enumerate(blocks):
+            num_known = len(self._in_cache)
+            before = self._in_cache.setdefault((before, name), num_known)
+            if before < num_known and num_hits == place:
+                num_hits += 1
+        return num_hits
+
+
+def describe_trace(reader: TraceReader) -> dict[str, str]:
+    """Facts in reading order; errors as ``TraceReader``."""
+    counts = _Counts(reader.head.block_tokens)
+    for recording in reader:
+        counts.add(recording)
+    prompt_tokens = sum(counts.prompts)
+    facts = {
+        "trace": reader.head.name,
+        "format": f"{reader.head.source_format}, arrivals {reader.head.arrivals}",
+        "sha256": reader.sha256,
+        "recordings": str(counts.num_recordings),
+        "requests": str(len(counts.prompts)),
+        "prompt tokens": _spread(np.array(counts.prompts)),
+        "output tokens": _spread(np.array(counts.answers)),
+    }
+    for kind in WAIT_KINDS[1:]:
+        if waits_ns := counts.waits_ns[kind]:
+            facts[f"{kind} waits, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
+    return facts | {
+        "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
+        "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
+        "endless cache": f"ceiling {100 * counts.endless_tokens / prompt_tokens:.1f} % of prompt tokens",
+        "turn before": f"ceiling {100 * counts.kept_tokens / prompt_tokens:.1f} % of prompt tokens",
+    }
+
+
+# Words of the labels whose numbers are no counts or times of the recording.
+_ESTIMATES = re.compile(r"estimated|characters|waits drawn from|made up")
+
+
+def changes_at_import(head: TraceHead) -> dict[str, list[str]]:
+    """What the import assumed, estimated and dropped, and which lines were broken; most of a kind first."""
+    estimated = [label for label in head.labels if _ESTIMATES.search(label)]
+    return {
+        "assumed": [label for label in head.labels if label not in estimated],
+        "estimated": estimated,
+        "dropped": _by_count(head.dropped),
+        "broken": _by_count(head.broken),
+    }
+
+
+def _by_count(reasons: Mapping[str, int]) -> list[str]:
+    return [f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda each: -each[1])]
+
+
+def _spread(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> str:
+    values.sort()
+    low, middle, high = values[0], values[(len(values) - 1) // 2], values[-1]
+    return f"min {low:g}, median {middle:g}, max {high:g}, sum {values.sum():g}"

@@ -1,0 +1,91 @@
+"""TraceLab's rounds, one a line (SyFI Lab, University of Washington, v0.0.2): model calls of Claude Code and Codex."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from harness.model.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    instant_ns,
+    list_of,
+    parsed_lines,
+    record_of,
+    text_of,
+    tokens_of,
+)
+from harness.model.traces.recording import ReadNotes
+from harness.model.traces.rounds import Log, Round, mark_replay, through_rounds
+
+INPUTS = ("user_message", "tool_result")
+OUTPUTS = ("text", "reasoning", "tool_call")
+
+
+def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The rounds of each session by their index."""
+    logs: dict[str, Log] = {}
+    num_late = 0
+    for _, turn in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
+        log = logs.setdefault(turn.session, [])
+        num_late += bool(log) and turn.index < log[-1].index
+        log.append(turn)
+    notes.assume("rounds out of order of their index: sorted", num_late)
+    for log in logs.values():
+        log.sort(key=lambda turn: (turn.index, turn.submitted_ns))
+        numbers = sorted({turn.index for turn in log})
+        notes.assume("rounds that are missing by their index", numbers[-1] - numbers[0] + 1 - len(numbers))
+        history = 0
+        for turn in log:
+            history = hash((history, turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.visible_tokens))
+            turn.history = ("tracelab", history)
+        mark_replay(log, [turn.end_ns for turn in log], log[0].submitted_ns, is_fork=False)
+        yield log
+
+
+def _round_of(record: Record, at: str) -> Round | None:
+    events = [record_of(event) for event in list_of(record.get("timing_events"))]
+    stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
+    inputs = [moment for kind, moment in stamped if kind in INPUTS and moment is not None]
+    outputs = [moment for kind, moment in stamped if kind in OUTPUTS and moment is not None]
+    total, prefix = tokens_of(record.get("input_tokens_total")), tokens_of(record.get("prefix_tokens"))
+    output = tokens_of(record.get("output_tokens"))
+    session = text_of(record, "session_id")
+    if not inputs or not outputs or not total or output is None or not session:
+        return None
+    tools = [record_of(tool) for tool in list_of(record.get("tools"))]
+    spans = [(instant_ns(tool.get("emitted_at")), instant_ns(tool.get("result_at"))) for tool in tools]
+    hidden = tokens_of(record.get("reasoning_output_tokens")) or 0
+    is_codex = text_of(record, "provider") == "codex"
+    index = tokens_of(record.get("round_index")) or 0
+    said = (event.get("content_chars") for event in events if text_of(event, "event_type") in OUTPUTS)
+    return Round(
+        session=session,
+        submitted_ns=max(inputs),
+        end_ns=max(outputs),
+        input_tokens=total,
+        prefix_tokens=prefix or 0,
+        output_tokens=output,
+        visible_tokens=max(output - hidden, 0) if is_codex else output,
+        is_human=text_of(record, "first_input_event_type") == "user_message",
+        tool_spans=[(start, end) for start, end in spans if start is not None and end is not None and end >= start],
+        index=index,
+        answer_characters=0 if is_codex else sum(tokens_of(characters) or 0 for characters in said),
+        at=at,
+        identity=("tracelab", max(inputs), max(outputs), total, prefix, output),
+    )
+
+
+FORMAT = TraceFormat(
+    "rounds of TraceLab's releases",
+    through_rounds(tracelab_logs),
+    (
+        "a round stands once: a round with the same times and counts, in whatever session or file, counts once",
+        "a fork is called one: a burst of rounds at a session's start that repeats another session's counts is dropped "
+        "and counted",
+        "output_tokens counts the answer: far fewer tokens than its characters are estimated from them, and labelled",
+        "rounds come in order and all of them: they are sorted by their index, and what is missing by it is labelled",
+    ),
+    (frozenset({"round_index", "timing_events"}),),
+)

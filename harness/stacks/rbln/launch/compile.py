@@ -1,0 +1,328 @@
+"""Artifacts compiled to a specification in the stack's environment: timed, hashed, registered and reused.
+
+A registered artifact is complete: it is written elsewhere, then moved into place and never changed. Its name covers the
+specification and the versions of the compiler, so a stale artifact is never reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from pydantic import Field, model_validator
+
+from harness.clock import NS_PER_S, MonotonicClock, utc_now
+from harness.errors import ServerError, SpecError
+from harness.measure.records.disk import file_entry
+from harness.measure.server.supervisor import PR_SET_PDEATHSIG
+from harness.model.spec import Spec, load_toml
+from harness.stacks.rbln.launch.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
+
+RECORD_FILE = "harness-artifact.json"
+EXPORT = Path(__file__).resolve().parent / "inside" / "export_artifact.py"
+COMPILING_PACKAGES = ("optimum-rbln", "rebel-compiler", "torch", "transformers")
+"""Packages whose versions change the artifact."""
+GIB = 1 << 30
+DEFAULT_FREE_GIB = 40.0
+"""Weights from the hub, their copies while graphs compile, and the artifact (a 4B model in bf16)."""
+LAST_LINES = 5
+
+
+class CompileSpec(Spec):
+    """What to compile. kvcache_num_blocks: KV slots, default batch_size; partition_tokens: for flash attention."""
+
+    model: str = Field(description="a model id of the hub, or a folder")
+    revision: str = Field(default="", description="commit of the model on the hub")
+    batch_size: int = Field(default=8, ge=1, le=1024)
+    decoder_batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    max_seq_len: int = Field(default=8192, ge=256, multiple_of=128)
+    num_devices: int = Field(default=4, ge=1, le=64)
+    kvcache_num_blocks: int | None = Field(default=None, ge=2)
+    partition_tokens: int | None = Field(default=None, ge=1024)
+    npu: str = "RBLN-CA25"
+    dtype: str = "bfloat16"
+
+    @model_validator(mode="after")
+    def _servable(self) -> CompileSpec:
+        """Values that the stack accepts and fails on later, or silently changes."""
+        buckets = self.decoder_batch_sizes
+        if not buckets or min(buckets) < 1 or len(set(buckets)) != len(buckets):
+            raise ValueError(f"decoder_batch_sizes {list(buckets)} must be distinct and positive")
+        if max(buckets) > self.batch_size:
+            raise ValueError(
+                f"bucket {max(buckets)} is above batch_size {self.batch_size}; drop it or raise batch_size"
+            )
+        if buckets == (buckets[0],) and buckets[0] != self.batch_size:
+            raise ValueError(
+                f"the single bucket {buckets[0]} is not batch_size {self.batch_size}: such an artifact cannot be loaded"
+            )
+        if self.batch_size not in buckets:
+            raise ValueError(f"decoder_batch_sizes {list(buckets)} lack batch_size {self.batch_size}: add it")
+        if self.partition_tokens is None and self.max_seq_len > EAGER_LIMIT_TOKENS:
+            raise ValueError(
+                f"max_seq_len {self.max_seq_len} is above the {EAGER_LIMIT_TOKENS} tokens of eager attention; "
+                "give partition_tokens"
+            )
+        partition = self.partition_tokens
+        if partition is not None and (self.max_seq_len % partition or self.max_seq_len < 2 * partition):
+            raise ValueError(
+                f"partition_tokens {partition} do not divide max_seq_len {self.max_seq_len} in two or more parts"
+            )
+        return self
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Valid settings whose effect may surprise."""
+        slots = self.kvcache_num_blocks
+        if slots is not None and self.partition_tokens is None and slots < self.batch_size:
+            return (
+                f"{slots} KV slots are below max_num_seqs ({self.batch_size}): a slot is always reserved for padding, "
+                f"so at most {slots - 1} requests run at once and the others wait",
+            )
+        return ()
+
+    def exported(self) -> dict[str, Any]:
+        """The specification as the export script reads it."""
+        return {
+            "model": self.model,
+            "revision": self.revision,
+            "batch_size": self.batch_size,
+            "max_seq_len": self.max_seq_len,
+            "decoder_batch_sizes": sorted(self.decoder_batch_sizes),
+            "kvcache_num_blocks": self.kvcache_num_blocks or (None if self.partition_tokens else self.batch_size),
+            "kvcache_partition_len": self.partition_tokens,
+            "num_devices": self.num_devices,
+            "npu": self.npu,
+            "dtype": self.dtype,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """The command that writes an artifact, ``python script SPEC_JSON FOLDER``, and its versions and environment."""
+
+    python: Path
+    script: Path
+    versions: Mapping[str, str]
+    env: Mapping[str, str]
+    free_gib: float = DEFAULT_FREE_GIB
+
+    def key(self, spec: CompileSpec) -> str:
+        """Name of the artifact: digest of specification, compiler versions and export script."""
+        used = {name: self.versions.get(name, "") for name in COMPILING_PACKAGES}
+        canonical = json.dumps([spec.exported(), used], sort_keys=True).encode()
+        return hashlib.sha256(canonical + self.script.read_bytes()).hexdigest()[:16]
+
+
+class StandInStack(NamedTuple):
+    """A stack that stands in for one with a compiler: its packages, and what writes artifacts for it."""
+
+    site_packages: Callable[[], Path]
+    exporter: Callable[[], Exporter]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A registered artifact. record: what RECORD_FILE says. was_reused: it was there already."""
+
+    folder: Path
+    config: ArtifactConfig
+    record: Mapping[str, Any]
+    was_reused: bool
+
+
+def load_compile_spec(path: Path) -> CompileSpec:
+    """The specification in a TOML file; SpecError names every key that is wrong."""
+    return CompileSpec.from_table(load_toml(path), where=str(path))
+
+
+def compile_artifact(
+    spec: CompileSpec, root: Path, exporter: Exporter, *, on_progress: Callable[[str], None] = lambda _: None
+) -> Artifact:
+    """The artifact of ``spec`` below ``root``: the registered artifact if it exists, else compiled now.
+
+    Of two compiles of the same specification the second waits and reuses the result of the first. Raises SpecError
+    when the stack refuses the specification, ServerError for too little disk space or a damaged registry.
+    """
+    for warning in spec.warnings:
+        on_progress(f"warning: {warning}")
+    name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
+    folder = root.absolute() / f"{name}-{exporter.key(spec)}"
+    with ServerError.on_os_error("cannot be written", where=folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.with_name(f".{folder.name}.lock"), on_progress) as lock:
+            if folder.exists():
+                return registered_artifact(folder)
+            return _compile(spec, folder, exporter, on_progress, lock)
+
+
+def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact:
+    """The artifact in ``folder`` with its record; ServerError when a file differs from its registration."""
+    record = read_record(folder)
+    if record is None:
+        raise ServerError(
+            "is not registered as complete", where=str(folder), hint="Delete the folder and compile again"
+        )
+    for name, facts in cast("dict[str, dict[str, Any]]", record["files"]).items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts["size_bytes"] or (check_hashes and file_entry(path).sha256 != facts["sha256"]):
+            raise ServerError(
+                f"{name} differs from its registration ({'missing' if size is None else f'{size} bytes'})",
+                where=str(folder),
+                hint="Delete the folder and compile again",
+            )
+    return Artifact(folder, read_artifact(folder), record, was_reused=True)
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The registry's record of the artifact in ``folder``; None when ``harness server compile`` did not make it."""
+    try:
+        return cast("dict[str, Any]", json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def require_fresh(folder: Path, versions: Mapping[str, str]) -> dict[str, Any] | None:
+    """The artifact's record; SpecError when it was compiled by other versions than those installed.
+
+    None for an artifact that was compiled elsewhere: its compiler is unknown.
+    """
+    record = read_record(folder)
+    if record is None:
+        return None
+    made_by = cast("dict[str, str]", record.get("versions", {}))
+    # The runtime must match the compiler; torch and transformers matter only while compiling.
+    stale = [
+        f"{name} {made_by[name]} (installed {versions[name]})"
+        for name in COMPILING_PACKAGES[:2]
+        if name in made_by and name in versions and made_by[name] != versions[name]
+    ]
+    if stale:
+        raise SpecError(
+            f"is stale: compiled with {', '.join(stale)}",
+            where=str(folder),
+            hint="Compile it again: harness server compile",
+        )
+    return record
+
+
+def list_artifacts(root: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every registered artifact below ``root`` with its record, by name."""
+    folders = [(path.parent, read_record(path.parent)) for path in sorted(root.glob(f"*/{RECORD_FILE}"))]
+    return [(folder, record) for folder, record in folders if record is not None]
+
+
+def _compile(
+    spec: CompileSpec, folder: Path, exporter: Exporter, on_progress: Callable[[str], None], lock: int
+) -> Artifact:
+    free_gib = shutil.disk_usage(folder.parent).free / GIB
+    if free_gib < exporter.free_gib:
+        raise ServerError(
+            f"{free_gib:.1f} GiB free, {exporter.free_gib:g} GiB needed to compile",
+            where=str(folder.parent),
+            hint="Free some space, or choose another folder with --output",
+        )
+    partial = folder.with_name(f".{folder.name}.partial")
+    # With the lock held, an existing folder was left by a compile that was killed.
+    shutil.rmtree(partial, ignore_errors=True)
+    clock = MonotonicClock()
+    began_ns = clock.now_ns()
+    on_progress(
+        f"compiling {spec.model} for {spec.num_devices} x {spec.npu}, buckets {sorted(spec.decoder_batch_sizes)}"
+    )
+    try:
+        _export(spec, partial, exporter, lock)
+        seconds = (clock.now_ns() - began_ns) / NS_PER_S
+        config = read_artifact(partial)
+        _require_as_specified(spec, config, partial)
+        files = {
+            path.relative_to(partial).as_posix(): file_entry(path).model_dump()
+            for path in sorted(partial.rglob("*"))
+            if path.is_file()
+        }
+        record = {
+            "spec": spec.model_dump(mode="json"),
+            "versions": {name: exporter.versions[name] for name in COMPILING_PACKAGES if name in exporter.versions},
+            "compiled_at_utc": utc_now().isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "size_bytes": sum(int(facts["size_bytes"]) for facts in files.values()),
+            "files": files,
+        }
+        (partial / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Artifact(folder, config, record, was_reused=False)
+
+
+def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int) -> None:
+    """Run the exporter. It ends with this process, and its children hold the lock until they end."""
+    words: Sequence[str] = (str(exporter.python), str(exporter.script), json.dumps(spec.exported()), str(folder))
+    libc = ctypes.CDLL(None)
+    done = subprocess.run(
+        words,
+        env={**os.environ, **exporter.env},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        pass_fds=(lock,),
+        # A compile takes long; it must not go on unnoticed when the harness was killed.
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+    )
+    if done.returncode:
+        message = [line.strip() for line in done.stderr.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
+        raise SpecError(
+            f"the stack refuses to compile it: {message[-1]}",
+            where="compile",
+            hint="Change the named value" if "Error" in message[-1] else " / ".join(message[:-1]) or None,
+        )
+
+
+def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, folder: Path) -> None:
+    """Refuse an artifact whose parameters the compiler has changed."""
+    requested = spec.exported()
+    compiled = {
+        "batch_size": config.batch_size,
+        "max_seq_len": config.max_seq_len,
+        "decoder_batch_sizes": list(config.decoder_batch_sizes),
+        "num_devices": config.num_devices,
+        "kvcache_num_blocks": config.kvcache_num_blocks,
+    }
+    different = [
+        f"{key}: requested {requested[key]}, compiled {value}"
+        for key, value in compiled.items()
+        if requested[key] not in (value, None)
+    ]
+    if different:
+        raise SpecError(
+            f"the compiler changed it: {'; '.join(different)}", where=folder.name, hint="Request the compiled values"
+        )
+
+
+@contextlib.contextmanager
+def _lock(path: Path, on_progress: Callable[[str], None]) -> Generator[int, None, None]:
+    """Hold the lock of an artifact; the kernel frees it when all holders of the descriptor end, for any reason."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_progress("another process is compiling it; waiting")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)

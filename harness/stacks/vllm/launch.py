@@ -1,0 +1,152 @@
+"""The exact ``vllm serve`` that the harness starts, with the step log laid over PYTHONPATH. Nothing is started here.
+
+Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.errors import ServerError, SpecError
+from harness.measure.records import Observation, layout
+from harness.measure.server.doctor import Check
+from harness.measure.server.life import LOOPBACK, LaunchPlan
+from harness.measure.server.vllm_serve import (
+    Plugin,
+    Stack,
+    find_stack,
+    requested_plugins,
+    scratch_variable,
+    serve_environment,
+)
+from harness.model.engine.config import requested_settings
+from harness.model.spec import ServerSpec
+from harness.stacks.vllm.step_log import INSIDE, STEP_LOG_KEYS
+
+NO_SIZES = "captures no graphs, so that there are no sizes to set"
+LEAVE_OUT = "Leave server.decode_buckets out, in [server] and in every condition"
+STEP_LOG = Plugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
+CORE_STEPS = Plugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
+LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model", "observer"})
+"""Keys that the launch itself applies; the step log shows the others."""
+SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
+FIXED_KEYS = frozenset({"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"})
+"""Keys of other stacks, which this launch would ignore."""
+PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-gaudi", "vllm-spyre")
+_FLAGS = {
+    "--host": "port",
+    "--port": "port",
+    "--model": "model",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-model-len": "slot_tokens",
+    "--cudagraph-capture-sizes": "decode_buckets",
+    "--enable-prefix-caching": "prefix_caching",
+    "--num-gpu-blocks-override": "num_gpu_blocks",
+    "--block-size": "block_size",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--async-scheduling": "async_scheduling",
+}
+_LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
+
+
+# Each ends capturing: https://docs.vllm.ai, "enforce-eager"; -O0; cudagraph_mode of --compilation-config.
+_WITHOUT_GRAPHS = re.compile(r"--enforce[-_]eager|-O\.?0|--optimization[-_]level=0|.*cudagraph_mode\W+NONE.*")
+
+
+def find_vllm(environment: str = "") -> Stack:
+    """The vLLM in a virtual environment, or the one on PATH; ServerError says what is missing."""
+    hint = "Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)"
+    return find_stack(environment, PACKAGES, hint)
+
+
+def check_serving(server: ServerSpec) -> None:
+    """Refuse, with a SpecError, a server that ``vllm serve`` cannot be started as."""
+    if not server.model:
+        raise SpecError("is missing", where="server.model", hint="Name the model, as `vllm serve` takes it")
+    for word in server.extra_args:
+        flag = word.partition("=")[0].replace("_", "-").replace("--no-", "--", 1)
+        if flag in _FLAGS:
+            raise SpecError(f"repeats server.{_FLAGS[flag]}", where=f"server.extra_args: {word}", hint="Use the key")
+        if flag in _LOG_FLAGS:
+            raise SpecError(
+                "is set by the harness for the step log", where=f"server.extra_args: {word}", hint="Leave it out"
+            )
+        if server.decode_buckets and _WITHOUT_GRAPHS.fullmatch(word):
+            raise SpecError(NO_SIZES, where=f"server.extra_args: {word}", hint=LEAVE_OUT)
+
+
+def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
+    """Refuse, with a SpecError, captured sizes on a build of vLLM that captures none."""
+    if server.decode_buckets and versions.get("vllm", "").endswith("cpu"):
+        raise SpecError(NO_SIZES, where=f"server.environment: vllm {versions['vllm']}", hint=LEAVE_OUT)
+
+
+def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
+    """The arguments after ``vllm``."""
+    sizes = ("--num-gpu-blocks-override", "--block-size", "--max-num-batched-tokens")
+    optional = [(flag, getattr(server, _FLAGS[flag])) for flag in sizes]
+    switches = {
+        "enable-prefix-caching": server.prefix_caching,
+        "async-scheduling": server.async_scheduling,
+    }
+    return (
+        "serve",
+        server.model,
+        *("--host", LOOPBACK, "--port", str(port)),
+        *("--max-num-seqs", str(server.max_num_seqs), "--max-model-len", str(server.slot_tokens)),
+        *(("--cudagraph-capture-sizes", *map(str, server.decode_buckets)) if server.decode_buckets else ()),
+        *(f"--{name}" if is_on else f"--no-{name}" for name, is_on in switches.items() if is_on is not None),
+        *(word for flag, value in optional if value is not None for word in (flag, str(value))),
+        *("--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count", "1"),
+        "--enable-prompt-tokens-details",
+        *("--generation-config", "vllm"),
+        *("--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
+        *server.extra_args,
+    )
+
+
+def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
+    """The launch of ``vllm serve``, whose step logs are written into the run's folder."""
+    check_serving(server)
+    vllm = find_vllm(server.environment)
+    files = {"step_log": (run_folder / layout.STEP_LOG).absolute()}
+    plugin = STEP_LOG.variables(files["step_log"], requested_plugins(server, os.environ))
+    if server.observer:
+        files["core_steps"] = (run_folder / layout.CORE_STEPS).absolute()
+        plugin |= {CORE_STEPS.file_variable: str(files["core_steps"])}
+    return LaunchPlan(
+        backend=backend,
+        argv=(str(vllm.vllm), *serve_arguments(server, port)),
+        host=LOOPBACK,
+        port=port,
+        model=server.model,
+        env=serve_environment(server, {}, [str(INSIDE)], plugin),
+        files=files,
+        requested={"server": server.model_dump(mode="json"), "versions": dict(vllm.versions)},
+        observation=Observation(steps="step-log", has_kv_log=False),
+        effective={key: requested_settings(server)[key] for key in LAUNCH_KEYS},
+        scratch_variable=scratch_variable(server.env),
+    )
+
+
+def readiness(backend: str) -> Check:
+    """The doctor's line: whether a vLLM is on PATH, and what its steps can show."""
+    seen = "every engine step, stamped in the engine core, with its padding where the model runner reports it"
+    try:
+        versions = find_vllm().versions
+        found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "vllm of unknown version"
+        ok = True
+        if versions.get("vllm", "").endswith("cpu"):
+            seen = "every engine step, stamped in the engine core; a CPU captures no graphs, so that b = n"
+    except ServerError as error:
+        found, ok = error.what, None
+    return Check(
+        name=f"backend {backend}",
+        ok=ok,
+        found=f"{found}; {seen}",
+        need="vLLM 0.30 or newer for your device, and server.model",
+        how="Install vLLM for your device, and name its virtual environment: server.environment (docs/vllm-steps.md)",
+    )

@@ -1,0 +1,403 @@
+"""Step records of a vLLM server: their file as a table of (n, b) steps, whoever wrote it.
+
+The stat logger in the API server's process writes one kind of file, the observer in the engine core another. A damaged
+line is counted and quoted, never repaired and never an error. A value that the server did not show is null.
+Source of the columns: harness/stacks/vllm/inside/vllm_step_log/logger.py, format 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pydantic_core
+
+from harness.errors import RecordsError
+from harness.stacks.vllm.core_steps import MARK, MAX_ENGINES, CoreSteps, read_core_steps
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+"""Goes on the server's PYTHONPATH; it imports nothing of the harness."""
+FORMAT = 1
+MAX_COUNT = 1 << 62
+MAX_FLOAT_COUNT = 1 << 53
+MAX_TEXT_CHARS = 64
+_COLUMNS = {
+    "at_ns": pa.int64(),
+    "running": pa.int64(),
+    "waiting": pa.int64(),
+    "skipped_waiting": pa.int64(),
+    "kv_usage": pa.float64(),
+    "prefix_queries": pa.int64(),
+    "prefix_hits": pa.int64(),
+    "unpadded_tokens": pa.int64(),
+    "padded_tokens": pa.int64(),
+    "runtime_mode": pa.string(),
+    "context_requests": pa.int64(),
+    "context_tokens": pa.int64(),
+    "generation_requests": pa.int64(),
+    "generation_tokens": pa.int64(),
+    "is_dummy": pa.bool_(),
+    "prompt_tokens": pa.int64(),
+    "generated_tokens": pa.int64(),
+    "preempted": pa.int64(),
+    "logger_ns": pa.int64(),
+}
+COLUMNS = tuple(_COLUMNS)
+_DERIVED = {
+    "kind": pa.string(),
+    "n": pa.int64(),
+    "b": pa.int64(),
+    "began_ns": pa.int64(),
+    "decode_context": pa.int64(),
+}
+SCHEMA = pa.schema([*_COLUMNS.items(), *_DERIVED.items()])
+"""The columns of a record, and derived: kind of the step; n and b of a decode step, null for others.
+
+Of an engine core, null for others: began_ns, when schedule() was called; decode_context, summed sequence lengths of the
+step's decodes.
+"""
+_SETTINGS = {
+    "model": "model",
+    "max_num_seqs": "max_num_seqs",
+    "slot_tokens": "max_model_len",
+    "decode_buckets": "cudagraph_capture_sizes",
+    "prefix_caching": "enable_prefix_caching",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "block_size": "block_size",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "async_scheduling": "async_scheduling",
+}
+STEP_LOG_KEYS = frozenset(_SETTINGS)
+"""Keys of a ServerSpec whose values in force the header shows."""
+_IS_LOWER = (("unpadded_tokens", "padded_tokens"), ("prefix_hits", "prefix_queries"))
+Kind = Literal["decode", "speculative", "prefill", "mixed", "idle", "dummy", "unknown"]
+"""mixed: prompt and generated tokens together. speculative: several tokens for a request. unknown: not decidable."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """The file of a server. effective: its settings. steps: see ``SCHEMA``, instants in CLOCK_MONOTONIC ns.
+
+    absent: settings and columns that this vLLM does not have. num_damaged: lines left out; first_damaged: the first of
+    them, shortened. cores: the records of engine cores, where these are the file; at_ns is then the end of the step,
+    else its receipt by the API server. engines: data-parallel engines whose steps these are.
+    """
+
+    vllm: str
+    effective: Mapping[str, Any]
+    absent: tuple[str, ...]
+    steps: pa.Table
+    num_damaged: int
+    first_damaged: str
+    cores: tuple[CoreSteps, ...] = ()
+    engines: tuple[int, ...] = (0,)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of a ServerSpec with the values in force; a key that the header does not show is absent."""
+        shown = {key: self.effective[name] for key, name in _SETTINGS.items() if self.effective.get(name) is not None}
+        sizes = shown.pop("decode_buckets", [])
+        # Without graphs nothing is captured, whatever the list of sizes says.
+        if self.has_graphs and sizes:
+            shown["decode_buckets"] = sorted(sizes)
+        return shown
+
+    @property
+    def num_declared_engines(self) -> int:
+        """Data-parallel engines behind the server's address, at least; one where a load balancer of its own is.
+
+        An engine core of a dense model counts itself alone; the name of its process shows that there are others.
+        """
+        size = self.effective.get("data_parallel_size")
+        others = 2 if self.effective.get("is_data_parallel") is True else 1
+        if self.effective.get("data_parallel_external_lb") is True:
+            return len(self.engines)
+        shown = size if isinstance(size, int) and 0 < size <= MAX_ENGINES else 1
+        return max(shown, others, *(engine + 1 for engine in self.engines))
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the server runs steps as captured graphs."""
+        return not self.effective.get("enforce_eager") and self.effective.get("cudagraph_mode") not in (None, "NONE")
+
+    @property
+    def decode_steps(self) -> pa.Table:
+        """at_ns, n, b and runtime_mode of the pure decode steps whose padding was shown."""
+        # n and b are null for every other step.
+        has_padding = pa.array([padded is not None for padded in self.steps["b"].to_pylist()], pa.bool_())
+        return self.steps.filter(has_padding).select(["at_ns", "n", "b", "runtime_mode"])
+
+    @property
+    def num_by_kind(self) -> dict[str, int]:
+        """How many steps there are of each kind."""
+        return dict(Counter(cast("list[str]", self.steps["kind"].to_pylist())))
+
+    @property
+    def eager_by_n(self) -> dict[int, int]:
+        """Decode steps that ran without a graph although graphs are on, by n."""
+        if not self.has_graphs:
+            return {}
+        steps = self.decode_steps.select(["n", "runtime_mode"]).to_pylist()
+        return dict(sorted(Counter(int(step["n"]) for step in steps if step["runtime_mode"] == "NONE").items()))
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What the records cannot show, each with its remedy or reason."""
+        notes: list[str] = []
+        if self._is_never_shown("padded_tokens"):
+            notes.append(
+                "padded tokens: this model runner does not report them"
+                if self.effective.get("cudagraph_metrics")
+                else "padded tokens: start the server with --cudagraph-metrics"
+            )
+        if self._is_never_shown("generation_requests"):
+            notes.append(
+                "requests of a step by phase: start the server with --enable-logging-iteration-details; "
+                "decode and mixed steps are distinguished by token counts"
+            )
+        if self.absent:
+            notes.append(f"vLLM {self.vllm or 'of unknown version'} has no {', '.join(self.absent)}")
+        return tuple(notes)
+
+    def _is_never_shown(self, column: str) -> bool:
+        return self.steps.num_rows > 0 and self.steps[column].null_count == self.steps.num_rows
+
+    @property
+    def cost_us(self) -> dict[str, float]:
+        """Time of the logger itself, microseconds a step. The cost of a step is in the record of the next step."""
+        costs = np.asarray(self.steps["logger_ns"])[1:] / 1000.0
+        if not len(costs):
+            return {}
+        return {"mean": float(costs.mean()), "p50": float(np.median(costs)), "max": float(costs.max())}
+
+
+def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
+    """The records of a server's file; RecordsError when it does not start with the header of a step log."""
+    if MARK in content.partition(b"\n")[0]:
+        return _log_of_core(read_core_steps(content, where=where))
+    lines = content.split(b"\n")
+    last = lines.pop()
+    header = _header(lines[0] if lines else b"", where)
+    absent = [str(name) for name in _list(header.get("absent"))]
+    rows: list[tuple[list[Any], bytes]] = []
+    damaged: list[bytes] = []
+    for line in lines[1:]:
+        value = _parsed(line)
+        if isinstance(value, dict):
+            table = cast("dict[str, Any]", value)
+            if "vllm_step_log" in table:
+                raise RecordsError(
+                    "holds the steps of several servers",
+                    where=where,
+                    hint="Use a file per server, and --api-server-count 1",
+                )
+            if set(table) == {"absent"}:
+                absent += [str(name) for name in _list(table["absent"])]
+                continue
+        row = _row(value)
+        if row is None:
+            damaged.append(line)
+            continue
+        if rows and row[0] < rows[-1][0][0]:
+            # Of two records in the wrong order the one that does not fit the record before them is damaged.
+            if len(rows) > 1 and row[0] < rows[-2][0][0]:
+                damaged.append(line)
+                continue
+            damaged.append(rows.pop()[1])
+        rows.append((row, line))
+    damaged += [last] if last else []
+    effective = cast("dict[str, Any]", header["effective"])
+    return StepLog(
+        vllm=str(header.get("vllm", "")),
+        effective=effective,
+        absent=tuple(dict.fromkeys(absent)),
+        steps=_table(
+            [row for row, _ in rows], has_drafts=effective.get("num_speculative_tokens") is not None, absent=absent
+        ),
+        num_damaged=len(damaged),
+        first_damaged=damaged[0][:120].decode("utf-8", "replace") if damaged else "",
+        engines=(engine if isinstance(engine := header.get("engine"), int) and 0 <= engine < MAX_ENGINES else 0,),
+    )
+
+
+def merged(logs: Sequence[StepLog]) -> StepLog:
+    """The logs of data-parallel engines as one, in the order of time; that of one engine as it is."""
+    if len(logs) == 1:
+        return logs[0]
+    first = logs[0]
+    return replace(
+        first,
+        absent=tuple(dict.fromkeys(name for log in logs for name in log.absent)),
+        steps=pa.concat_tables([log.steps for log in logs]).sort_by("at_ns"),
+        num_damaged=sum(log.num_damaged for log in logs),
+        first_damaged=next((log.first_damaged for log in logs if log.first_damaged), ""),
+        cores=tuple(core for log in logs for core in log.cores),
+        engines=tuple(engine for log in logs for engine in log.engines),
+    )
+
+
+def _log_of_core(core: CoreSteps) -> StepLog:
+    """The steps of an engine core in the columns of a step log; what only the API server sees is null."""
+    effective = cast("dict[str, Any]", core.header["effective"])
+    num_blocks = effective.get("num_gpu_blocks")
+    has_drafts = effective.get("num_speculative_tokens") is not None
+    rows: list[list[Any]] = []
+    derived: list[tuple[int, int | None]] = []
+    for place, (values, _ids, tokens, details) in enumerate(core.steps):
+        after = core.steps[place + 1].values if place + 1 < len(core.steps) else None
+        free, running = values["free_blocks"], values["running"]
+        row = dict.fromkeys(_COLUMNS)
+        row |= {name: values[name] for name in ("waiting", "skipped_waiting", "generated_tokens", "padded_tokens")}
+        row["runtime_mode"] = values["runtime_mode"]
+        row |= {"at_ns": values["end_ns"], "unpadded_tokens": sum(tokens), "logger_ns": values["observer_ns"]}
+        # Those that ended with this step are named in the next line.
+        row["running"] = None if running is None else max(0, running - (len(after["finished"]) if after else 0))
+        row["is_dummy"], row["preempted"] = False, len(values["preempted"])
+        if free is not None and isinstance(num_blocks, int) and num_blocks > 1:
+            # One block is a placeholder.
+            row["kv_usage"] = max(0.0, 1 - free / (num_blocks - 1))
+        if details is not None:
+            row |= {"context_requests": details.context_requests, "context_tokens": details.context_tokens}
+            row["generation_requests"] = details.generation_requests
+            row["generation_tokens"] = details.generation_tokens
+            row["prompt_tokens"] = details.prompt_tokens
+            if effective.get("enable_prefix_caching") and details.hits is not None:
+                row |= {"prefix_queries": details.queries, "prefix_hits": details.hits}
+        rows.append(list(row.values()))
+        # Rejected drafts are computed and leave the sequence.
+        derived.append((values["schedule_ns"], None if details is None or has_drafts else details.decode_context))
+    return StepLog(
+        vllm=str(core.header.get("vllm", "")),
+        effective=effective,
+        absent=core.absent,
+        steps=_table(rows, has_drafts=has_drafts, absent=core.absent, derived=derived),
+        num_damaged=core.num_damaged,
+        first_damaged=core.first_damaged,
+        cores=(core,),
+        engines=(int(core.header["engine"]),),
+    )
+
+
+def load_step_log(path: Path) -> StepLog:
+    """``read_step_log`` of a file."""
+    with RecordsError.on_os_error("cannot be read", where=path):
+        return read_step_log(path.read_bytes(), where=str(path))
+
+
+def _header(line: bytes, where: str) -> dict[str, Any]:
+    value = _parsed(line)
+    header = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if header.get("vllm_step_log") != FORMAT or not isinstance(header.get("effective"), dict):
+        raise RecordsError("does not start with the header of a step log", where=where)
+    if header.get("columns") != list(_COLUMNS):
+        raise RecordsError(
+            "has other columns than this version reads", where=where, hint="Use the release that wrote it"
+        )
+    return header
+
+
+def _parsed(line: bytes) -> object:
+    """The JSON value of a line; None for a damaged line."""
+    try:
+        return pydantic_core.from_json(line)
+    except ValueError:
+        return None
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _row(value: object) -> list[Any] | None:
+    """The values of a record; None when it is damaged."""
+    row = _list(value)
+    if len(row) != len(_COLUMNS) or not all(map(_fits, row, _COLUMNS.values())):
+        return None
+    values = dict(zip(_COLUMNS, row, strict=True))
+    if values["at_ns"] is None or values["logger_ns"] is None:
+        return None
+    for low, high in _IS_LOWER:
+        if values[low] is not None and values[high] is not None and values[low] > values[high]:
+            return None
+    return row
+
+
+def _fits(value: object, kind: pa.DataType) -> bool:
+    if value is None:
+        return True
+    if kind == pa.bool_():
+        return isinstance(value, bool)
+    if kind == pa.string():
+        return isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if kind == pa.float64():
+        return isinstance(value, float) or abs(value) <= MAX_FLOAT_COUNT
+    return isinstance(value, int) and 0 <= value <= MAX_COUNT
+
+
+def _table(
+    rows: Sequence[list[Any]],
+    *,
+    has_drafts: bool,
+    absent: Sequence[str],
+    derived: Sequence[tuple[int | None, int | None]] = (),
+) -> pa.Table:
+    """Rows of ``COLUMNS`` with what follows from them. derived: (began_ns, decode_context) of each, where known."""
+    kinds: list[Kind] = []
+    sizes: list[int | None] = []
+    padded: list[int | None] = []
+    for row in rows:
+        step = dict(zip(_COLUMNS, row, strict=True))
+        # An engine core shows the work of a step, or it is not known.
+        shows_output = "generated_tokens" not in absent and not (derived and step["generation_requests"] is None)
+        kind = _kind(step, has_drafts=has_drafts, shows_output=shows_output)
+        n = step["unpadded_tokens"] if step["generation_requests"] is None else step["generation_requests"]
+        kinds.append(kind)
+        sizes.append(n if kind == "decode" else None)
+        padded.append(step["padded_tokens"] if kind == "decode" else None)
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in _COLUMNS]
+    began, contexts = ([pair[place] for pair in derived] if derived else [None] * len(rows) for place in (0, 1))
+    columns += [list(kinds), sizes, padded, list(began), list(contexts)]
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+def _kind(step: Mapping[str, Any], *, has_drafts: bool, shows_output: bool) -> Kind:
+    """The kind of a step: from the scheduler's own counts where the server shows them, else from token counts."""
+    if step["is_dummy"]:
+        return "dummy"
+    if step["generation_requests"] is not None and step["context_requests"] is not None:
+        return _kind_by_details(step)
+    tokens, generated = step["unpadded_tokens"], step["generated_tokens"]
+    # The engine core's message after the last request has ended has no counts: nothing ran.
+    is_over = shows_output and tokens is None and generated is None and step["running"] == 0
+    if tokens == 0 or is_over:
+        return "idle"
+    if tokens is None or has_drafts or not shows_output:
+        return "unknown"
+    if not generated:
+        # No request produced a token: chunks of prompts only.
+        return "prefill"
+    # A prompt's chunk makes the step larger than its output. So does a request that ended while its next token was
+    # computed (asynchronous scheduling): such a step is left out of the decode steps rather than counted wrongly.
+    return "decode" if tokens == generated and not step["prompt_tokens"] else "mixed"
+
+
+def _kind_by_details(step: Mapping[str, Any]) -> Kind:
+    prompts, requests = step["context_requests"], step["generation_requests"]
+    tokens = (step["context_tokens"] or 0) + (step["generation_tokens"] or 0)
+    if step["unpadded_tokens"] is not None and step["unpadded_tokens"] != tokens:
+        # Counts and padding belong to different steps.
+        return "unknown"
+    if prompts:
+        return "mixed" if requests else "prefill"
+    if not requests:
+        return "idle"
+    return "decode" if step["generation_tokens"] == requests else "speculative"

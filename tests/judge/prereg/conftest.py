@@ -1,0 +1,64 @@
+"""Repositories of a user, entered: each is made once, and every test gets a copy that it may change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.judge.prereg import decide, publish
+from tests.support.workplace import Workplace, new_workplace
+
+
+@pytest.fixture(scope="session")
+def new_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("new") / "repository"
+    root.mkdir()
+    return new_workplace(root).root
+
+
+@pytest.fixture(scope="session")
+def measured_repository(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("measured") / "repository")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        place = Workplace(root)
+        place.run_confirmatory(place.freeze().path)
+    return root
+
+
+@pytest.fixture(scope="session")
+def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of an experiment with one run that stayed INVALID, and one that was valid when repeated."""
+    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("invalid") / "repository")
+    place = Workplace(root)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        question = 'question = "Does one more compiled size <b> cost less?"\n'
+        place.experiment_file.write_text(question + place.experiment_file.read_text())
+        place.allow_retries(1)
+        frozen = place.freeze().path
+        place.run_confirmatory(frozen, busy=["base/1", "more/2"])
+        decide(place.sealed, by="decide")
+        place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
+        publish(place.sealed, root / "small.zip")
+    return root / "small.zip"
+
+
+@pytest.fixture
+def place(new_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A user's repository; paths in its files are relative to it."""
+    return _entered(new_repository, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def measured(measured_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A repository whose experiment was frozen and then run."""
+    return _entered(measured_repository, tmp_path, monkeypatch)
+
+
+def _entered(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    root = shutil.copytree(repository, folder / "repository")
+    monkeypatch.chdir(root)
+    return Workplace(root)

@@ -1,0 +1,151 @@
+"""Frozen runs that are INVALID: nothing is decided while they may be repeated, and each look at them is kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.errors import SpecError
+from harness.judge.decisions.decide import Decision, Outcome
+from harness.judge.prereg import decide
+from harness.judge.prereg.judge import Judgement
+from harness.judge.prereg.ledger import Entry
+from harness.runner import StopFlag
+from harness.runner.progress import RunSealed
+from tests.judge.prereg.test_authorize import FROZEN_STOP, harness
+from tests.support.workplace import STALLED, Workplace
+
+
+def only(judgement: Judgement) -> Decision:
+    (decision,) = judgement.decisions
+    return decision
+
+
+def looks(place: Workplace) -> list[Entry]:
+    """The looks in the ledger, as git shows them."""
+    ref = place.git("for-each-ref", "--format=%(refname)", "refs/harness").strip()
+    bodies = place.git("log", "--reverse", "--format=%b", ref).splitlines()
+    entries = [Entry.model_validate_json(body) for body in bodies if body.startswith("{")]
+    return [entry for entry in entries if entry.event == "look"]
+
+
+def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(place: Workplace) -> None:
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    place.run_confirmatory(frozen, busy=["base/1"])
+    judgement = decide(place.sealed)
+    decision = only(judgement)
+    assert decision.outcome is Outcome.WITHHELD
+    assert decision.reason.startswith(f"base/1 is INVALID ({STALLED}) and may still be repeated, 0 of 1 repetitions")
+    assert "so far PASS" in decision.reason
+    assert judgement.blocks_of(decision) == " (2 of 3 blocks)"
+    # Repeated, and valid this time: every frozen run has its end.
+    place.run_confirmatory(frozen, resume=True, retry_invalid=True)
+    judgement = decide(place.sealed)
+    assert only(judgement).outcome is Outcome.PASS
+    assert judgement.blocks_of(only(judgement)) == " (3 of 3 blocks)"
+    assert any(line.startswith("repeated base/1, valid now; was INVALID: ") for line in judgement.account_lines)
+
+
+def test_the_decision_stands_on_fewer_blocks_once_the_repetitions_are_used_up(place: Workplace) -> None:
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    place.run_confirmatory(frozen, busy=["base/1"])
+    place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
+    decided = harness(place, "decide", "small", "--runs", "runs")
+    assert decided.returncode == 0, decided.stderr
+    assert "PASS  mine: more (2 of 3 blocks)" in decided.stdout
+    assert f"INVALID base/1: {STALLED}; 1 of 1 repetitions used" in decided.stdout
+    assert "6 runs in 3 blocks; 5 valid, 1 INVALID; 2 of 3 blocks valid as a whole" in decided.stdout
+    assert "repetitions: at most 1 of a run, 1 used, 0 may still be made" in decided.stdout
+    assert decided.stdout.startswith("Predicted: simulated in virtual time")
+    told = harness(place, "decide", "small", "--runs", "runs", "--format", "json")
+    (record,) = json.loads(told.stdout)
+    assert (record["blocks"], record["planned_blocks"]) == (2, 3)
+    assert "simulated" in record["origin"]
+
+
+def test_runs_without_any_repetition_are_decided_at_once_and_say_on_how_many_blocks(place: Workplace) -> None:
+    place.allow_retries(0)
+    place.run_confirmatory(place.freeze().path, busy=["base/1"])
+    judgement = decide(place.sealed)
+    assert only(judgement).outcome is Outcome.PASS
+    assert judgement.blocks_of(only(judgement)) == " (2 of 3 blocks)"
+    assert "no repetition of an INVALID run allowed" in judgement.account_lines[0]
+
+
+def test_each_look_before_the_end_stands_in_the_ledger_and_the_first_one_after_it(place: Workplace) -> None:
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    place.run_confirmatory(frozen, busy=["base/1"])
+    for words in (["decide", "small"], ["table", "small"], ["decide", "small"], ["compare", "runs/small"]):
+        assert harness(place, *words, "--runs", "runs").returncode == 0
+    early = looks(place)
+    assert [look.by for look in early] == ["decide", "table", "decide", "compare"]
+    assert all(look.is_open and (look.num_valid, look.num_sealed) == (5, 6) for look in early)
+    assert early[0].seen == ("PASS mine: more (2 of 3 blocks)",)
+    place.run_confirmatory(frozen, resume=True, retry_invalid=True)
+    for _ in range(2):
+        told = harness(place, "decide", "small", "--runs", "runs")
+    assert [look.by for look in looks(place)[4:]] == ["decide"]
+    assert "looks: 4 in the ledger while the decision could still change: decide at " in told.stdout
+    report = harness(place, "report", "small", "--runs", "runs", "-o", "small.html")
+    assert report.returncode == 0, report.stderr
+    assert len(looks(place)) == 5
+
+
+def test_a_look_without_the_ledger_is_said_and_adds_nothing_elsewhere(place: Workplace) -> None:
+    place.allow_retries(1)
+    place.run_confirmatory(place.freeze().path, busy=["base/1"])
+    clone = place.root.parent / "clone"
+    place.git("clone", "-q", str(place.root), str(clone))
+    place.runs.rename(clone / "runs")
+    there = Workplace(clone)
+    assert harness(there, "table", "small", "--runs", "runs").returncode == 0
+    assert there.git("for-each-ref", "refs/harness") == ""
+    place.git("update-ref", "-d", place.git("for-each-ref", "--format=%(refname)", "refs/harness").strip())
+    (clone / ".git").rename(clone.parent / "hidden")
+    told = harness(there, "table", "small", "--runs", "runs")
+    assert told.returncode == 0
+    assert "this look is not in the ledger of its freeze" in told.stderr
+
+
+def test_exploratory_runs_leave_no_look(place: Workplace) -> None:
+    place.run_exploratory()
+    assert harness(place, "decide", "small", "--runs", "runs").returncode == 0
+    assert place.git("for-each-ref", "refs/harness") == ""
+
+
+def test_runs_with_repetitions_left_are_repeated_beside_those_without(place: Workplace) -> None:
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    place.run_confirmatory(frozen, busy=["base/1", "more/2"])
+    stop = StopFlag()
+
+    def interrupt(event: object) -> None:
+        if isinstance(event, RunSealed):
+            stop.request()
+
+    # base/1 is INVALID again, and the person ends the experiment before more/2.
+    place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True, stop=stop, on_progress=interrupt)
+    assert "more/2 is INVALID" in only(decide(place.sealed)).reason
+    place.run_confirmatory(frozen, resume=True, retry_invalid=True)
+    assert [run.label for run in place.sealed if not run.is_valid] == ["base/1"]
+    assert only(decide(place.sealed)).outcome is Outcome.PASS
+    with pytest.raises(SpecError, match="the 1 repetitions that this freeze allows are used up"):
+        place.run_confirmatory(frozen, resume=True, retry_invalid=True)
+
+
+def test_a_decided_sequence_waits_for_its_invalid_run_too(place: Workplace) -> None:
+    with place.experiment_file.open("a") as file:
+        file.write(FROZEN_STOP)
+    place.allow_retries(1)
+    frozen = place.freeze().path
+    runs = place.run_confirmatory(frozen, busy=["base/0"], until_decided=True)
+    assert len(runs) < 8
+    assert decide(place.sealed).decisions[-1].outcome is Outcome.WITHHELD
+    again = place.run_confirmatory(frozen, resume=True, retry_invalid=True, until_decided=True)
+    assert all(run.is_valid for run in again)
+    assert len(again) == len(runs), "no block more than the rule asks for"
+    assert decide(place.sealed).decisions[-1].outcome is Outcome.PASS

@@ -1,0 +1,253 @@
+"""Freezing: what the file holds, and what it refuses to be written for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from harness.errors import RecordsError, SpecError
+from harness.judge.prereg import authorize, load_preregistration, used_seeds
+from harness.judge.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
+from harness.judge.prereg.repository import Repository
+from harness.model.plan import read_plan
+from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE
+from tests.support.workplace import Workplace
+
+
+def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: Workplace) -> None:
+    frozen = place.freeze()
+    content = load_preregistration(frozen.path)
+    assert frozen.path == place.root / "plans" / "frozen" / "small.json"
+    assert len(content.plans) == 6
+    assert {read_plan(place.root / plan.path).hash for plan in content.plans} == {plan.hash for plan in content.plans}
+    # Conditions without a treatment share the plan of their replicate.
+    assert len({plan.hash for plan in content.plans}) == 3
+    assert content.predictions["more"][2].device_ns > 0
+    assert [entry.rule.name for entry in content.rules] == ["mine"]
+    own = [Path(file.path).name for file in content.files if "patches/" not in file.path]
+    assert sorted(own) == ["paper.toml", "tracelab-v0.0.2.toml"]
+    assert any(file.path.startswith("shipped:patches/vllm_rbln-0.11.1/") for file in content.files)
+    assert content.code_sha256
+    assert not content.is_tree_dirty
+
+
+def test_patches_of_the_repository_are_among_the_named_files(place: Workplace) -> None:
+    place.write("patches/vendor-1/observe.patch", "--- a\n+++ b\n")
+    place.commit_all()
+    names = {file.path for file in place.freeze().preregistration.files}
+    assert "patches/vendor-1/observe.patch" in names
+
+
+def test_commit_takes_the_frozen_files_and_nothing_else(place: Workplace) -> None:
+    place.write("notes.txt", "draft")
+    place.freeze(allows_dirty_tree=True)
+    shown = place.git("show", "--name-only", "--format=%s", "HEAD").splitlines()
+    assert shown[0] == "Preregister small: plans, predictions and criteria"
+    assert all(line.startswith("plans/frozen/small") for line in shown[1:] if line)
+    assert "notes.txt" in place.git("status", "--porcelain")
+
+
+def test_a_tag_is_put_on_the_commit(place: Workplace) -> None:
+    frozen = place.freeze(tag="prereg-small")
+    assert frozen.commit is not None
+    assert place.git("rev-list", "-n", "1", "prereg-small").strip() == frozen.commit.sha
+
+
+def test_a_tag_is_recorded_with_the_authorization(place: Workplace) -> None:
+    frozen = place.freeze(tag="prereg-small")
+    assert authorize(frozen.path)[1].record.tag == "prereg-small"
+
+
+@pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
+def test_a_signed_tag_is_recorded_as_signed(place: Workplace) -> None:
+    key = place.root.parent / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    place.git("config", "gpg.format", "ssh")
+    place.git("config", "user.signingkey", str(key))
+    frozen = place.freeze(tag="prereg-small", is_signed=True)
+    # Whose keys to believe is said by a file; without one the words of a signature prove nothing.
+    assert authorize(frozen.path)[1].record.tag == "prereg-small; signature not verified"
+    signers = place.root.parent / "signers"
+    signers.write_text(f"tester@example.invalid {key.with_suffix('.pub').read_text()}")
+    place.git("config", "gpg.ssh.allowedSignersFile", str(signers))
+    assert authorize(frozen.path)[1].record.tag == "prereg-small; signed"
+
+
+@pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
+def test_a_signature_beside_the_frozen_file_is_verified_before_a_run(place: Workplace) -> None:
+    key = place.root.parent / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    frozen = place.freeze(signing_key=key)
+    authorize(frozen.path)
+    signature = frozen.path.with_name("small.json.sig")
+    lines = signature.read_text().splitlines()
+    signature.write_text("\n".join([*lines[:2], lines[2][::-1], *lines[3:], ""]))
+    with pytest.raises(RecordsError, match="its signature does not hold"):
+        authorize(frozen.path)
+
+
+def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Workplace) -> None:
+    artifact = place.root.parent / "artifact"
+    artifact.mkdir()
+    (artifact / "decoder.rbln").write_bytes(b"graph")
+    server = place.spec.server.model_copy(update={"artifact": str(artifact)})
+    spec = place.spec.model_copy(update={"server": server})
+    frozen = freeze(spec, place.experiment_file, options=FreezeOptions(is_committed=True))
+    assert list(frozen.preregistration.artifacts) == [str(artifact)]
+    authorize(frozen.path)
+    (artifact / "decoder.rbln").write_bytes(b"GRAPH")
+    with pytest.raises(SpecError, match="the compiled artifact was compiled again or changed since the freeze"):
+        authorize(frozen.path)
+
+
+def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
+    server = place.spec.server.model_copy(update={"env": {"HF_TOKEN": "hf_secret"}})
+    with pytest.raises(SpecError, match="holds what may be a secret, which a frozen file cannot keep"):
+        freeze(place.spec.model_copy(update={"server": server}), place.experiment_file)
+    assert not (place.root / "plans" / "frozen").exists()
+
+
+def test_a_signature_without_a_tag_is_refused(place: Workplace) -> None:
+    with pytest.raises(SpecError, match="only a tag can be signed"):
+        place.freeze(is_signed=True)
+
+
+def test_a_tag_without_a_commit_is_refused(place: Workplace) -> None:
+    with pytest.raises(SpecError, match="a tag needs the commit"):
+        place.freeze(is_committed=False, tag="early")
+
+
+def test_a_dirty_tree_is_refused_unless_told_and_then_recorded(place: Workplace) -> None:
+    place.write("notes.txt", "draft")
+    with pytest.raises(SpecError, match=r"uncommitted changes \(1\), first notes\.txt"):
+        place.freeze()
+    frozen = place.freeze(allows_dirty_tree=True)
+    assert frozen.preregistration.is_tree_dirty
+    assert frozen.preregistration.dirty_paths == ("notes.txt",)
+
+
+def test_a_frozen_name_is_never_frozen_again(place: Workplace) -> None:
+    place.freeze()
+    with pytest.raises(SpecError, match="is frozen already"):
+        place.freeze()
+
+
+def test_an_experiment_outside_any_repository_is_refused(place: Workplace, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere" / "small.toml"
+    outside.parent.mkdir()
+    outside.write_text(place.experiment_file.read_text())
+    with pytest.raises(SpecError, match="in no git repository"):
+        freeze(place.spec, outside, options=FreezeOptions())
+    with pytest.raises(SpecError, match="lies outside the repository"):
+        freeze(place.spec, place.experiment_file, options=FreezeOptions(folder=tmp_path / "frozen"))
+    assert not (tmp_path / "frozen").exists()
+
+
+def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None:
+    frozen = place.freeze(prediction_rules="paper")
+    assert frozen.preregistration.prediction_rules == "paper"
+    assert set(frozen.preregistration.condition_rules.values()) == {"paper"}
+
+
+def test_a_frozen_file_names_the_rules_of_each_condition(place: Workplace) -> None:
+    content = json.loads(place.freeze().path.read_text())
+    assert content["condition_rules"] == dict.fromkeys(content["predictions"], NEWEST_STABLE)
+
+
+def test_a_frozen_file_says_what_its_draws_were_made_with_and_which_of_it_is_assumed(place: Workplace) -> None:
+    frozen = place.freeze().preregistration
+    assert set(frozen.perturbations) == set(frozen.predictions)
+    for each in frozen.perturbations.values():
+        assert set(each.assumed) <= set(each.sizes)
+        assert each.sizes["step_sd"] > 0
+
+
+def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:
+    place.rule_file.write_text(place.rule_file.read_text() + 'conditions = ["n6-*"]\n')
+    place.commit_all()
+    with pytest.raises(SpecError, match="criterion 'mine' finds no condition of experiment 'small' to judge"):
+        place.freeze()
+    assert not (place.root / "plans" / "frozen").exists()
+
+
+# The ledger of seeds.
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("plans/experiments/earlier.toml", "base_seed = 424242\n"),
+        ("plans/spaces/search.toml", "[inputs]\nsearch_seeds = [1, 424242]\n"),
+        ("plans/costs/mine.toml", "[calibration]\nseeds = [424242]\n"),
+        ("plans/frozen/earlier.json", json.dumps({"experiment": {"base_seed": 424242}})),
+        ("plans/inputs/some.jsonl", json.dumps({"format": "harness-plan/1", "seed": 424242}) + "\n"),
+    ],
+)
+def test_a_seed_that_any_file_of_the_repository_used_is_refused(place: Workplace, path: str, content: str) -> None:
+    place.write(path, content)
+    place.commit_all()
+    with pytest.raises(SpecError, match=rf"base seed 424242 was used before, by {path}"):
+        place.freeze()
+
+
+def test_a_seed_of_a_search_below_runs_is_refused(place: Workplace) -> None:
+    space = {"space": {"inputs": {"search_seeds": [1, 424242]}}}
+    place.write("runs/search-mine/search.json", json.dumps(space))
+    with pytest.raises(SpecError, match="base seed 424242 was used before, by search search-mine"):
+        place.freeze()
+
+
+def test_a_seed_of_a_file_that_was_deleted_since_is_refused(place: Workplace) -> None:
+    gone = place.write("plans/experiments/earlier.toml", "base_seed = 424242\n")
+    place.commit_all()
+    gone.unlink()
+    place.commit_all()
+    with pytest.raises(SpecError, match=r"earlier\.toml in commit"):
+        place.freeze()
+
+
+def test_a_seed_that_was_left_out_is_refused_and_counts_as_the_default(place: Workplace) -> None:
+    written = place.experiment_file.read_text()
+    place.write("plans/experiments/small.toml", written.replace("base_seed = 424242\n", ""))
+    place.write("plans/experiments/other.toml", 'name = "other"\n[[condition]]\nname = "base"\n')
+    place.commit_all()
+    with pytest.raises(SpecError, match="Write base_seed with a number that nothing has used"):
+        place.freeze()
+    place.write("plans/experiments/small.toml", written.replace("424242", "1"))
+    place.commit_all()
+    with pytest.raises(SpecError, match=r"base seed 1 was used before, by plans/experiments/other\.toml"):
+        place.freeze()
+
+
+def test_a_frozen_file_fixes_what_defaults_became(place: Workplace) -> None:
+    written = place.experiment_file.read_text().replace("num_sessions = 4\n", "")
+    place.write("plans/experiments/small.toml", written + '[[condition]]\nname = "wide"\nserver.max_num_seqs = 12\n')
+    place.commit_all()
+    experiment = json.loads(place.freeze().path.read_bytes())["experiment"]
+    assert experiment["workload"]["num_sessions"] == 8
+    assert experiment["server"]["decode_buckets"] == [1, 2, 4, 8]
+    assert experiment["condition"][2]["server"]["decode_buckets"] == [1, 3, 6, 12]
+
+
+def test_seeds_of_resampling_are_no_inputs(place: Workplace) -> None:
+    rule = 'name = "s"\nkind = "saturation"\nlevels = ["a", "b"]\nseed = 424242\n'
+    place.write("plans/rules/other.toml", rule)
+    place.commit_all()
+    assert place.freeze().path.exists()
+
+
+def test_every_shipped_experiment_would_be_in_the_ledger(place: Workplace) -> None:
+    shipped = sorted((HARNESS_FOLDER.parent / "plans" / "experiments").glob("*.toml"))
+    for path in shipped:
+        place.write(f"plans/experiments/{path.name}", path.read_text())
+    places = {use.where for use in used_seeds(Repository(place.root))}
+    assert {f"plans/experiments/{path.name}" for path in shipped} <= places
+
+
+def test_seeds_are_found_under_their_keys_only() -> None:
+    content = {"base_seed": 1, "a": [{"search_seeds": [2, [3]]}, {"seed": True}], "num": 4, "rules": [{"seed": 5}]}
+    assert sorted(seeds_in(content)) == [1, 2, 3]

@@ -1,0 +1,321 @@
+"""A published archive: what a stranger is told of an honest one, and that a changed one is refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from html import unescape
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from harness.errors import RecordsError, SpecError
+from harness.judge.prereg import check_published, publish
+from harness.measure.records import EarlierTry, RunStore, layout
+from harness.measure.records.manifest import load_manifest
+from tests.judge.prereg.test_authorize import harness
+from tests.support import command_line
+from tests.support.workplace import STALLED, Workplace
+
+needs_ssh_keygen = pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
+
+
+@pytest.fixture(scope="module")
+def archive(measured_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archive") / "small.zip"
+    publish(Workplace(measured_repository).sealed, path)
+    return path
+
+
+def rewritten(archive: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
+    """The archive with its files changed."""
+    with zipfile.ZipFile(archive) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    change(files)
+    other = archive.with_name("other.zip")
+    with zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            packed.writestr(name, content)
+    return other
+
+
+def test_a_stranger_is_told_what_is_proven_and_what_is_not(archive: Path) -> None:
+    checked = check_published(archive)
+    checked.judgement.require_passed()
+    assert checked.proven[0].startswith("6 of 6 frozen runs")
+    assert "the ledger of 12 entries" in checked.proven[2]
+    told = "\n".join(checked.unproven)
+    assert "it is not signed" in told
+    assert "nobody else attests a time" in told
+    assert "no other clone" in told
+
+
+def test_the_check_says_origin_blocks_invalid_runs_repetitions_and_looks(with_invalid: Path) -> None:
+    told = command_line.harness("prereg", "check", str(with_invalid), environment={"COLUMNS": "200"})
+    assert told.returncode == 0, told.stderr
+    for words in (
+        "Predicted: simulated in virtual time",
+        "PASS  mine: more (2 of 3 blocks)",
+        f"INVALID base/1: {STALLED}; 1 of 1 repetitions used",
+        f"repeated more/2, valid now; was INVALID: {STALLED}",
+        "repetitions: at most 1 of a run, 2 used, 0 may still be made",
+        "looks: 1 in the ledger while the decision could still change: decide at",
+        "question: Does one more compiled size <b> cost less?",
+        "criteria: mine (cost-validation), frozen at",
+        "predicted: more costs",
+        "proven: 6 of 6 frozen runs, 1 of them INVALID, each file as it was sealed (Predicted: simulated",
+        "not proven: that the machine reported the truth to the harness",
+    ):
+        assert words in told.stdout
+    assert len(told.stdout.splitlines()) <= 22
+
+
+def test_the_verdict_for_programs_has_the_same(with_invalid: Path) -> None:
+    with zipfile.ZipFile(with_invalid) as packed:
+        verdict = json.loads(packed.read("verdict.json"))
+    assert verdict["origin"].startswith("Predicted: simulated")
+    assert verdict["decisions"][0]["num_blocks"] == 2
+    assert verdict["blocks"] == {"frozen": 3, "valid": 2}
+    assert verdict["runs"] == {"frozen": 6, "valid": 5, "INVALID": 1, "missing": 0}
+    assert verdict["repetitions"] == {"allowed_per_run": 1, "used": 2, "unused": 0}
+    assert [(run["label"], run["state"]) for run in verdict["invalid_or_repeated"]] == [
+        ("base/1", "INVALID"),
+        ("more/2", "valid"),
+    ]
+    assert [look["by"] for look in verdict["looks"]["while_open"]] == ["decide"]
+
+
+def test_the_page_in_the_archive_says_the_same_to_a_reader(with_invalid: Path) -> None:
+    with zipfile.ZipFile(with_invalid) as packed:
+        page = packed.read("index.html").decode()
+    text = " ".join(unescape(re.sub(r"<(style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)).split())
+    for words in (
+        "Predicted: simulated in virtual time",
+        "Does one more compiled size <b> cost less?",
+        "PASS mine : more (2 of 3 blocks)",
+        "5 valid, 1 INVALID",
+        f"base/1 {STALLED} (1 of 1 repetitions used)",
+        f"more/2 valid now; was INVALID: {STALLED}",
+        f"base/1 INVALID now; was INVALID: {STALLED}",
+        "max_error 0.03",
+        "ratio to its baseline",
+        "6 of 6 frozen runs, 1 of them INVALID",
+        "that no other clone of the repository made other runs",
+        "harness prereg check small.zip",
+    ):
+        assert words in text, words
+    assert "http" not in re.sub(r"http-equiv", "", page), "it loads nothing"
+
+
+def test_an_open_experiment_is_published_withheld_and_the_look_is_in_it(place: Workplace) -> None:
+    place.allow_retries(1)
+    place.run_confirmatory(place.freeze().path, busy=["base/1"])
+    judgement = publish(place.sealed, place.root / "small.zip")
+    assert [one.outcome.value for one in judgement.decisions] == ["WITHHELD"]
+    checked = check_published(place.root / "small.zip")
+    account = checked.judgement.account
+    assert account is not None
+    assert [look.by for look in account.early_looks] == ["publish"]
+
+
+def test_an_unpacked_archive_is_checked_where_it_lies(archive: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(tmp_path / "there")
+    assert check_published(tmp_path / "there") == check_published(archive)
+    (tmp_path / "there/index.html").write_text("PASS")
+    with pytest.raises(RecordsError, match=r"index\.html differs from its checksum"):
+        check_published(tmp_path / "there")
+
+
+def test_an_archive_from_before_pages_and_looks_still_checks_and_says_what_it_lacks() -> None:
+    # Written by the version before looks were recorded: no page, no account in the verdict.
+    checked = check_published(Path(__file__).parent / "data/published-before-looks.zip")
+    assert [one.outcome.value for one in checked.judgement.decisions] == ["PASS"]
+    assert checked.proven[0].startswith("2 of 2 frozen runs")
+    assert any("the version that wrote this archive recorded neither" in claim for claim in checked.unproven)
+    assert any("an earlier version kept the ledger" in line for line in checked.judgement.account_lines)
+
+
+def _flip_a_log(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0/server.log"] += b"x"
+
+
+def _add(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0/more"] = b"x"
+
+
+def _drop(files: dict[str, bytes]) -> None:
+    del files["proof.json"]
+
+
+def _climb(files: dict[str, bytes]) -> None:
+    files["../outside"] = b"x"
+
+
+def _no_sums(files: dict[str, bytes]) -> None:
+    del files["SHA256SUMS"]
+
+
+def _sum_again(files: dict[str, bytes]) -> None:
+    """Write checksums that fit the files as they are now."""
+    sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items()))
+    files["SHA256SUMS"] = "".join(line for line in sums if not line.endswith("  SHA256SUMS\n")).encode()
+
+
+def _hostile_proof(files: dict[str, bytes]) -> None:
+    files["proof.json"] = files["proof.json"].replace(b'"chain": [', b'"chain": [["x", "no base64"], ')
+    _sum_again(files)
+
+
+def _other_verdict(files: dict[str, bytes]) -> None:
+    files["verdict.json"] = files["verdict.json"].replace(b"PASS", b"FAIL")
+    _sum_again(files)
+
+
+def _verdict_of_no_text(files: dict[str, bytes]) -> None:
+    files["verdict.json"] = b"\xff"
+    _sum_again(files)
+
+
+def _no_verdict(files: dict[str, bytes]) -> None:
+    del files["verdict.json"]
+    _sum_again(files)
+
+
+def _other_page(files: dict[str, bytes]) -> None:
+    files["index.html"] = files["index.html"].replace(b"PASS", b"FAIL")
+    _sum_again(files)
+
+
+def _no_page(files: dict[str, bytes]) -> None:
+    del files["index.html"]
+    _sum_again(files)
+
+
+def _verdict_of_another_version(files: dict[str, bytes]) -> None:
+    code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
+    files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"PASS", b"FAIL")
+    _sum_again(files)
+
+
+def _unknown_file(files: dict[str, bytes]) -> None:
+    files["notes.txt"] = b"x"
+    _sum_again(files)
+
+
+def _file_of_no_run(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0.partial/notes.txt"] = b"x"
+    _sum_again(files)
+
+
+def _zeros(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0/server.log"] += bytes(128 << 20)
+    _sum_again(files)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_flip_a_log, "server.log differs from its checksum"),
+        (_add, "is missing or was added"),
+        (_drop, "lacks proof.json"),
+        (_climb, "which is no file of a published experiment"),
+        (_no_sums, "lacks SHA256SUMS"),
+        (_other_verdict, "its verdict is not what its runs give"),
+        (_other_page, "its index.html is not what its runs give"),
+        (_no_page, "its index.html is not what its runs give"),
+        (_verdict_of_another_version, "its verdict is not what its runs give: it says"),
+        (_verdict_of_no_text, "its verdict is not what its runs give"),
+        (_no_verdict, "lacks verdict.json"),
+        (_unknown_file, "'notes.txt', which is no file of a published experiment"),
+        (_file_of_no_run, "notes.txt', which belongs to none of its runs"),
+        (_zeros, r"would unpack to \d+ bytes, the limit for its size is 67108864"),
+        (_hostile_proof, "has no readable proof.json"),
+    ],
+)
+def test_an_archive_that_was_changed_is_refused(
+    archive: Path, change: Callable[[dict[str, bytes]], None], words: str
+) -> None:
+    with pytest.raises(RecordsError, match=words):
+        check_published(rewritten(archive, change))
+
+
+def test_words_of_another_version_are_not_held_to_its_own_and_that_is_said(archive: Path) -> None:
+    def change(files: dict[str, bytes]) -> None:
+        code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
+        files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"channels", b"both channels")
+        _sum_again(files)
+
+    checked = check_published(rewritten(archive, change))
+    assert any("another version of the harness (0.1.0) wrote them" in claim for claim in checked.unproven)
+
+
+def test_an_archive_with_a_few_changed_bytes_is_refused_or_says_the_same(archive: Path) -> None:
+    content = archive.read_bytes()
+    honest = check_published(archive)
+    generator = random.Random(1)
+    for _ in range(100):
+        changed = bytearray(content)
+        for place in generator.sample(range(len(content)), generator.randint(1, 5)):
+            changed[place] ^= generator.randint(1, 255)
+        other = archive.with_name("other.zip")
+        other.write_bytes(changed)
+        # A byte that unpacking does not look at changes nothing: a date, or a name that is written twice.
+        with suppress(RecordsError):
+            assert check_published(other) == honest
+
+
+def test_invalid_runs_that_were_repeated_are_published_too(measured: Workplace) -> None:
+    run = measured.sealed[0]
+    earlier = shutil.copytree(run.path, run.path.with_name(f"0{layout.RETRIED}0"))
+    invalid = run.manifest.model_copy(update={"status": "invalid", "invalid_reasons": ("late",)})
+    (earlier / layout.MANIFEST).write_text(invalid.to_json())
+    tried = EarlierTry(folder=earlier.name, seal=load_manifest(earlier / layout.MANIFEST).seal, invalid_reasons=())
+    again = run.manifest.model_copy(update={"earlier_tries": (tried,)})
+    (run.path / layout.MANIFEST).write_text(again.to_json())
+    path = measured.root / "small.zip"
+    judgement = publish(RunStore(measured.runs).sealed("small"), path)
+    checked = check_published(path)
+    assert checked.judgement == judgement
+    assert checked.proven[0].startswith("6 of 6 frozen runs")
+    with zipfile.ZipFile(path) as packed:
+        assert f"runs/small/base/{earlier.name}/manifest.json" in packed.namelist()
+
+
+def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "no.zip"
+    path.write_bytes(b"PK no")
+    with pytest.raises(RecordsError, match="cannot be unpacked"):
+        check_published(path)
+
+
+def test_exploratory_runs_are_not_published(place: Workplace) -> None:
+    with pytest.raises(SpecError, match="exploratory"):
+        publish(place.run_exploratory(), place.root / "small.zip")
+
+
+@needs_ssh_keygen
+def test_signatures_of_freeze_and_archive_are_verified_by_name_and_by_key(place: Workplace) -> None:
+    key, stranger = (place.root.parent / name for name in ("key", "stranger"))
+    for path in (key, stranger):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    runs = place.run_confirmatory(place.freeze(signing_key=key).path)
+    publish(runs, place.root / "small.zip", signing_key=key)
+    signers = place.root.parent / "signers"
+    signers.write_text(f"me@example.invalid {key.with_suffix('.pub').read_text()}")
+    told = harness(place, "prereg", "check", "small.zip", "--signers", str(signers))
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.count("me@example.invalid") == 2
+    assert "SHA256:" in "".join(check_published(place.root / "small.zip").proven)
+    signers.write_text(f"other@example.invalid {stranger.with_suffix('.pub').read_text()}")
+    refused = harness(place, "prereg", "check", "small.zip", "--signers", str(signers))
+    assert refused.returncode == 1
+    assert "its signature does not hold" in refused.stderr

@@ -1,0 +1,252 @@
+"""An answer means the same however its bytes arrive, and what is no answer says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+
+from harness.measure.client.answer import Answer
+from tests.support.readings import drawn_stream, read_in_every_way
+
+# More inputs than a test run has time for, where this asks for them.
+EXAMPLES = int(os.environ.get("ANSWER_EXAMPLES", "12000"))
+
+
+STREAM = (
+    b'data: {"id":"cmpl-a","choices":[{"text":"x","token_ids":[5]}]}\n\n'
+    b": ping\n\n"
+    b'data: {"id":"cmpl-a","choices":[{"text":"yz","token_ids":[6,7],"finish_reason":"length"}]}\n\n'
+    b'data: {"id":"cmpl-a","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,'
+    b'"prompt_tokens_details":{"cached_tokens":8}}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
+    @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+    def test_a_stream_means_the_same_however_it_is_splintered(self, size: int, newline: bytes) -> None:
+        body = STREAM.replace(b"\n", newline)
+        answer = Answer(stream=True)
+        pieces = [(place, b"", body[place : place + size]) for place in range(0, len(body), size)]
+        for piece in pieces:
+            answer.feed(piece)
+        answer.close(pieces[-1])
+        assert answer.problem == ""
+        assert answer.token_ids == [5, 6, 7]
+        assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 3, 8)
+        assert (answer.response_id, answer.finish_reason) == ("cmpl-a", "length")
+        assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [1, 2]
+
+    def test_events_of_one_receive_are_flagged_and_lone_ones_are_not(self) -> None:
+        first, *rest = STREAM.split(b"\n\n")
+        answer = Answer(stream=True)
+        answer.feed((1, b"", first + b"\n\n"))
+        answer.feed((2, b"", b"\n\n".join(rest)))
+        assert [(received_ns, is_coalesced) for received_ns, _, _, is_coalesced in answer.chunks] == [
+            (1, False),
+            (2, True),
+        ]
+
+    def test_tokens_are_counted_from_ids_and_a_contradiction_is_a_problem(self) -> None:
+        usage = {"prompt_tokens": 4, "completion_tokens": 3}
+        body = json.dumps({"id": "a", "choices": [{"text": "", "token_ids": [1, 2]}], "usage": usage}).encode()
+        answer = Answer(stream=False)
+        answer.feed((1, b"", body))
+        answer.close((1, b"", body))
+        assert answer.problem == "usage says 3 tokens, token_ids hold 2"
+
+    @pytest.mark.parametrize(
+        ("body", "says"),
+        [
+            (b"data: {nonsense\n\n", "not a JSON object"),
+            (b"data: [1]\n\n", "not a JSON object"),
+            (b'data: {"choices":[{"token_ids":7}]}\n\n', "unexpected shape"),
+            (b'data: {"error":{"message":"engine died"}}\n\n', "engine died"),
+            (b'data: {"id":"a","choices":[]}\n\n', "without [DONE]"),
+        ],
+    )
+    def test_what_is_no_answer_says_why(self, body: bytes, says: str) -> None:
+        answer = Answer(stream=True)
+        answer.feed((1, b"", body))
+        answer.close((1, b"", b""))
+        assert says in answer.problem
+
+
+def chat_events(*deltas: dict[str, object], completion_tokens: int) -> bytes:
+    """A chat's stream without token ids; its first event opens the message."""
+    opening = {"role": "assistant", "content": ""}
+    events = [{"id": "chatcmpl-a", "choices": [{"index": 0, "delta": delta}]} for delta in (opening, *deltas)]
+    usage = {"prompt_tokens": 9, "completion_tokens": completion_tokens}
+    events.append({"id": "chatcmpl-a", "choices": [], "usage": usage})
+    return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+
+
+def read_chat(body: bytes, *, stream: bool = True) -> Answer:
+    answer = Answer(stream=stream, needs_token_ids=False)
+    answer.feed((5, 5, body))
+    answer.close((5, 5, body))
+    assert answer.problem == ""
+    return answer
+
+
+def test_the_text_of_a_chat_is_carried_and_its_tokens_are_those_of_usage() -> None:
+    answer = read_chat(chat_events({"content": " a"}, {"content": " b"}, completion_tokens=2))
+    assert "".join(answer.texts) == " a b"
+    assert (answer.response_id, answer.num_tokens, answer.prompt_tokens) == ("chatcmpl-a", 2, 9)
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
+
+
+def test_several_tokens_of_a_chunk_are_shared_out_by_letters() -> None:
+    answer = read_chat(chat_events({"content": " a b"}, {"content": " c"}, completion_tokens=3))
+    assert answer.num_tokens == 3
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 2]
+    answer = read_chat(chat_events({"content": " abc def ghi"}, {"content": " c"}, completion_tokens=12))
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 9, 3]
+
+
+def test_more_chunks_than_tokens_have_no_instants_of_tokens() -> None:
+    answer = read_chat(chat_events({"content": " a"}, {"content": " b"}, {"content": "c"}, completion_tokens=2))
+    assert answer.num_tokens == 2
+    assert {num_tokens for _, _, num_tokens, _ in answer.chunks} == {0}
+
+
+def test_reasoning_of_a_chat_counts_as_tokens_and_is_not_carried() -> None:
+    answer = read_chat(chat_events({"reasoning_content": "hm"}, {"content": " a"}, completion_tokens=2))
+    assert "".join(answer.texts) == " a"
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
+
+
+def test_a_whole_chat_answer_is_read_without_a_stream() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": " a b"}, "finish_reason": "length"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 2}
+    body = json.dumps({"id": "chatcmpl-a", "choices": [choice], "usage": usage}).encode()
+    answer = read_chat(body, stream=False)
+    assert ("".join(answer.texts), answer.num_tokens, answer.finish_reason) == (" a b", 2, "length")
+
+
+def test_all_readings_of_a_stream_agree() -> None:
+    draw = random.Random(EXAMPLES)
+    num_answers = sum(read_in_every_way(drawn_stream(draw), draw) for _ in range(EXAMPLES))
+    # Neither all of them are broken, nor none.
+    assert EXAMPLES // 20 < num_answers < EXAMPLES * 19 // 20
+
+
+def test_events_torn_into_each_other_are_no_documents() -> None:
+    # Joined by a comma, the two would be one document.
+    answer = Answer(stream=True)
+    answer.feed((1, -1, b'data: {"id":"a","choices":[{"token_ids":[1\n\ndata: 2]}]}\n\n'))
+    assert "not a JSON object" in answer.problem
+
+
+def event(**fields: object) -> bytes:
+    return b"data: %b\n\n" % json.dumps(fields).encode()
+
+
+def chunk(token_id: int, **fields: object) -> bytes:
+    return event(**{"id": "cmpl-a", "choices": [{"text": "x", "token_ids": [token_id]}], **fields})
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+END = event(id="cmpl-a", choices=[{"text": "", "finish_reason": "length"}])
+COUNTS = event(id="cmpl-a", choices=[], usage=USAGE)
+DONE = b"data: [DONE]\n\n"
+USUAL = [chunk(5), chunk(6), END, COUNTS, DONE]
+# Each with the codes of what is tolerated.
+OTHER_SERVERS = {
+    "as vLLM answers": (USUAL, ()),
+    "comments": ([b": ping\n\n", *USUAL, b": bye\n\n"], ()),
+    "an id of each chunk": ([chunk(5), chunk(6, id="cmpl-b"), END, COUNTS, DONE], ("id-changes",)),
+    "no id at first": ([chunk(5, id=None), *USUAL[1:]], ("id-absent",)),
+    "an empty id in a first event of filters": ([event(id="", choices=[], filters=[]), *USUAL], ("id-absent",)),
+    "an id that is an object": ([chunk(5, id={}), *USUAL[1:]], ("id-not-text",)),
+    "error null": ([chunk(5, error=None), *USUAL[1:]], ("error-null",)),
+    "usage null and empty": ([chunk(5, usage=None), chunk(6, usage={}), END, COUNTS, DONE], ()),
+    "usage twice": (
+        [chunk(5), chunk(6), END, event(id="cmpl-a", usage={"prompt_tokens": 9, "completion_tokens": 2}), COUNTS, DONE],
+        ("usage-repeated",),
+    ),
+    "usage that forgets the cached tokens": (
+        [chunk(5), chunk(6), END, COUNTS, event(id="cmpl-a", usage={"prompt_tokens": 9, "completion_tokens": 2}), DONE],
+        (),
+    ),
+    "usage that grows": (
+        [chunk(5, usage={**USAGE, "completion_tokens": 1}), chunk(6, usage=USAGE), END, COUNTS, DONE],
+        ("usage-repeated",),
+    ),
+    "usage without prompt tokens": ([chunk(5, usage={"completion_tokens": 1}), *USUAL[1:]], ()),
+    "usage without choices": ([chunk(5), chunk(6), END, event(id="cmpl-a", usage=USAGE), DONE], ()),
+    "no [DONE]": (USUAL[:-1], ("done-missing",)),
+    "[DONE] twice": ([*USUAL, DONE], ("done-repeated",)),
+    "no space behind the colon": ([part.replace(b"data: ", b"data:") for part in USUAL], ()),
+    "named events": ([b"event: ping\ndata: {}\n\n", *USUAL], ("event-named", "event-without-answer")),
+    "answers in named events": ([b"event: chunk\n" + part for part in USUAL], ("event-named",)),
+    "events named message": ([b"event: message\n" + part for part in USUAL], ()),
+    "retry and id of the stream": ([b"retry: 3000\nid: 7\n\n", b"id: 8\n" + USUAL[0], *USUAL[1:]], ()),
+    "keep-alives as data": ([b"data: : PROCESSING\n\n", b"data:\n\n", *USUAL], ("event-without-answer",)),
+    "a document in two lines": ([USUAL[0].replace(b", ", b",\ndata: ", 1), *USUAL[1:]], ()),
+    "documents without an empty line between": ([b"".join(USUAL).replace(b"\n\n", b"\n")], ()),
+    "a byte order mark": ([b"\xef\xbb\xbf" + USUAL[0], *USUAL[1:]], ()),
+    "CR": ([part.replace(b"\n", b"\r") for part in USUAL], ("line-ends",)),
+    "CR LF": ([part.replace(b"\n", b"\r\n") for part in USUAL], ()),
+    "all three line ends": (
+        [part.replace(b"\n\n", b"\r\n\r" if place % 2 else b"\n\r\n") for place, part in enumerate(USUAL)],
+        ("line-ends",),
+    ),
+    "a role alone": ([event(id="cmpl-a", choices=[{"delta": {"role": "assistant", "content": ""}}]), *USUAL], ()),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+@pytest.mark.parametrize("name", OTHER_SERVERS)
+def test_what_other_servers_answer_is_read_where_nothing_depends_on_it(name: str, size: int) -> None:
+    parts, tolerated = OTHER_SERVERS[name]
+    body = b"".join(parts)
+    answer = Answer(stream=True, is_strict=False)
+    for place in range(0, len(body), size):
+        answer.feed((place, -1, body[place : place + size]))
+    answer.close((len(body), -1, b""))
+    assert answer.problem == ""
+    assert (answer.token_ids, answer.num_tokens, answer.finish_reason) == ([5, 6], 2, "length")
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 2, 8)
+    assert answer.response_id == "cmpl-a"
+    assert answer.tolerated == set(tolerated)
+
+
+@pytest.mark.parametrize(
+    ("response_id", "taken", "code"), [(7, "7", "id-not-text"), (None, "", "id-absent"), ([], "", "id-not-text")]
+)
+def test_an_answer_that_nothing_joins_needs_no_id(response_id: object, taken: str, code: str) -> None:
+    parts = [event(**{**json.loads(part[6:]), "id": response_id}) for part in USUAL[:-1]]
+    answer = Answer(stream=True, is_strict=False)
+    for part in (*parts, DONE):
+        answer.feed((1, -1, part))
+    answer.close((1, -1, b""))
+    assert (answer.problem, answer.response_id, answer.tolerated) == ("", taken, {code})
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (USUAL[:2], "without a finish reason: it may be cut off"),
+        ([chunk(5, usage=USAGE), chunk(6)], "without a finish reason: it may be cut off"),
+        (USUAL[:3], "without usage: it may be cut off"),
+        ([*USUAL[:3], COUNTS[: len(COUNTS) // 2]], "not a JSON object"),
+        ([USUAL[0], END, COUNTS], "usage says 2 tokens, token_ids hold 1"),
+        ([USUAL[0], *USUAL[2:]], "usage says 2 tokens, token_ids hold 1"),
+        ([USUAL[0], b'event: error\ndata: {"message": "overloaded"}\n\n'], "overloaded"),
+        ([USUAL[0], event(error={"message": "engine died"})], "engine died"),
+        ([USUAL[0], event(object="error", message="engine died", code=500)], "engine died"),
+        ([USUAL[0], event(detail="engine died")], "engine died"),
+        ([*USUAL, chunk(7)], "after [DONE]"),
+    ],
+)
+def test_a_tolerant_reading_takes_no_part_of_an_answer_for_the_whole(parts: list[bytes], says: str) -> None:
+    answer = Answer(stream=True, is_strict=False)
+    for part in parts:
+        answer.feed((1, -1, part))
+    answer.close((1, -1, b""))
+    assert says in answer.problem

@@ -1,0 +1,85 @@
+"""What surrounded a replay becomes facts of its audit: stalls that touched a request, receives that waited."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
+from harness.measure.client.host import (
+    MAX_SLICE_NS,
+    SHORT_SLICE_NS,
+    SchedulerSlice,
+    StallMeter,
+    stall_facts,
+    stamp_facts,
+)
+from harness.measure.records.schema import CHUNKS, RowStream
+
+
+def requests_at(*instants_s: tuple[float, float, float]) -> pa.Table:
+    """Requests of a session each: due, sent and done, seconds."""
+    columns = [[int(value * NS_PER_S) for value in column] for column in zip(*instants_s, strict=True)]
+    places = list(range(len(instants_s)))
+    return pa.table(
+        {
+            "session": pa.array(places, pa.int32()),
+            "request": pa.array([0] * len(places), pa.int32()),
+            **dict(zip(("due_ns", "sent_ns", "done_ns"), columns, strict=True)),
+        }
+    )
+
+
+def marked(*intervals_s: tuple[float, float], scale: float = 1.0) -> StallMeter:
+    meter = StallMeter(ScaledClock(scale))
+    meter.intervals = [[int(start * NS_PER_S), int(duration * NS_PER_S)] for start, duration in intervals_s]
+    meter.is_complete = True
+    return meter
+
+
+def test_only_a_stall_between_due_and_done_touches_a_request() -> None:
+    requests = requests_at((1.0, 1.0, 2.0), (5.0, 5.5, 6.0))
+    facts = stall_facts(marked((2.5, 2.0), (1.5, 0.3), (4.9, 0.2)), requests)
+    assert facts["touching_stall_max_ms"] == 300.0
+    assert facts["num_stalled_requests"] == 2
+    assert facts["stalled_sends"] == [[1, 0]]
+    assert facts["stall_max_ms"] == 2000.0
+
+
+def streamed(rows: list[dict[str, Any]]) -> RowStream:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from pa.Table.from_pylist(rows, CHUNKS).to_batches()
+
+    return RowStream(CHUNKS, len(rows), batches)
+
+
+def test_stalls_and_lags_are_told_in_wall_time() -> None:
+    assert stall_facts(marked((1.5, 0.3), scale=4.0), requests_at((1.0, 1.0, 2.0)))["touching_stall_max_ms"] == 75.0
+    row = {"session": 0, "request": 0, "chunk": 0, "num_tokens": 1, "is_coalesced": False}
+    stamps = [(2000, 200), (2000, 1960), (2000, None)]
+    rows = [
+        {**row, "received_ns": received * NS_PER_MS, "kernel_ns": None if kernel is None else kernel * NS_PER_MS}
+        for received, kernel in stamps
+    ]
+    assert stamp_facts(streamed(rows), 4.0) == {"stamp_lag_max_ms": 450.0}
+    assert stamp_facts(streamed(rows[2:]), 1.0) == {"stamp_lag_max_ms": None}
+
+
+@pytest.mark.live
+def test_a_meter_that_was_killed_is_no_calm_machine() -> None:
+    with StallMeter(ScaledClock(1.0)) as meter:
+        os.kill(meter.pid, signal.SIGKILL)
+    assert stall_facts(meter, requests_at((1.0, 1.0, 2.0)))["is_stall_meter_complete"] is False
+
+
+def test_a_scheduler_slice_is_given_back() -> None:
+    with SchedulerSlice() as first:
+        granted = first.ask(SHORT_SLICE_NS)
+        assert granted in {None, SHORT_SLICE_NS}
+    with SchedulerSlice() as second:
+        assert second.ask(10**18) in {None, MAX_SLICE_NS}

@@ -1,0 +1,51 @@
+"""Kernel stamps are trusted only where the realtime clock was steady."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from harness.clock import NS_PER_S
+from harness.measure.client.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
+
+
+class TestKernelStamps:
+    def log(self, *offsets_ns: int) -> OffsetLog:
+        log = OffsetLog()
+        log.at_ns = array("q", [place * SAMPLE_INTERVAL_NS for place in range(len(offsets_ns))])
+        log.offset_ns = array("q", offsets_ns)
+        return log
+
+    def test_a_steady_offset_gives_the_monotonic_instant(self) -> None:
+        monotonic, is_trusted = self.log(10**18, 10**18).to_monotonic(np.array([10**18 + 40]), np.array([50]))
+        assert monotonic.tolist() == [40]
+        assert is_trusted.tolist() == [True]
+
+    def test_stamps_beside_a_clock_step_are_refused_and_later_ones_are_not(self) -> None:
+        step_ns = NS_PER_S
+        log = self.log(0, 0, step_ns, step_ns)
+        received = np.array([SAMPLE_INTERVAL_NS // 2, SAMPLE_INTERVAL_NS * 3 // 2, SAMPLE_INTERVAL_NS * 5 // 2])
+        realtime = received - 10 + np.array([0, step_ns, step_ns])
+        monotonic, is_trusted = log.to_monotonic(realtime, received)
+        assert is_trusted.tolist() == [True, False, True]
+        assert monotonic[[0, 2]].tolist() == (received[[0, 2]] - 10).tolist()
+        assert log.steps() == [2 * SAMPLE_INTERVAL_NS]
+
+    def test_a_stamp_from_before_a_step_that_was_read_after_it_is_refused(self) -> None:
+        """An hour forward: by the new offset the data would have waited an hour for the client."""
+        hour_ns = 3600 * NS_PER_S
+        log = self.log(0, hour_ns, hour_ns)
+        received = np.array([SAMPLE_INTERVAL_NS + 40, SAMPLE_INTERVAL_NS + 90])
+        realtime = np.array([SAMPLE_INTERVAL_NS - 20, hour_ns + SAMPLE_INTERVAL_NS + 60])
+        monotonic, is_trusted = log.to_monotonic(realtime, received)
+        assert is_trusted.tolist() == [False, True]
+        assert monotonic[1] == SAMPLE_INTERVAL_NS + 60
+
+    def test_a_slew_of_the_clock_is_no_step(self) -> None:
+        log = self.log(0, 40_000, 80_000)
+        assert log.steps() == []
+
+    def test_a_stamp_after_its_own_receive_and_a_missing_one_are_refused(self) -> None:
+        _, is_trusted = self.log(0, 0).to_monotonic(np.array([NS_PER_S, -1]), np.array([10, 10]))
+        assert is_trusted.tolist() == [False, False]

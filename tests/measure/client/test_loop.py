@@ -1,0 +1,54 @@
+"""The epoll client against a server: what it sends after an answer that is broken, late, long or unusual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_MS
+from harness.measure.client.null_server import NullServer, NullServerConfig
+from tests.support.faulty_server import faulty_server
+from tests.support.replays import plan_of, rows_of, run, session
+
+pytestmark = pytest.mark.live
+
+
+@pytest.mark.parametrize("wait_ns", [0, 100 * NS_PER_MS])
+@pytest.mark.parametrize("stream", [True, False])
+def test_after_a_broken_answer_nothing_more_of_its_session_is_sent(stream: bool, wait_ns: int) -> None:
+    plan = plan_of(session(0, num_requests=3, wait_ns=wait_ns), session(1, num_requests=3, wait_ns=wait_ns))
+    with faulty_server(faults={"0-0": "broken_document"}) as server:
+        rows = rows_of(run(plan, server, "epoll", stream=stream))
+    assert "not a JSON object" in rows[0]["error"]
+    assert [row["status"] for row in rows] == ["bad_response", "not_sent", "not_sent", "ok", "ok", "ok"]
+    assert [row["sent_ns"] is None for row in rows[:3]] == [False, True, True]
+
+
+def test_many_long_answers_at_once_are_all_read() -> None:
+    sessions = [session(index, num_requests=2, generate_tokens=900) for index in range(40)]
+    with NullServer(NullServerConfig(keeps_stamps=False)) as server:
+        result = run(plan_of(*sessions), server, "epoll", timeout_s=60)
+    rows = rows_of(result)
+    assert {(row["status"], row["completion_tokens"]) for row in rows} == {("ok", 900)}
+    assert result.chunks.num_rows == 40 * 2 * 900
+    assert sum(result.chunks.to_table()["num_tokens"].to_pylist()) == 40 * 2 * 900
+
+
+def test_a_request_larger_than_the_kernel_takes_at_once_arrives_whole() -> None:
+    plan = plan_of(session(0, prompt_tokens=900_000), session(1))
+    with NullServer() as server:
+        rows = rows_of(run(plan, server, "epoll", timeout_s=60))
+    assert {row["status"] for row in rows} == {"ok"}
+    assert rows[1]["prompt_tokens"] == 900_000 + 6 + 8
+
+
+def test_records_are_the_same_with_waits_and_without() -> None:
+    tables: list[list[tuple[Any, ...]]] = []
+    for wait_ns in (0, 60 * NS_PER_MS):
+        plan = plan_of(*(session(index, num_requests=4, wait_ns=wait_ns) for index in range(8)))
+        with NullServer() as server:
+            rows = rows_of(run(plan, server, "epoll"))
+        tables.append([(row["status"], row["prompt_tokens"], row["completion_tokens"]) for row in rows])
+        assert all(row["due_ns"] == row["trigger_ns"] + (wait_ns if row["request"] else 0) for row in rows)
+    assert tables[0] == tables[1]

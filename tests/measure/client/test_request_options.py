@@ -1,0 +1,68 @@
+"""Body and headers of a request hold its own values, in both clients."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.errors import SpecError
+from harness.measure.client.request_options import RequestOptions, request_values
+from harness.model.spec import RequestSpec
+from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
+from tests.support.replays import plan_of, rows_of, run, session
+
+VALUES = request_values(3, 1, "abcd-3-1", 2_500_000_000, (100, 20))
+LAST = request_values(3, 2, "abcd-3-2", None, (100, 20))
+
+
+def body_of(spec: RequestSpec, values: object = VALUES) -> dict[str, object]:
+    return json.loads(b"{" + RequestOptions(spec).body(lambda: values)[1:] + b"}")  # type: ignore[arg-type, return-value]
+
+
+def test_a_placeholder_alone_is_a_value_and_within_a_text_its_words() -> None:
+    spec = RequestSpec(
+        extra_body={
+            "hold_s": "{expected_wait_s}",
+            "route": {"name": "s{session}-t{turn}", "of": ["{session_id}", "{{session}}", 7]},
+        }
+    )
+    assert body_of(spec) == {"hold_s": 2.5, "route": {"name": "s3-t1", "of": ["abcd-3", "{session}", 7]}}
+    assert body_of(spec, LAST)["hold_s"] is None
+
+
+def test_a_header_without_a_value_is_left_out_and_a_variable_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RequestSpec(headers={"x-hold": "{expected_wait_ms}", "x-api-key": "{env:GATE_KEY}"})
+    monkeypatch.delenv("GATE_KEY", raising=False)
+    with pytest.raises(SpecError, match="no usable text in GATE_KEY"):
+        RequestOptions(spec)
+    monkeypatch.setenv("GATE_KEY", "sk-1")
+    options = RequestOptions(spec)
+    assert options.headers(lambda: VALUES) == {"x-hold": "2500.0", "x-api-key": "sk-1"}
+    assert options.headers(lambda: LAST) == {"x-api-key": "sk-1"}
+    assert options.secrets == ("sk-1",)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_each_request_carries_what_its_workload_names(client: str) -> None:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> Reply:
+        seen.append(asked)
+        return Reply([CHUNKED_HEAD, *chunked(events(asked))])
+
+    request = RequestSpec(
+        max_completion_tokens=True,
+        temperature=0.7,
+        extra_body={"turn": "{turn}", "keep": True},
+        headers={"x-session": "{session_id}"},
+    )
+    with RawServer(answer) as server:
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client, request=request))
+    assert {row["status"] for row in rows} == {"ok"}, rows[0]["error"]
+    for asked in seen:
+        assert (asked.fields["turn"], asked.fields["keep"]) == (asked.request, True)
+        assert asked.fields["temperature"] == 0.7
+        assert "max_tokens" not in asked.fields
+        assert asked.fields["max_completion_tokens"] > 0

@@ -1,0 +1,251 @@
+"""Both replay clients: what a plan asks for is sent exactly, and whatever the server does becomes a row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.measure.client.null_server import NullServer
+from harness.measure.client.run import ReplayEvent, ReplayResult
+from harness.measure.records.schema import CHUNKS, REQUESTS
+from harness.model.plan import TokenStreams
+from tests.support.faulty_server import faulty_server
+from tests.support.replays import assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
+
+pytestmark = pytest.mark.live
+
+CLIENTS = ("epoll", "aiohttp")
+FAULTS: dict[str, Any] = {
+    "0-0": "close_at_once",
+    "1-0": "early_close",
+    "2-0": "reset",
+    "3-0": "half_open",
+    "4-0": "slow_head",
+    "5-0": "http_500",
+    "6-0": "wrong_length",
+    "7-0": "no_usage",
+    "8-0": "no_token_ids",
+    "9-0": "error_event",
+    "10-0": "garbage",
+}
+
+
+@pytest.fixture(scope="module")
+def plain_server() -> Iterator[NullServer]:
+    with faulty_server(event_tokens=2) as server:
+        yield server
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("stream", [True, False])
+class TestAWellBehavedServer:
+    def test_every_planned_request_is_one_row_and_all_tables_fit_their_schemas(
+        self, plain_server: NullServer, client: str, stream: bool
+    ) -> None:
+        result = run(
+            plan_of(*(session(index, num_requests=3) for index in range(5))), plain_server, client, stream=stream
+        )
+        assert result.requests.schema == REQUESTS
+        assert result.chunks.schema == CHUNKS
+        rows = rows_of(result)
+        assert [(row["session"], row["request"]) for row in rows] == [(s, r) for s in range(5) for r in range(3)]
+        assert {row["status"] for row in rows} == {"ok"}, {row["error"] for row in rows}
+        assert all(row["completion_tokens"] == 6 and row["http_status"] == 200 for row in rows)
+        assert all(row["prompt_tokens"] == row["planned_prompt_tokens"] for row in rows)
+        assert {row["finish_reason"] for row in rows} == {"length"}
+        assert sum(result.chunks.to_table()["num_tokens"].to_pylist()) == 5 * 3 * 6
+
+    def test_nothing_is_sent_early_and_stamps_are_in_order(
+        self, plain_server: NullServer, client: str, stream: bool
+    ) -> None:
+        plan = plan_of(*(session(index, num_requests=3, wait_ns=7 * NS_PER_MS + index) for index in range(6)))
+        result = run(plan, plain_server, client, stream=stream)
+        rows = rows_of(result)
+        done = {(row["session"], row["request"]): row["done_ns"] for row in rows}
+        for row in rows:
+            before = done.get((row["session"], row["request"] - 1))
+            assert row["trigger_ns"] == (result.start_ns if before is None else before)
+            assert row["due_ns"] == row["trigger_ns"] + (0 if before is None else 7 * NS_PER_MS + row["session"])
+            assert row["due_ns"] <= row["sent_ns"] < row["response_head_ns"] <= row["done_ns"]
+        assert result.audit["num_early_sends"] == 0
+        for chunk in result.chunks.to_table().to_pylist():
+            assert chunk["kernel_ns"] is None or chunk["kernel_ns"] <= chunk["received_ns"]
+
+    def test_rows_carry_the_ids_of_both_sides(self, plain_server: NullServer, client: str, stream: bool) -> None:
+        result = run(plan_of(session(0), session(1)), plain_server, client, stream=stream)
+        rows = rows_of(result)
+        assert len({row["request_id"] for row in rows}) == len(rows)
+        assert all(row["response_id"] == f"cmpl-{row['request_id']}" for row in rows)
+        again = run(plan_of(session(0), session(1)), plain_server, client, stream=stream)
+        assert not {row["request_id"] for row in rows} & {row["request_id"] for row in rows_of(again)}
+
+    def test_a_session_that_follows_starts_when_the_other_completed(
+        self, plain_server: NullServer, client: str, stream: bool
+    ) -> None:
+        plan = plan_of(session(0), session(1, after=0, start_offset_ns=3 * NS_PER_MS), session(2, after=1))
+        rows = rows_of(run(plan, plain_server, client, stream=stream))
+        assert rows[2]["trigger_ns"] == rows[1]["done_ns"]
+        assert rows[2]["due_ns"] == rows[1]["done_ns"] + 3 * NS_PER_MS
+        assert rows[4]["trigger_ns"] == rows[3]["done_ns"]
+        assert {row["status"] for row in rows} == {"ok"}
+
+    def test_branches_start_together_and_a_join_when_the_last_of_them_ended(
+        self, plain_server: NullServer, client: str, stream: bool
+    ) -> None:
+        residual_ns = 5 * NS_PER_MS
+        rows = rows_of(run(fork_and_join(residual_ns), plain_server, client, stream=stream))
+        assert_forked_and_joined(rows, residual_ns)
+
+    def test_a_start_offset_is_kept(self, plain_server: NullServer, client: str, stream: bool) -> None:
+        plan = plan_of(session(0), session(1, start_offset_ns=20 * NS_PER_MS))
+        result = run(plan, plain_server, client, stream=stream)
+        assert rows_of(result)[2]["due_ns"] == result.start_ns + 20 * NS_PER_MS
+
+    def test_scaled_time_is_recorded_as_model_time(self, plain_server: NullServer, client: str, stream: bool) -> None:
+        plan = plan_of(session(0, wait_ns=400 * NS_PER_MS))
+        result = run(plan, plain_server, client, stream=stream, scale=20.0)
+        first, second = rows_of(result)
+        assert second["due_ns"] == first["done_ns"] + 400 * NS_PER_MS
+        assert second["sent_ns"] >= second["due_ns"]
+
+    def test_events_tell_of_every_final_row(self, plain_server: NullServer, client: str, stream: bool) -> None:
+        events: list[ReplayEvent] = []
+        run(plan_of(session(0), session(1)), plain_server, client, stream=stream, on_event=events.append)
+        assert sorted((event.session, event.request) for event in events) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [event.num_finished for event in events] == [1, 2, 3, 4]
+
+    def test_text_prompts_are_carried_as_text(self, plain_server: NullServer, client: str, stream: bool) -> None:
+        rows = rows_of(run(plan_of(session(0), session(1), prompt_form="text"), plain_server, client, stream=stream))
+        assert {row["status"] for row in rows} == {"ok"}, rows
+        assert rows[1]["prompt_tokens"] == 40 + 6 + 8
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_replay_can_be_called_where_an_event_loop_runs(plain_server: NullServer, client: str) -> None:
+    async def cell() -> ReplayResult:
+        return run(plan_of(session(0)), plain_server, client)
+
+    assert {row["status"] for row in rows_of(asyncio.run(cell()))} == {"ok"}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+class TestPrompts:
+    def test_the_servers_ids_are_carried_forward_exactly(self, client: str) -> None:
+        plan = plan_of(session(0, num_requests=3), session(1, after=0, continues=0, keep_first=30))
+        with faulty_server(keeps_bodies=True) as server:
+            result = run(plan, server, client)
+            stamps = server.stamps()
+        bodies = [json.loads(stamps[row["request_id"]]["body"]) for row in rows_of(result)]
+        generated = [stamps[row["request_id"]]["token_ids"] for row in rows_of(result)]
+        streams = TokenStreams(plan)
+        for request in range(3):
+            expected = streams.prompt(0, request, {0: generated[:3]})
+            assert bodies[request]["prompt"] == expected.tolist()
+        continued = streams.prompt(1, 0, {0: generated[:3]})
+        assert bodies[3]["prompt"] == continued.tolist()
+        for row, ids in zip(rows_of(result), generated, strict=True):
+            assert row["token_digest"] == sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
+
+    def test_a_request_asks_for_exactly_the_planned_greedy_tokens(self, client: str) -> None:
+        with faulty_server(keeps_bodies=True) as server:
+            result = run(plan_of(session(0, num_requests=1)), server, client)
+            (stamp,) = server.stamps().values()
+        body = json.loads(stamp["body"])
+        del body["prompt"]
+        assert body == {
+            "model": "null",
+            "max_tokens": 6,
+            "ignore_eos": True,
+            "temperature": 0,
+            "seed": 7,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "request_id": rows_of(result)[0]["request_id"],
+        }
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
+@pytest.mark.parametrize("num_split_bytes", [0, 97])
+def test_every_body_framing_is_understood_whole_or_in_splinters(
+    client: str, framing: Any, num_split_bytes: int
+) -> None:
+    with faulty_server(framing=framing, num_split_bytes=num_split_bytes, cached_tokens=16) as server:
+        for stream in (True, False):
+            rows = rows_of(run(plan_of(session(0), session(1)), server, client, stream=stream))
+            assert {row["status"] for row in rows} == {"ok"}, rows
+            assert {row["cached_tokens"] for row in rows} == {16}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_connection_that_the_server_closes_while_idle_costs_no_request(client: str) -> None:
+    with faulty_server(idle_close_ns=30 * NS_PER_MS) as server:
+        rows = rows_of(run(plan_of(session(0, num_requests=3, wait_ns=150 * NS_PER_MS)), server, client))
+    assert {row["status"] for row in rows} == {"ok"}, rows
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+class TestAServerThatMisbehaves:
+    def test_each_fault_is_a_row_with_a_status_and_other_sessions_go_on(self, client: str) -> None:
+        plan = plan_of(
+            *(session(index) for index in range(12)), session(12, after=0), session(13, after=5, continues=5)
+        )
+        with faulty_server(faults=FAULTS) as server:
+            result = run(plan, server, client, timeout_s=1.0)
+        rows = {(row["session"], row["request"]): row for row in rows_of(result)}
+        status = {index: rows[index, 0]["status"] for index in range(14)}
+        assert status == {
+            0: "connection",
+            1: "connection",
+            2: "connection",
+            3: "timeout",
+            4: "timeout",
+            5: "http_error",
+            6: "wrong_length",
+            7: "bad_response",
+            8: "bad_response",
+            9: "bad_response",
+            10: "bad_response",
+            11: "ok",
+            12: "ok",
+            13: "not_sent",
+        }, {index: rows[index, 0]["error"] for index in range(14)}
+        assert all(rows[index, 0]["error"] for index in range(11))
+        for index in (*range(11), 13):
+            later = rows[index, 1]
+            assert later["status"] == "not_sent"
+            assert later["sent_ns"] is None
+        assert rows[11, 1]["status"] == "ok"
+        assert rows[5, 0]["http_status"] == 500
+        assert "engine is dead" in rows[5, 0]["error"]
+        assert "engine is dead" in rows[9, 0]["error"]
+        assert "return_token_ids" in rows[8, 0]["error"]
+        assert rows[12, 0]["trigger_ns"] == rows[0, 0]["done_ns"]
+
+    def test_no_server_at_all_is_a_connection_row(self, client: str) -> None:
+        with NullServer() as server:
+            pass
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=5.0))
+        assert [row["status"] for row in rows] == ["connection", "not_sent"] * 2
+
+    def test_stopping_early_leaves_a_row_for_everything(self, client: str) -> None:
+        stop = threading.Event()
+        plan = plan_of(
+            session(0, wait_ns=NS_PER_S * 3600), session(1), session(2, num_requests=1, start_offset_ns=NS_PER_S)
+        )
+
+        def stop_after_first(_event: ReplayEvent) -> None:
+            stop.set()
+
+        with faulty_server(faults={"1-0": "half_open"}) as server:
+            rows = rows_of(run(plan, server, client, stop=stop, on_event=stop_after_first))
+        assert [row["status"] for row in rows] == ["ok", "not_sent", "connection", "not_sent", "not_sent"]

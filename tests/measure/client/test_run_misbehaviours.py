@@ -1,0 +1,81 @@
+"""Whatever a server does wrong with an answer ends as its catalogue says, with both clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.measure.client.answer import scan_json
+from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
+from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
+from tests.support.replays import plan_of, rows_of, run, session
+
+pytestmark = pytest.mark.live
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+@pytest.mark.parametrize("wrong", CATALOGUE, ids=lambda one: one.name)
+def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, client: str) -> None:
+    def answer(asked: Asked) -> Reply:
+        if (asked.session, asked.request) == (0, 0):
+            return wrong.answer(asked)
+        return Reply([CHUNKED_HEAD, *chunked(events(asked))])
+
+    with RawServer(answer) as server:
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=5))
+    assert rows[0]["status"] == wrong.status, rows[0]["error"]
+    assert wrong.says in rows[0]["error"]
+    assert rows[0]["error"].isprintable()
+    assert (wrong.status == "ok") == bool(wrong.why)
+    assert {row["status"] for row in rows[2:]} == {"ok"}
+    if wrong.status != "ok":
+        assert rows[1]["status"] == "not_sent"
+        assert rows[0]["error"]
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_answers_without_end_all_end_at_the_deadline_or_before(client: str) -> None:
+    with RawServer(lambda asked: ENDLESS[asked.session].answer(asked)) as server:
+        sessions = (session(place, num_requests=1) for place in range(len(ENDLESS)))
+        rows = rows_of(run(plan_of(*sessions), server, client, timeout_s=0.5))
+    for wrong, row in zip(ENDLESS, rows, strict=True):
+        assert row["status"] in ({wrong.status} if wrong.status else {"timeout", "bad_response", "connection"}), wrong
+        assert row["error"]
+        assert row["error"].isprintable()
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_what_a_parser_raises_for_one_answer_fails_that_request_alone(
+    client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_for_one(text: bytes) -> object:
+        if b"poison" in text:
+            raise OverflowError("Python int too large to convert to C int")
+        return scan_json(text)
+
+    monkeypatch.setattr("harness.measure.client.answer.scan_json", fail_for_one)
+
+    def answer(asked: Asked) -> Reply:
+        parts = events(asked)
+        if (asked.session, asked.request) == (0, 0):
+            parts[2] = parts[2].replace(b" x", b"poison")
+        return Reply([CHUNKED_HEAD, *chunked(parts)])
+
+    with RawServer(answer) as server:
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=20))
+    assert rows[0]["status"] == "bad_response"
+    assert "OverflowError: Python int too large" in rows[0]["error"]
+    assert {row["status"] for row in rows[2:]} == {"ok"}
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_what_is_tolerated_is_counted_once_for_each_answer(client: str) -> None:
+    def answer(asked: Asked) -> Reply:
+        parts = [part.replace(b'"id"', b'"error": null, "id"') for part in events(asked)]
+        if asked.session:
+            parts = [part.replace(b'"id": "cmpl-', b'"id": "%d-' % place) for place, part in enumerate(parts)]
+        return Reply([CHUNKED_HEAD, *chunked(parts[:-1] if asked.request else parts)])
+
+    with RawServer(answer) as server:
+        result = run(plan_of(session(0), session(1)), server, client, is_strict=False)
+    assert {row["status"] for row in rows_of(result)} == {"ok"}, rows_of(result)[0]["error"]
+    assert result.audit["tolerated"] == {"error-null": 4, "id-changes": 2, "done-missing": 2}

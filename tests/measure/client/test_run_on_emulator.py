@@ -1,0 +1,124 @@
+"""Both replay clients on the emulator: the same plan gives the same tokens and the same reuse, streaming or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from harness.clock import NS_PER_S, ScaledClock
+from harness.measure.client.run import ReplayResult, Target, replay
+from harness.measure.records.schema import rows_where
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.spec import ClientSpec, ServerSpec, WorkloadSpec
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.run import LaunchOptions
+from tests.support.processes import serving
+from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, plan_of, rows_of
+
+pytestmark = pytest.mark.live
+
+SCALE = 20.0
+
+
+def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
+    folder.mkdir()
+    clock, server = ScaledClock(SCALE), ServerSpec()
+    launch = EmulatorBackend().launch(server, LaunchOptions(0, folder, time_scale=SCALE))
+    with serving(launch, folder, clock):
+        return replay(
+            plan,
+            Target(
+                launch.endpoint,
+                model=launch.model,
+                options=options,
+                clock=clock,
+                request_timeout_ns=600 * NS_PER_S,
+            ),
+        )
+
+
+def counts(result: ReplayResult) -> list[tuple[Any, ...]]:
+    names = ("session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens")
+    return list(zip(*(result.requests[name].to_pylist() for name in names), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("num_background", "cached_tokens"), [(6, 1920), pytest.param(7, 0, marks=pytest.mark.same_everywhere)]
+)
+def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
+    tmp_path: Path, num_background: int, cached_tokens: int
+) -> None:
+    plan = build_plan(
+        WorkloadSpec(source="sequential", num_sessions=num_background + 2, num_background=num_background), 1, 0
+    )
+    seen = {
+        f"{name}-{stream}": counts(
+            replay_on_emulator(plan, tmp_path / f"{name}-{stream}", ClientSpec(name=name, stream=stream))
+        )
+        for name, stream in (("epoll", True), ("epoll", False), ("aiohttp", True))
+    }
+    assert len({tuple(rows) for rows in seen.values()}) == 1
+    rows = seen["epoll-True"]
+    assert {row[2] for row in rows} == {"ok"}
+    assert rows[-1][5] == cached_tokens
+
+
+@pytest.mark.parametrize("name", ["epoll", "aiohttp"])
+def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_path: Path, name: Any) -> None:
+    residual_ns = NS_PER_S
+    plan = fork_and_join(residual_ns, prompt_tokens=300, generate_tokens=40)
+    result = replay_on_emulator(plan, tmp_path / name, ClientSpec(name=name))
+    assert_forked_and_joined(rows_of(result), residual_ns)
+    assert_branches_overlap(rows_of(result))
+    cached = {(row[0], row[1]): row[5] for row in counts(result)}
+    assert cached[2, 0] == cached[4, 0] == 256, "whole blocks of the parent's prompt"
+    assert cached[1, 0] == 0
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("name", ["epoll", "aiohttp"])
+def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Path, name: Any) -> None:
+    # A step takes about 10 ms: at 2 s the answer of 400 tokens is in its middle.
+    early, short = RequestPlan(0, 300, 400, NS_PER_S, abort_after_ns=2 * NS_PER_S), RequestPlan(300, 8, 5)
+    counted = RequestPlan(0, 300, 400, 0, abort_after_tokens=70)
+    kept = RequestPlan(370, 20, 5)
+    stays = RequestPlan(0, 40, 4, 0, abort_after_ns=100 * NS_PER_S)
+    plan = plan_of(
+        SessionPlan(0, 0, None, None, (early, short)),
+        SessionPlan(1, 0, None, None, (counted, kept)),
+        SessionPlan(2, 0, 0, 0, (RequestPlan(313, 9, 3),)),
+        SessionPlan(3, 0, None, None, (stays,)),
+    )
+    result = replay_on_emulator(plan, tmp_path / name, ClientSpec(name=name))
+    rows = {(row["session"], row["request"]): row for row in rows_of(result)}
+    assert {key for key, row in rows.items() if row["status"] == "aborted"} == {(0, 0), (1, 0)}
+    assert {row["status"] for key, row in rows.items() if key not in {(0, 0), (1, 0)}} == {"ok"}, rows
+    left = rows[0, 0]
+    assert 0 <= left["done_ns"] - left["sent_ns"] - 2 * NS_PER_S < NS_PER_S // 2
+    assert rows[0, 1]["due_ns"] == left["done_ns"] + NS_PER_S
+    assert rows[1, 1]["prompt_tokens"] == 390
+    assert rows[1, 1]["cached_tokens"] == rows[0, 1]["cached_tokens"] == 256
+    chunks = rows_where(rows_where(result.chunks.to_table(), "session", 1), "request", 0)
+    assert 70 <= pc.sum(chunks["num_tokens"]).as_py() < 100
+
+
+@pytest.mark.parametrize(("name", "stream"), [("epoll", True), ("epoll", False), ("aiohttp", True)])
+def test_a_chat_continues_with_the_text_that_came_back_and_finds_its_prefix_again(
+    tmp_path: Path, name: Any, stream: bool
+) -> None:
+    requests = (RequestPlan(0, 300, 40, 0), RequestPlan(340, 8, 5, 0), RequestPlan(353, 8, 5, 0))
+    plan = plan_of(SessionPlan(0, 0, None, None, requests), prompt_form="chat")
+    result = replay_on_emulator(plan, tmp_path / "chat", ClientSpec(name=name, stream=stream))
+    rows = rows_of(result)
+    assert {row["status"] for row in rows} == {"ok"}, rows
+    assert all(row["response_id"].startswith("chatcmpl-") for row in rows)
+    assert [row["completion_tokens"] for row in rows] == [40, 5, 5]
+    assert all(row["prompt_tokens"] > row["planned_prompt_tokens"] for row in rows), "the template adds tokens"
+    reused = [row["prompt_tokens"] // 128 * 128 for row in rows]
+    assert [row["cached_tokens"] for row in rows] == [0, *reused[:2]], "whole blocks of the prompt before"
+    if stream:
+        assert pc.sum(result.chunks.to_table()["num_tokens"]).as_py() == 50

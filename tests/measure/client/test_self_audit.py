@@ -1,0 +1,115 @@
+"""The self-audit measures the harness, not the server: floors, stalls and CPU come with every replay."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock
+from harness.errors import ServerError
+from harness.measure.client.host import CpuMeter, StallMeter, stall_facts
+from harness.measure.client.null_server import NullServer
+from harness.measure.client.self_audit import audit_plan, self_audit
+from harness.model.experiment import build_plan
+from harness.model.spec import ClientSpec, WorkloadSpec
+
+
+def workload(num_sessions: int, **more: Any) -> WorkloadSpec:
+    return WorkloadSpec(num_sessions=num_sessions, **more)
+
+
+def test_the_audit_plan_has_the_shape_of_the_plan_but_is_short() -> None:
+    plan = build_plan(workload(5), 3, 0)
+    short = audit_plan(plan)
+    assert short.num_sessions == 5
+    for session, audited in zip(plan.sessions, short.sessions, strict=True):
+        assert audited.requests[0].prompt_tokens == session.requests[0].prompt_tokens
+        assert sum(request.wait_after_ns for request in audited.requests) < 200 * NS_PER_MS
+    assert len(set(short.waited_ns())) == short.num_waits
+
+
+def test_only_sessions_that_run_at_once_are_audited() -> None:
+    plan = build_plan(workload(9, concurrency=4), 3, 0)
+    assert audit_plan(plan).num_sessions == 4
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_audit_reports_lags_seen_by_the_server(client: Any, stream: bool) -> None:
+    plan = build_plan(workload(3), 3, 0)
+    figures = self_audit(plan, ClientSpec(name=client, stream=stream), ScaledClock(4.0))
+    assert figures["num_failed"] == 0
+    assert figures["num_early_sends"] == 0
+    assert figures["num_requests"] == len(figures["floor_lag_ms"]) == 9
+    assert figures["rearrival_lag_at_server_ns"]["count"] == len(figures["floor_rearrival_lag_ms"]) == 6
+    # What left no earlier than due cannot have arrived earlier than that either.
+    assert figures["rearrival_lag_at_server_ns"]["p50"] > 0
+    assert min(figures["floor_lag_ms"]) >= 0
+    if client == "epoll" and stream:
+        assert figures["chunk_kernel_error_ns"]["count"] > 0
+
+
+@pytest.mark.live
+def test_a_stall_meter_reports_in_clock_time_and_leaves_no_process() -> None:
+    clock = ScaledClock(4.0)
+    with StallMeter(clock) as meter:
+        began_ns = clock.now_ns()
+        MonotonicClock().sleep_until_ns(MonotonicClock().now_ns() + 30 * NS_PER_MS)
+    assert meter.is_complete
+    assert meter.cpu_s > 0
+    assert all(
+        start_ns >= began_ns - 4 * 50 * NS_PER_MS and duration_ns > 0 for start_ns, duration_ns in meter.intervals
+    )
+
+
+def test_cpu_is_split_into_own_and_others() -> None:
+    meter = CpuMeter()
+    assert math.fsum(math.sqrt(number) for number in range(300_000)) > 0
+    used = meter.read()
+    assert used["cpu_s"] > 0
+    assert used["cpu_others_s"] >= 0
+
+
+def test_requests_that_a_stall_touched_are_named() -> None:
+    meter = StallMeter(ScaledClock(2.0))
+    meter.intervals = [[100, 50], [1000, 200]]
+    requests = pa.table(
+        {
+            "session": pa.array([0, 1, 2, 3], pa.int32()),
+            "request": pa.array([0, 0, 1, 0], pa.int32()),
+            "due_ns": pa.array([90, 160, 1100, 120], pa.int64()),
+            "sent_ns": pa.array([160, 170, 1150, None], pa.int64()),
+            "done_ns": pa.array([170, 1001, 1300, None], pa.int64()),
+        }
+    )
+    facts = stall_facts(meter, requests)
+    assert facts["stalled_sends"] == [[0, 0], [2, 1]]
+    assert facts["num_stalled_requests"] == 3
+    assert facts["num_stalls"] == 2
+    assert facts["stall_max_ms"] == 200 / 2 / 1e6
+
+
+@pytest.mark.live
+def test_a_null_server_that_was_killed_is_one_clear_line() -> None:
+    with NullServer() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(ServerError, match="the null server"):
+            server.stamps()
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize(
+    "module", ["harness.measure.client.null_server", "harness.measure.client.host", "harness.measure.server.supervisor"]
+)
+def test_the_small_processes_beside_each_run_load_no_large_package(module: str) -> None:
+    asked = f"import sys, {module}; print(*{{'numpy', 'httpx', 'pydantic', 'pyarrow'}} & {{*sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []

@@ -1,0 +1,191 @@
+"""The emulator's loop on a virtual clock is the simulator, step for step and to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd
+from harness.measure.emulator.metrics import ServerMetrics
+from harness.measure.emulator.model import ContextHash
+from harness.measure.emulator.step_log import step_record
+from harness.measure.emulator.virtual import run_virtually
+from harness.model.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan, RequestPlan, SessionPlan, token_block_keys
+from harness.model.sim import SimResult, simulate
+from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
+
+LIMITS = (1, 2, 3, 4, 6, 8)
+
+
+@st.composite
+def servers(draw: st.DrawFn) -> ServerSpec:
+    limit = draw(st.sampled_from(LIMITS))
+    smaller = draw(st.sets(st.integers(1, limit)))
+    return ServerSpec(
+        max_num_seqs=limit,
+        decode_buckets=tuple(sorted({*smaller, limit})),
+        kv_slots=draw(st.integers(max(2, limit - 2), limit + 3)),
+        slot_tokens=2048,
+        prefix_caching=draw(st.booleans()),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> WorkloadSpec:
+    shared = draw(st.sampled_from((0, 128, 256)))
+    longest = shared + draw(st.sampled_from((20, 300, 900)))
+    return WorkloadSpec(
+        num_sessions=draw(st.integers(1, 10)),
+        requests_per_session=draw(st.integers(1, 3)),
+        prompt_tokens=UniformLength(low=shared + 1, high=longest),
+        generate_tokens=UniformLength(low=1, high=draw(st.sampled_from((1, 3, 40)))),
+        new_tokens=UniformLength(low=1, high=9),
+        wait_cap_s=draw(st.sampled_from((0.001, 0.05, 5.0))),
+        start_offset_s=draw(st.sampled_from((0.0, 0.02, 0.5))),
+        shared_prefix_tokens=shared,
+        concurrency=draw(st.sampled_from((None, 1, 2))),
+    )
+
+
+Row = tuple[int, str, int, int | None, int | None, int | None, int]
+
+
+def emulated_steps(steps: list[StepEnd]) -> Iterator[Row]:
+    """(start, kind, n, b, request, computed, duration) of each step that ran."""
+    for end in steps:
+        start, step = end.start, end.start.step
+        if step.kind == PREFILL:
+            yield (
+                start.start_ns,
+                PREFILL,
+                1,
+                None,
+                start.requests[0].external_id,
+                step.computed_tokens,
+                step.duration_ns,
+            )
+        elif step.kind == DECODE:
+            yield (start.start_ns, DECODE, step.num_seqs, step.bucket, None, None, step.duration_ns)
+
+
+def simulated_steps(result: SimResult) -> Iterator[Row]:
+    for row in result.steps.to_pylist():
+        name = None if row["session"] is None else f"{row['session']}-{row['request']}"
+        for repeat in range(row["count"]):
+            start_ns = row["start_ns"] + repeat * row["duration_ns"]
+            yield (start_ns, row["kind"].upper(), row["n"], row["b"], name, row["computed_tokens"], row["duration_ns"])
+
+
+def assert_same_run(plan: Plan, server: ServerSpec) -> None:
+    steps, result = run_virtually(plan, server), simulate(plan, server)
+    assert list(emulated_steps(steps)) == list(simulated_steps(result))
+    evictions = [
+        (end.start.start_ns, event.slots[0], event.caller)
+        for end in steps
+        for event in end.start.step.kv_events
+        if event.kind == "EVICTION"
+    ]
+    assert evictions == [(row["at_ns"], row["slot"], row["caller"]) for row in result.evictions.to_pylist()]
+    cached = {
+        end.start.requests[0].external_id: end.start.step.cached_tokens
+        for end in steps
+        if end.start.step.kind == PREFILL
+    }
+    rows = {f"{row['session']}-{row['request']}": row for row in result.requests.to_pylist()}
+    assert cached == {name: row["cached_tokens"] for name, row in rows.items() if row["admitted_ns"] >= 0}
+    completed = {request.external_id: end.start.end_ns for end in steps for request in end.finished}
+    assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
+
+
+@settings(max_examples=60)
+@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
+def test_emulator_loop_on_a_virtual_clock_equals_the_simulator(
+    server: ServerSpec, workload: WorkloadSpec, seed: int
+) -> None:
+    assert_same_run(build_plan(workload, seed, 0), server)
+
+
+def test_requests_that_arrive_together_enter_in_session_order() -> None:
+    request = RequestPlan(keep_tokens=0, new_tokens=200, generate_tokens=3, wait_after_ns=0)
+    sessions = tuple(SessionPlan(index, 0, None, None, (request,)) for index in range(5))
+    plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), sessions, {})
+    server = ServerSpec(max_num_seqs=4, decode_buckets=(1, 2, 4))
+    prefills = [row[4] for row in emulated_steps(run_virtually(plan, server)) if row[1] == PREFILL]
+    assert prefills == ["0-0", "1-0", "2-0", "3-0", "4-0"]
+    assert_same_run(plan, server)
+
+
+def test_prefill_holds_back_decode() -> None:
+    workload = WorkloadSpec(num_sessions=4, requests_per_session=1)
+    kinds = [row[1] for row in emulated_steps(run_virtually(build_plan(workload, 3, 0), ServerSpec()))]
+    assert kinds[:4] == [PREFILL] * 4
+    assert set(kinds[4:]) == {DECODE}
+
+
+def test_an_idle_step_flushes_the_last_finished_request_and_takes_no_time() -> None:
+    workload = WorkloadSpec(num_sessions=1, requests_per_session=1)
+    last = run_virtually(build_plan(workload, 3, 0), ServerSpec())[-1]
+    assert last.start.step.kind == "IDLE"
+    assert last.start.step.duration_ns == 0
+    assert [request.external_id for request in last.start.flushed] == ["0-0"]
+
+
+def test_the_trace_records_the_step_of_each_abort() -> None:
+    """Who leaves while a step runs gets no token of it; who leaves between two steps is in none of the next ones."""
+    ask = RequestPlan(0, 100, 50)
+    leaves_later = replace(ask, abort_after_ns=300_000_000)
+    requests = (replace(ask, abort_after_tokens=3), leaves_later, replace(ask, generate_tokens=400))
+    sessions = tuple(SessionPlan(index, 0, None, None, (request,)) for index, request in enumerate(requests))
+    plan = Plan("leavers", 1, 0, "as-drawn", 0, (1000, 2000), sessions)
+    records = [step_record(end, 0, 0) for end in run_virtually(plan, ServerSpec(max_num_seqs=2, decode_buckets=(1, 2)))]
+    steps = {
+        name: [
+            (record["index"], key) for record in records for key in ("aborted_before", "aborted") if name in record[key]
+        ]
+        for name in ("0-0", "1-0", "2-0")
+    }
+    assert {name: len(found) for name, found in steps.items()} == {"0-0": 1, "1-0": 1, "2-0": 0}
+    for name in ("0-0", "1-0"):
+        ((index, key),) = steps[name]
+        in_steps = [record["index"] for record in records if name in record["requests"]]
+        assert max(in_steps) == (index if key == "aborted" else index - 1)
+
+
+Request = tuple[int, int]  # prompt and generated tokens
+
+
+def served(requests: list[Request], server: ServerSpec, *, at_once: bool) -> tuple[list[tuple[int, ...]], str]:
+    """(end, tokens generated so far by each that got one) of every step, and the metrics page at the end."""
+    config = EngineConfig.from_server(server)
+    core = EmulatorCore(Scheduler(config, load_cost_model("context-1-2-4-8")))
+    metrics, steps, now_ns = ServerMetrics("model", config, server.num_kv_slots), list[tuple[int, ...]](), 0
+    for handle, (prompt, generated) in enumerate(requests):
+        ids = np.full(prompt, handle, dtype=np.int32)
+        keys, context = token_block_keys(ids), ContextHash.of(ids, 0)
+        core.submit(
+            EngineRequest(handle, str(handle), str(handle), ids, generated, keys, context, generated, arrival_ns=0)
+        )
+    while core.has_work or core.num_unfinished:
+        start = core.start_step(now_ns)
+        assert start is not None
+        end = core.end_step(core.equal_ends_ns() if at_once else ())
+        now_ns = end.ends_ns[-1]
+        for at_ns in end.ends_ns:
+            for request in end.requests:
+                request.num_generated += 1
+            steps.append((at_ns, *(request.num_generated for request in end.requests)))
+        metrics.observe(end)
+    return steps, metrics.render(of_the_process=False).decode()
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 300)), min_size=1, max_size=6), st.booleans())
+@settings(max_examples=20)
+def test_equal_steps_taken_at_once_are_the_steps_one_by_one(requests: list[Request], caches: bool) -> None:
+    server = ServerSpec(max_num_seqs=4, decode_buckets=(1, 2, 4), kv_slots=4, slot_tokens=1024, prefix_caching=caches)
+    assert served(requests, server, at_once=True) == served(requests, server, at_once=False)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from harness.measure.records.manifest import ClientAudit, LaunchReport, table_at
+
+
+def test_a_report_that_was_not_made_is_absent_and_not_zero():
+    assert LaunchReport.tolerant(None).decode_p50_ms("MODEL") is None
+    assert ClientAudit.tolerant({}).num_stalls is None
+    assert ClientAudit.tolerant({}).floor_lag_ms == ()
+
+
+def test_the_model_time_of_a_server_is_read_from_its_report():
+    report = LaunchReport.tolerant({"device_metrics": {"MODEL": {"decode": {"p50_ms": 9.87}}}, "of_a_later_version": 1})
+    assert report.decode_p50_ms("MODEL") == 9.87
+    assert report.decode_p50_ms("SAMPLER") is None
+
+
+def test_a_key_that_does_not_read_is_left_out_and_the_rest_stands():
+    audit = ClientAudit.tolerant({"num_stalls": "many", "stall_max_ms": 3.5})
+    assert (audit.num_stalls, audit.stall_max_ms) == (None, 3.5)
+
+
+def test_the_floor_of_the_lag_is_that_of_re_arrivals():
+    audit = {"floor_lag_ms": [0.1], "floor_rearrival_lag_ms": [0.3]}
+    assert ClientAudit.tolerant({"self_audit": audit}).floor_lag_ms == (0.3,)
+
+
+def test_what_is_no_table_holds_nothing_below_it():
+    assert table_at({"launch": {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}}, "launch", "requested", "versions")
+    for broken in ({"launch": -1}, {"launch": {"requested": [1]}}, {}, None, "text"):
+        assert table_at(broken, "launch", "requested") == {}

@@ -1,0 +1,150 @@
+"""Runs on one server that is never restarted begin clean: none reuses what another left in the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.schema import values_of
+from harness.model.plan import PromptIds, TokenStreams
+from harness.model.spec import ExperimentSpec
+from harness.runner import run_experiment
+from tests.support.emulator_process import Emulator, end, start_ready
+from tests.support.plain_server import PlainServer, plain_server
+
+pytestmark = pytest.mark.live
+PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 4096, "max_num_seqs": 8}
+LENGTHS: dict[str, Any] = {
+    "num_sessions": 3,
+    "requests_per_session": 2,
+    "waits": "none",
+    "prompt_tokens": {"distribution": "uniform", "low": 400, "high": 800},
+    "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
+}
+
+
+def null_experiment(url: str, replicates: int, **workload: Any) -> ExperimentSpec:
+    """Two conditions that are equal in all but a name, which each request carries."""
+    return ExperimentSpec.model_validate(
+        {
+            "name": "null",
+            "backend": "attached",
+            "replicates": replicates,
+            "base_seed": 1,
+            "workload": {**LENGTHS, **workload},
+            "limits": {
+                "rearrival_lag_p99_ms": 5000.0,
+                "start_spread_ms": 5000.0,
+                "schedule_moved_share": 1.0,
+                # The stand-in sends an answer in one piece.
+                "first_token_held_ms": 5000.0,
+                "read_together_ms": 5000.0,
+            },
+            "server": {"url": url},
+            "condition": [{"name": "one"}, {"name": "other"}],
+        }
+    )
+
+
+def first_requests_cached(run: SealedRun) -> list[int]:
+    columns = values_of(run.table("requests"), "request", "cached_tokens")
+    return [cached for request, cached in columns if request == 0]
+
+
+def returns_cached(run: SealedRun) -> list[int]:
+    columns = values_of(run.table("requests"), "request", "cached_tokens")
+    return [cached for request, cached in columns if request > 0]
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    started = start_ready(tmp_path_factory.mktemp("paged"), time_scale=1.0, server=PAGED)
+    yield started
+    end(started)
+
+
+def test_two_equal_conditions_on_one_server_compute_the_same_in_each_pair(paged: Emulator, tmp_path: Path) -> None:
+    run_experiment(null_experiment(paged.address, 2), runs_root=tmp_path).require_valid()
+    runs = list(RunStore(tmp_path).sealed("null"))
+    assert len(runs) == 4
+    assert {cached for run in runs for cached in first_requests_cached(run)} == {0}
+    assert min(cached for run in runs for cached in returns_cached(run)) > 0, "caching is on: returns are reused"
+    table = harness.compare("null", runs_root=tmp_path)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    (computed,) = [row for row in rows if row["measure"] == "computed_tokens_per_request"]
+    assert computed["ratio"] == 1.0
+
+
+def test_what_sessions_share_is_shared_within_a_run_and_not_between_runs(paged: Emulator, tmp_path: Path) -> None:
+    run_experiment(null_experiment(paged.address, 1, shared_prefix_tokens=256), runs_root=tmp_path).require_valid()
+    for run in RunStore(tmp_path).sealed("null"):
+        assert sorted(first_requests_cached(run)) == [0, 256, 256]
+
+
+def test_a_server_of_slots_starts_clean_as_well(tmp_path: Path) -> None:
+    emulator = start_ready(tmp_path / "server", time_scale=1.0, server={"kv_slots": 16})
+    try:
+        run_experiment(null_experiment(emulator.address, 1), runs_root=tmp_path).require_valid()
+    finally:
+        end(emulator)
+    runs = list(RunStore(tmp_path).sealed("null"))
+    assert {cached for run in runs for cached in first_requests_cached(run)} == {0}
+    assert min(cached for run in runs for cached in returns_cached(run)) > 0
+
+
+def test_the_manifest_has_what_makes_the_same_prompts_again(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
+        run_experiment(null_experiment(server.url, 1), runs_root=tmp_path).require_valid()
+    one, other = RunStore(tmp_path).sealed("null")
+    assert one.plan == other.plan
+    sent = [body["prompt"] for body in server.asked[1:]]
+    ids = [PromptIds(**run.manifest.client_audit["prompt_ids"]) for run in (one, other)]
+    assert ids[0].seed != ids[1].seed
+    for of_run in ids:
+        prompt = TokenStreams(one.plan, ids=of_run).fresh_tokens(0, 0).tolist()
+        assert prompt in sent
+    assert TokenStreams(one.plan).fresh_tokens(0, 0).tolist() not in sent
+
+
+def test_a_salt_goes_to_servers_that_know_the_key_alone(paged: Emulator, tmp_path: Path) -> None:
+    run_experiment(null_experiment(paged.address, 1), runs_root=tmp_path / "vllm").require_valid()
+    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
+        run_experiment(null_experiment(server.url, 1), runs_root=tmp_path / "plain").require_valid()
+    assert not any("cache_salt" in body for body in server.asked)
+    salts = [run.manifest.client_audit["cache_salt"] for run in RunStore(tmp_path / "vllm").sealed("null")]
+    assert len(set(salts)) == 2
+    assert all(salts)
+
+
+def test_the_cache_is_emptied_where_the_server_offers_it(tmp_path: Path) -> None:
+    emulator = start_ready(tmp_path / "server", "--dev-mode", time_scale=1.0, server=PAGED)
+    try:
+        prompt = list(range(1000, 1400))
+        emulator.complete(prompt, max_tokens=2)
+        assert emulator.complete(prompt, max_tokens=2)["usage"]["prompt_tokens_details"]["cached_tokens"] == 384
+        run_experiment(null_experiment(emulator.address, 1), runs_root=tmp_path).require_valid()
+        assert emulator.complete(prompt, max_tokens=2)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    finally:
+        end(emulator)
+    assert all(run.manifest.client_audit["cache_reset"] for run in RunStore(tmp_path).sealed("null"))
+
+
+def test_a_first_request_that_reuses_what_its_run_did_not_send_makes_the_run_invalid(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True, cached_tokens=32)) as server:
+        outcome = run_experiment(null_experiment(server.url, 1), runs_root=tmp_path)
+    reasons = [reason for run in outcome.runs for reason in run.invalid_reasons if "cache-not-clean" in reason]
+    assert len(reasons) == 2
+    assert "3 of 3 first requests found tokens that nothing of this run had sent: 96 of" in reasons[0]
+
+
+def test_conditions_of_one_server_in_an_order_that_favours_one_are_a_warning(paged: Emulator, tmp_path: Path) -> None:
+    run_experiment(null_experiment(paged.address, 1), runs_root=tmp_path).require_valid()
+    (run, _) = RunStore(tmp_path).sealed("null")
+    (found,) = [finding for finding in run.manifest.findings if finding.code == "order-unbalanced"]
+    assert found.severity == "warning"
+    assert found.evidence.startswith("one ran earlier than other on average, in 1 replicates")

@@ -1,0 +1,266 @@
+"""A server that somebody else started is asked before the first run, and one error says all that it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.tree import app
+from harness.errors import ServerError, SpecError
+from harness.judge.analysis.serving import latencies
+from harness.measure.records import RunStore
+from harness.model.spec import ExperimentSpec
+from harness.runner import run_experiment
+from harness.runner.experiment import ExperimentOutcome, will_fail_again
+from tests.support.plain_server import PlainServer, plain_server
+
+pytestmark = pytest.mark.live
+KEY = "NAME_OF_A_KEY"
+
+
+def experiment(plain: PlainServer, **keys: Any) -> ExperimentSpec:
+    table: dict[str, Any] = {
+        "name": "asked",
+        "backend": "attached",
+        "replicates": 2,
+        "base_seed": 1,
+        "workload": {"num_sessions": 2, "waits": "none", "generate_tokens": {"distribution": "fixed", "value": 4}},
+        "limits": {
+            "rearrival_lag_p99_ms": 5000.0,
+            "start_spread_ms": 5000.0,
+            "schedule_moved_share": 1.0,
+            # The stand-in sends an answer in one piece.
+            "first_token_held_ms": 5000.0,
+            "read_together_ms": 5000.0,
+        },
+        "condition": [{"name": "only"}],
+    }
+    for name, value in keys.items():
+        table[name] = {**table.get(name, {}), **value}
+    table["server"] = {"url": plain.url, **table.get("server", {})}
+    return ExperimentSpec.model_validate(table)
+
+
+def run(root: Path, plain: PlainServer, *, keep_going: bool = False, **keys: Any) -> ExperimentOutcome:
+    return run_experiment(experiment(plain, **keys), runs_root=root, keep_going=keep_going)
+
+
+def test_everything_that_a_plain_server_lacks_is_in_one_error_with_remedies(tmp_path: Path) -> None:
+    with plain_server(PlainServer()) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server)
+    for words in (
+        "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer",
+        'set workload.prompt_form = "text"',
+        "GET /metrics gives status 404: load and the server's count of reuse cannot be checked",
+        "Set limits.needs_metrics = false",
+        "Nothing was performed",
+    ):
+        assert words in str(refused.value)
+    assert len(server.asked) == 1
+    assert list(RunStore(tmp_path).sealed("asked")) == []
+
+
+def test_a_model_with_fewer_tokens_is_asked_with_the_ids_of_the_plan(tmp_path: Path) -> None:
+    small = PlainServer(fails="Token id 1900 is out of vocabulary:")
+    with (
+        plain_server(small) as server,
+        pytest.raises(ServerError, match=r"Set workload\.token_id_range to ids that it"),
+    ):
+        run(tmp_path, server, workload={"token_id_range": [300, 2000]})
+    assert all(300 <= token < 2000 for token in server.asked[0]["prompt"])
+
+
+def test_the_cures_that_the_error_names_cure(tmp_path: Path) -> None:
+    with plain_server(PlainServer()) as server:
+        outcome = run(tmp_path, server, workload={"prompt_form": "text"}, limits={"needs_metrics": False})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    (found,) = [one for one in outcome.runs[0].manifest.findings if one.code == "metrics-missing"]
+    assert found.severity == "warning"
+
+
+CHAT_ALONE = ("/v1/chat/completions",)
+SAYS_CHAT = 'The server knows /v1/chat/completions alone: workload.prompt_form = "chat"'
+
+
+@pytest.mark.parametrize("form", ["token-ids", "text"])
+def test_a_server_that_knows_chats_alone_is_refused_with_the_form_that_works(tmp_path: Path, form: str) -> None:
+    alone = PlainServer(paths=CHAT_ALONE, has_metrics=True)
+    with plain_server(alone) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server, workload={"prompt_form": form})
+    assert SAYS_CHAT in str(refused.value)
+    assert "status 404" in str(refused.value)
+
+
+def test_a_chat_is_refused_with_the_form_that_a_server_of_completions_knows(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True)) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server, workload={"prompt_form": "chat"})
+    assert 'with text prompts: workload.prompt_form = "text"' in str(refused.value)
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path, client: str) -> None:
+    keys: dict[str, Any] = {"client": {"name": client}, "workload": {"prompt_form": "chat"}}
+    with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
+        outcome = run(tmp_path, server, **keys)
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    turns = [[message["role"] for message in body["messages"]] for body in server.asked]
+    assert ["user", "assistant", "user"] in turns
+    (sealed, _) = RunStore(tmp_path).sealed("asked")
+    assert latencies(sealed).ttft_ns.min() > 0, "each chunk of text is one token, as usage says"
+
+
+def test_the_doctor_names_the_form_that_works() -> None:
+    with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
+        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
+    assert SAYS_CHAT in done.output
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(
+    tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows = PlainServer(gives_token_ids=True, has_metrics=True, key="sk-secret", prefix="/models/a")
+    with plain_server(knows) as server:
+        with pytest.raises(ServerError, match=r'the server requires an API key\. .* server\.api_key_env = "NAME"'):
+            run(tmp_path, server)
+        keys = {"url": f"{server.url}/v1", "api_key_env": KEY}
+        with pytest.raises(SpecError, match=f"the environment has no key in {KEY}"):
+            run(tmp_path, server, server=keys)
+        monkeypatch.setenv(KEY, "sk-wrong")
+        with pytest.raises(ServerError, match=f"the server refuses the key in {KEY}"):
+            run(tmp_path, server, server=keys)
+        monkeypatch.setenv(KEY, "sk-secret")
+        outcome = run(tmp_path, server, server=keys, client={"name": client})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    held = [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
+    assert held == []
+
+
+def test_a_key_that_a_server_repeats_is_in_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knows = PlainServer(
+        gives_token_ids=True, has_metrics=True, key="sk-secret", fails="key sk-secret is spent, request", num_good=1
+    )
+    monkeypatch.setenv(KEY, "sk-secret")
+    with plain_server(knows) as server:
+        outcome = run(tmp_path, server, server={"url": server.url, "api_key_env": KEY})
+    assert "key redacted is spent" in outcome.runs[0].invalid_reasons[0]
+    held = [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
+    assert held == []
+
+
+def test_an_experiment_whose_first_run_fails_alike_ends_there_in_the_servers_words(tmp_path: Path) -> None:
+    # The first completion answers the question before the first run.
+    knows = PlainServer(gives_token_ids=True, has_metrics=True, fails="no more quota for request", num_good=1)
+    with plain_server(knows) as server:
+        outcome = run(tmp_path, server)
+    assert (outcome.num_performed, outcome.num_planned) == (1, 2)
+    assert outcome.ended_by.startswith("http_error: no more quota for request")
+    assert 'the first says "no more quota for request' in outcome.runs[0].invalid_reasons[0]
+    assert will_fail_again(outcome.runs[0])
+
+
+def test_an_experiment_goes_on_where_that_is_wished(tmp_path: Path) -> None:
+    knows = PlainServer(gives_token_ids=True, has_metrics=True, fails="no more quota for request", num_good=1)
+    with plain_server(knows) as server:
+        outcome = run(tmp_path, server, keep_going=True)
+    assert (outcome.num_performed, outcome.ended_by) == (2, "")
+
+
+def harness(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "1000", **variables},
+    )
+
+
+def test_the_doctor_asks_a_server_over_https(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    both = tmp_path / "both.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(both), "-out", str(tmp_path / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    both.write_text(both.read_text() + (tmp_path / "cert.pem").read_text())
+    with plain_server(PlainServer(gives_token_ids=True, has_metrics=True, certificate=both)) as server:
+        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert "model: plain" in asked.stdout
+        assert "usage does not state cached tokens" in asked.stdout
+        untrusted = harness("doctor", "--url", server.url)
+    assert untrusted.returncode == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stdout
+
+
+def test_the_doctor_says_what_a_server_lacks() -> None:
+    with plain_server(PlainServer()) as server:
+        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
+    assert done.exit_code == 1
+    assert done.output.count("missing  ") == 2
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_what_a_server_answers_otherwise_is_a_finding_of_each_run(tmp_path: Path, client: str) -> None:
+    other = PlainServer(gives_token_ids=True, has_metrics=True, is_other=True)
+    with plain_server(other) as server:
+        outcome = run(tmp_path, server, client={"name": client})
+        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    found = [one for one in outcome.runs[0].manifest.findings if one.code.startswith("tolerated-")]
+    assert [one.code for one in found] == ["tolerated-done-missing", "tolerated-error-null", "tolerated-id-changes"]
+    assert all("(4 answers)" in one.evidence for one in found)
+    assert done.exit_code == 0
+    assert "tolerated: the id changes within an answer; the first is taken" in done.output
+
+
+def test_a_plan_longer_than_the_servers_context_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    short = PlainServer(gives_token_ids=True, has_metrics=True, max_model_len=1200)
+    long_prompts = {"prompt_tokens": {"distribution": "fixed", "value": 1190}}
+    with plain_server(short) as server:
+        with pytest.raises(
+            ServerError, match=r"takes 1206 tokens with its answer, and /v1/models states a limit of 1200"
+        ):
+            run(tmp_path, server, workload=long_prompts)
+        assert len(server.asked) == 1
+        outcome = run(tmp_path, server, workload={"prompt_tokens": {"distribution": "fixed", "value": 1180}})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+
+
+def test_a_server_that_wants_another_name_of_the_length_is_refused_with_the_key(tmp_path: Path) -> None:
+    words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    with plain_server(PlainServer(has_metrics=True, fails=words)) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server)
+    assert "Set workload.request.max_completion_tokens = true" in str(refused.value)
+
+
+def test_conditions_that_differ_in_what_requests_carry_share_their_plans(tmp_path: Path) -> None:
+    table: dict[str, Any] = {
+        "condition": [
+            {"name": "plain"},
+            {"name": "hinted", "workload": {"request": {"extra_body": {"hold_s": "{expected_wait_s}"}}}},
+        ]
+    }
+    with plain_server(PlainServer(gives_token_ids=True, has_metrics=True)) as server:
+        spec = experiment(server)
+        spec = ExperimentSpec.model_validate({**spec.model_dump(mode="json"), **table})
+        outcome = run_experiment(spec, runs_root=tmp_path)
+        hinted = [body for body in server.asked if "hold_s" in body]
+        # The same again performs nothing; another hint is another run.
+        assert run_experiment(spec, runs_root=tmp_path, resume=True).num_performed == 0
+    assert [run.invalid_reasons for run in outcome.runs] == [()] * 4
+    assert len({run.manifest.plan_hash for run in outcome.runs}) == 2
+    assert len(hinted) == 8

@@ -1,0 +1,291 @@
+"""Servers behind proxies, and servers of other forms: figures are valid, or a refusal or finding names the cause."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.judge.analysis.serving import latencies
+from harness.measure.client.target import endpoint_of
+from harness.measure.records import RunStore, SealedRun
+from harness.measure.server.probe import Needs, probe
+from harness.measure.server.process import free_port
+from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.runner import run_experiment
+from tests.support import shaped_server as shapes
+from tests.support.emulator_process import Emulator, end, start_ready
+from tests.support.shaped_server import Shape, shaped_server
+
+pytestmark = pytest.mark.live
+KEY = "NAME_OF_A_KEY"
+TOKENS = 16
+LITELLM = {
+    "models": ({"id": "emu", "object": "model"}, {"id": "other", "object": "model"}),
+    "pages": shapes.LITELLM_PAGES,
+    "key": "sk-1",
+}
+SHAPES = {
+    "litellm": Shape(shapes.litellm_text, **LITELLM),
+    "litellm chat": Shape(shapes.litellm_chat, chat=True, **LITELLM),
+    "llama.cpp": Shape(shapes.llama_text, pages=shapes.LLAMA_PAGES, words_key="content"),
+    "llama.cpp chat": Shape(shapes.llama_chat, chat=True, pages=shapes.LLAMA_PAGES, words_key="content"),
+    "TGI": Shape(shapes.tgi_text, pages=shapes.TGI_PAGES, words_key="inputs", data=b"data:"),
+    "TGI chat": Shape(shapes.tgi_chat, chat=True, pages=shapes.TGI_PAGES, words_key="inputs", data=b"data:"),
+    "HTTP/1.0": Shape(shapes.llama_text, pages=shapes.LLAMA_PAGES, words_key="content", version="1.0"),
+}
+
+
+def experiment(url: str, **keys: Any) -> ExperimentSpec:
+    """One run of two sessions of two requests."""
+    table: dict[str, Any] = {
+        "name": "behind",
+        "backend": "attached",
+        "replicates": 1,
+        "base_seed": 1,
+        "workload": {
+            "num_sessions": 2,
+            "waits": "none",
+            "prompt_tokens": {"distribution": "fixed", "value": 200},
+            "generate_tokens": {"distribution": "fixed", "value": TOKENS},
+        },
+        "limits": {
+            "rearrival_lag_p99_ms": 5000.0,
+            "start_spread_ms": 5000.0,
+            "schedule_moved_share": 1.0,
+            "read_together_ms": 5000.0,
+        },
+        "server": {"url": url},
+        "condition": [{"name": "only"}],
+    }
+    for name, value in keys.items():
+        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
+    return ExperimentSpec.model_validate(table)
+
+
+def one_run(root: Path, spec: ExperimentSpec) -> SealedRun:
+    run_experiment(spec, runs_root=root)
+    (run,) = RunStore(root).sealed("behind")
+    return run
+
+
+def codes(run: SealedRun, severity: str) -> set[str]:
+    return {finding.code for finding in run.manifest.findings if finding.severity == severity}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_answers_of_other_servers_give_valid_figures(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = SHAPES[name]
+    monkeypatch.setenv(KEY, "sk-1")
+    form = "chat" if shape.chat else "text"
+    with shaped_server(shape) as server:
+        run = one_run(
+            tmp_path,
+            experiment(
+                server.url,
+                workload={"prompt_form": form},
+                limits={"needs_metrics": "/metrics" in shape.pages and shape.pages["/metrics"][0] == 200},
+                server={"api_key_env": KEY if shape.key else ""},
+            ),
+        )
+    assert codes(run, "invalid") == set()
+    figures = latencies(run)
+    assert len(figures.turn) == 4
+    assert not any(map(math.isnan, (*figures.ttft_ns, *figures.tpot_ns)))
+    assert len(figures.itl_ns) == 4 * (TOKENS - 1)
+    expected = {"tolerated-id-absent"} if name.startswith("TGI") else set[str]()
+    assert {code for code in codes(run, "info") if code.startswith("tolerated-")} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("litellm", 'workload.prompt_form = "text"'), ("TGI chat", 'workload.prompt_form = "chat"')],
+)
+def test_a_refusal_names_the_form_that_the_server_takes(
+    tmp_path: Path, name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "sk-1")
+    key = {"api_key_env": KEY if SHAPES[name].key else ""}
+    with shaped_server(SHAPES[name]) as server:
+        spec = experiment(server.url, limits={"needs_metrics": False}, server=key)
+        with pytest.raises(HarnessError) as refused:
+            run_experiment(spec, runs_root=tmp_path)
+    assert remedy in str(refused.value)
+
+
+def test_conditions_may_ask_different_models_of_one_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "sk-1")
+    keys: dict[str, Any] = {"workload": {"prompt_form": "text"}, "limits": {"needs_metrics": False}}
+
+    def of_models(url: str, second: str) -> ExperimentSpec:
+        conditions = [{"name": "first"}, {"name": "second", "server": {"model": second}}]
+        return experiment(url, server={"api_key_env": KEY}, condition=conditions, **keys)
+
+    with shaped_server(SHAPES["litellm"]) as server:
+        run_experiment(of_models(server.url, "other"), runs_root=tmp_path).require_valid()
+        assert {body["model"] for body in server.asked} == {"emu", "other"}
+        with pytest.raises(HarnessError, match="lists no model 'absent', but emu, other") as refused:
+            run_experiment(of_models(server.url, "absent"), runs_root=tmp_path / "absent")
+    assert "Set server.model" in str(refused.value)
+    assert list(RunStore(tmp_path / "absent").sealed("behind")) == []
+
+
+def held(run: SealedRun) -> str:
+    return next((each.evidence for each in run.manifest.findings if each.code == "first-token-held"), "")
+
+
+@pytest.mark.parametrize("together", [6, 1000])
+def test_a_proxy_that_collects_tokens_makes_the_run_invalid(tmp_path: Path, together: int) -> None:
+    shape = Shape(shapes.llama_text, words_key="content", together=together)
+    with shaped_server(shape) as server:
+        report = probe(endpoint_of(ServerSpec(url=server.url)), Needs(prompt_form="text", metrics=False))
+        spec = experiment(server.url, workload={"prompt_form": "text"}, limits={"needs_metrics": False})
+        run = one_run(tmp_path, spec)
+    assert any("came together: a proxy may collect them" in note for note in report.notes)
+    assert codes(run, "invalid") == {"first-token-held"}
+    assert held(run).startswith("in 4 of 4 answers the first token came together with later ones: a proxy")
+    with shaped_server(shape) as server:
+        limits = {"needs_metrics": False, "first_token_held_ms": 5000.0}
+        again = one_run(tmp_path / "kept", experiment(server.url, workload={"prompt_form": "text"}, limits=limits))
+    assert codes(again, "invalid") == set()
+
+
+# -- real proxies, where this machine has them -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    started = start_ready(tmp_path_factory.mktemp("server"), time_scale=1.0)
+    yield started
+    end(started)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def proxy(command: list[str], port: int, log: Path) -> Iterator[str]:
+    """A proxy process on a port of loopback; its URL."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+        try:
+            while not accepts(port):
+                assert process.poll() is None, log.read_text()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def nginx(folder: Path, upstream: str, *lines: str) -> Any:
+    """nginx before ``upstream``, with these directives in its location."""
+    program = shutil.which("nginx")
+    if program is None:
+        pytest.skip("nginx is not installed")
+    port, settings = free_port(), "\n".join(f"      {line};" for line in lines)
+    temporary = "\n".join(
+        f"  {name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"daemon off;\npid {folder}/nginx.pid;\nerror_log {folder}/error.log;\n"
+        "events {}\nhttp {\n  access_log off;\n"
+        f"{temporary}\n  server {{\n    listen 127.0.0.1:{port};\n    location / {{\n      proxy_pass {upstream};\n"
+        f"{settings}\n    }}\n  }}\n}}\n"
+    )
+    return proxy([program, "-c", str(config), "-p", str(folder)], port, folder / "nginx.log")
+
+
+def haproxy(folder: Path, upstream: str, *lines: str) -> Any:
+    """HAProxy before ``upstream``, with these lines in its defaults."""
+    program = shutil.which("haproxy")
+    if program is None:
+        pytest.skip("haproxy is not installed")
+    port, settings = free_port(), "\n".join(f"  {line}" for line in lines)
+    config = folder / "haproxy.cfg"
+    config.write_text(
+        f"defaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n{settings}\n"
+        f"frontend front\n  bind 127.0.0.1:{port}\n  default_backend back\n"
+        f"backend back\n  server one {upstream.removeprefix('http://')}\n"
+    )
+    return proxy([program, "-f", str(config)], port, folder / "haproxy.log")
+
+
+PASSING = {
+    "nginx, HTTP/1.0": (nginx, ("proxy_buffering off",)),
+    "nginx, HTTP/1.1": (nginx, ("proxy_buffering off", "proxy_http_version 1.1", 'proxy_set_header Connection ""')),
+    "nginx, gzip on": (nginx, ("proxy_buffering off", "gzip on", "gzip_types *", "gzip_min_length 1")),
+    "nginx, no kept connections": (nginx, ("proxy_buffering off", "keepalive_timeout 0")),
+    "HAProxy": (haproxy, ("option http-no-delay",)),
+    "HAProxy, closing": (haproxy, ("option http-no-delay", "option http-buffer-request", "option httpclose")),
+}
+COLLECTING = {
+    "nginx": (nginx, ()),
+    "HAProxy": (haproxy, ()),
+    "HAProxy, closing": (haproxy, ("option http-buffer-request", "option httpclose")),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_behind_a_proxy_that_passes_chunks_on_figures_are_valid(emulator: Emulator, tmp_path: Path, name: str) -> None:
+    start, lines = PASSING[name]
+    with start(tmp_path, emulator.address, *lines) as url:
+        run = one_run(tmp_path / "runs", experiment(url))
+    assert codes(run, "invalid") == set()
+    assert len(latencies(run).itl_ns) == 4 * (TOKENS - 1)
+    assert held(run) == ""
+
+
+@pytest.mark.parametrize("name", COLLECTING)
+def test_behind_a_proxy_that_collects_chunks_the_run_is_invalid(emulator: Emulator, tmp_path: Path, name: str) -> None:
+    start, lines = COLLECTING[name]
+    # nginx sends when 4 KiB are there: the answer is longer.
+    longer = {"generate_tokens": {"distribution": "fixed", "value": 40}}
+    with start(tmp_path, emulator.address, *lines) as url:
+        run = one_run(tmp_path / "runs", experiment(url, workload=longer))
+    assert "first-token-held" in codes(run, "invalid")
+
+
+def test_a_proxy_without_its_server_is_refused_as_one(emulator: Emulator, tmp_path: Path) -> None:
+    del emulator
+    for start, status in ((nginx, 502), (haproxy, 503)):
+        folder = tmp_path / start.__name__
+        folder.mkdir()
+        with (
+            start(folder, f"http://127.0.0.1:{free_port()}") as url,
+            pytest.raises(HarnessError, match=f"status {status} .*A proxy answers, and reaches no server behind it"),
+        ):
+            run_experiment(experiment(url), runs_root=folder / "runs")
+
+
+def test_a_request_that_the_proxy_finds_too_large_is_told_with_the_setting(emulator: Emulator, tmp_path: Path) -> None:
+    with nginx(tmp_path, emulator.address, "proxy_buffering off", "client_max_body_size 1k") as url:
+        run = one_run(tmp_path / "runs", experiment(url))
+    (failed,) = [finding for finding in run.manifest.findings if finding.code == "request-failed"]
+    assert "413 Request Entity Too Large" in failed.evidence
+    assert "<" not in failed.evidence
+    assert "nginx: client_max_body_size" in failed.hint
+
+
+def test_compressed_answers_are_refused_with_the_way_on(emulator: Emulator, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    gzip = ("gzip on", "gzip_types *", "gzip_min_length 1", "gzip_proxied any", "proxy_http_version 1.1")
+    outer = ("proxy_set_header Accept-Encoding gzip", "proxy_http_version 1.1")
+    with (
+        nginx(tmp_path / "inner", emulator.address, *gzip) as inner,
+        nginx(tmp_path, inner, *outer) as url,
+        pytest.raises(HarnessError, match=r"answers are compressed.*Turn compression off in the proxy"),
+    ):
+        run_experiment(experiment(url), runs_root=tmp_path / "runs")

@@ -1,0 +1,202 @@
+"""A server's life through the public doors of harness.measure.server.process, on small servers of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from harness.clock import ScaledClock
+from harness.errors import ServerError
+from harness.measure.server.process import ServerLog, ServerProcess, free_port, port_is_free, port_owner, require_port
+from tests.support.processes import (
+    HOST,
+    check_until_it_fails,
+    child_named_in,
+    clock,
+    ends_within,
+    is_alive,
+    start_tiny_server,
+)
+
+pytestmark = pytest.mark.live
+
+
+def test_a_healthy_server_answers_and_is_gone_after_stop(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port)
+    server.wait_healthy(HOST, port, deadline_s=20)
+    assert is_alive(server.pid)
+    assert os.getpgid(server.pid) == server.pid
+    report = server.stop(grace_s=5)
+    assert not is_alive(server.pid)
+    assert (report.returncode, report.ending) == (-signal.SIGTERM, "signal SIGTERM")
+    assert report.was_asked
+    assert report.killed == ()
+    assert report.is_port_free
+    assert server.stop() == report
+
+
+def test_the_log_is_kept_as_bytes_with_a_stamp_for_every_read(tmp_path: Path) -> None:
+    code = (
+        r"import os, sys; os.write(1, b'out \xff\x00 torn'); os.write(2, b' line\nnext\n'); os.write(1, b'x' * 300000)"
+    )
+    model_clock = ScaledClock(4.0)
+    before_ns = model_clock.now_ns()
+    server = ServerProcess.start(
+        [sys.executable, "-c", code],
+        log=ServerLog(tmp_path / "server.log", tmp_path / "server.log.stamps", model_clock),
+    )
+    assert ends_within(server.pid, 20)
+    report = server.stop()
+    log = (tmp_path / "server.log").read_bytes()
+    assert log == b"out \xff\x00 torn line\nnext\n" + b"x" * 300_000
+    assert report.log_bytes == len(log)
+    stamps = np.fromfile(tmp_path / "server.log.stamps", dtype="<i8").reshape(-1, 2)
+    offsets, received_ns = stamps[:, 0], stamps[:, 1]
+    assert offsets[0] == 0
+    assert (np.diff(offsets) > 0).all()
+    assert offsets[-1] < len(log)
+    assert before_ns <= received_ns[0]
+    assert (np.diff(received_ns) >= 0).all()
+    assert received_ns[-1] <= model_clock.now_ns()
+
+
+def test_a_server_that_dies_while_starting_is_one_error_with_its_last_lines(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port, "--fail", "3")
+    with pytest.raises(ServerError, match=r"exit code 3[\s\S]*loading the model\n  ValueError: no such artifact"):
+        server.wait_healthy(HOST, port, deadline_s=20)
+    assert not is_alive(server.pid)
+
+
+def test_a_server_that_never_gets_healthy_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port, "--ignore-term", "--child", "own-session")
+    child = child_named_in(tmp_path / "server.log")
+    with pytest.raises(ServerError, match=r"not healthy after 0.3 s \(/unhealthy on port \d+: HTTP 503\)"):
+        server.wait_healthy(HOST, port, deadline_s=0.3, path="/unhealthy")
+    assert not is_alive(server.pid)
+    assert not is_alive(child)
+    assert port_is_free(HOST, port)
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"no-such-server: cannot be started: .*No such file or directory"):
+        ServerProcess.start(["no-such-server"], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock))
+
+
+def test_a_log_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="missing/log: No such file"):
+        ServerProcess.start(
+            [sys.executable, "-c", "pass"],
+            log=ServerLog(tmp_path / "missing" / "log", tmp_path / "stamps", clock),
+        )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_the_server_with_a_clear_error(tmp_path: Path) -> None:
+    server = ServerProcess.start(
+        [sys.executable, "-c", "import signal; print('hello', flush=True); signal.pause()"],
+        log=ServerLog(Path("/dev/full"), tmp_path / "stamps", clock),
+    )
+    with pytest.raises(ServerError, match=r"its log cannot be written .*No space left"):
+        check_until_it_fails(server)
+    assert not is_alive(server.pid)
+
+
+def test_a_server_that_ignores_sigterm_is_killed_with_all_its_group(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port, "--ignore-term", "--child", "same-group")
+    server.wait_healthy(HOST, port, deadline_s=20)
+    child = child_named_in(tmp_path / "server.log")
+    report = server.stop(grace_s=0.2)
+    assert set(report.killed) == {server.pid, child}
+    assert report.ending == "signal SIGKILL"
+    assert not is_alive(server.pid)
+    assert not is_alive(child)
+    assert report.is_port_free
+
+
+def test_a_child_that_left_the_group_and_outlived_the_server_is_found(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port, "--child", "own-session")
+    server.wait_healthy(HOST, port, deadline_s=20)
+    child = child_named_in(tmp_path / "server.log")
+    assert os.getpgid(child) != server.pid
+    report = server.stop(grace_s=0.2)
+    assert report.killed == (child,)
+    assert report.ending == "signal SIGTERM"
+    assert not is_alive(child)
+
+
+def test_a_server_that_ends_between_two_requests_fails_the_next_check(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port)
+    server.wait_healthy(HOST, port, deadline_s=20)
+    server.check()
+    os.kill(server.pid, signal.SIGKILL)
+    assert ends_within(server.pid, 10)
+    with pytest.raises(ServerError, match="ended by itself with signal SIGKILL"):
+        check_until_it_fails(server)
+    assert server.has_exited
+    assert server.exit_report is not None
+    assert not server.exit_report.was_asked
+
+
+def test_an_error_inside_the_with_block_still_ends_the_server(tmp_path: Path) -> None:
+    port = free_port()
+    server = start_tiny_server(tmp_path, port, "--ignore-term")
+    with pytest.raises(KeyboardInterrupt), server:
+        raise KeyboardInterrupt
+    assert not is_alive(server.pid)
+
+
+def test_the_server_reads_nothing_and_inherits_no_descriptor(tmp_path: Path) -> None:
+    code = "import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1], sys.stdin.read() == '')"
+    server = ServerProcess.start(
+        [sys.executable, "-c", code], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock)
+    )
+    assert ends_within(server.pid, 20)
+    server.stop()
+    assert (tmp_path / "log").read_text() == "[0, 1, 2] True\n"
+
+
+def test_additions_to_the_environment_reach_the_server(tmp_path: Path) -> None:
+    server = ServerProcess.start(
+        [sys.executable, "-c", "import os; print(os.environ['GREETING'], 'PATH' in os.environ)"],
+        log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock),
+        env={"GREETING": "hallo"},
+    )
+    assert ends_within(server.pid, 20)
+    server.stop()
+    assert (tmp_path / "log").read_text() == "hallo True\n"
+
+
+def test_a_busy_port_is_named_with_the_process_that_holds_it() -> None:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        assert not port_is_free(HOST, port)
+        assert port_owner(port) == (os.getpid(), Path("/proc/self/comm").read_text().strip())
+        with pytest.raises(ServerError, match=rf"port {port} is in use by pid {os.getpid()}"):
+            require_port(HOST, port)
+    assert port_is_free(HOST, port)
+    assert require_port(HOST, port) == port
+    assert port_owner(port) is None
+
+
+def test_a_port_with_closed_connections_can_be_used_again_at_once(tmp_path: Path) -> None:
+    port = free_port()
+    for _ in range(2):
+        server = start_tiny_server(tmp_path, port)
+        server.wait_healthy(HOST, port, deadline_s=20)
+        assert httpx.get(f"http://{HOST}:{port}/", trust_env=False).text == "ok"
+        assert server.stop().is_port_free

@@ -1,0 +1,372 @@
+"""vLLM's scheduler with paged KV memory: known answers, and invariants of the block pool.
+
+What vLLM itself decides is compared step by step in ``tests/differential``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import PlanError, SpecError
+from harness.model.engine import DECODE, MIXED, PREFILL, CostModel, Step
+from harness.model.engine.paged import BlockPool, PagedConfig, PagedScheduler
+
+US = 10**9
+COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=5 * US, chunk_token_fs=US)
+"""Decode steps of 10 to 40 us; a part of a prompt costs 5 us a step and 1 us a token."""
+
+
+def server(
+    *,
+    blocks: int = 100,
+    seqs: int = 4,
+    budget: int = 64,
+    longest: int = 256,
+    caching: bool = True,
+    threshold: int = 0,
+    ahead: bool = False,
+) -> PagedScheduler:
+    config = PagedConfig(
+        max_num_seqs=seqs,
+        capture_sizes=(1, 2, 4),
+        num_gpu_blocks=blocks,
+        block_size=16,
+        max_num_batched_tokens=budget,
+        max_model_len=longest,
+        prefix_caching=caching,
+        long_prefill_tokens=threshold,
+        async_scheduling=ahead,
+    )
+    return PagedScheduler(config, COSTS)
+
+
+def keys(name: int, count: int = 16) -> list[int]:
+    """Keys of a text that shares nothing with another name's."""
+    return [1000 * name + place for place in range(count)]
+
+
+def steps_until_idle(scheduler: PagedScheduler) -> list[Step]:
+    steps: list[Step] = []
+    while scheduler.has_work:
+        steps.append(scheduler.schedule())
+        scheduler.finish_step()
+    return steps
+
+
+def test_a_prompt_longer_than_the_token_budget_is_computed_in_parts_and_then_decodes() -> None:
+    scheduler = server(budget=64)
+    scheduler.submit(0, 100, 3, keys(0))
+
+    steps = steps_until_idle(scheduler)
+
+    assert [(step.kind, step.tokens, step.unfinished) for step in steps] == [
+        (PREFILL, (64,), (0,)),
+        (PREFILL, (36,), ()),
+        (DECODE, (1,), ()),
+        (DECODE, (1,), ()),
+    ]
+    assert [step.duration_ns for step in steps] == [69_000, 41_000, 10_000, 10_000]
+
+
+def test_running_requests_come_before_a_waiting_prompt_which_gets_what_is_left_of_the_budget() -> None:
+    scheduler = server(budget=64)
+    scheduler.submit(0, 10, 8, keys(0))
+    scheduler.schedule()
+    scheduler.finish_step()
+    scheduler.submit(1, 100, 2, keys(1))
+
+    step = scheduler.schedule()
+
+    assert (step.kind, step.requests, step.tokens, step.unfinished) == (MIXED, (0, 1), (1, 63), (1,))
+    assert step.duration_ns == 10_000 + 5_000 + 63_000
+
+
+def test_a_long_prompt_takes_no_more_than_its_threshold_of_a_step() -> None:
+    scheduler = server(threshold=20)
+    scheduler.submit(0, 50, 1, keys(0))
+
+    assert [step.tokens for step in steps_until_idle(scheduler)] == [(20,), (20,), (10,)]
+
+
+def test_a_session_that_returns_reuses_its_full_blocks_and_computes_at_least_the_last_token() -> None:
+    scheduler = server()
+    scheduler.submit(0, 32, 1, keys(7))
+    steps_until_idle(scheduler)
+
+    # The same 32 tokens: both blocks are known, but the last must be computed for its next token.
+    scheduler.submit(1, 32, 1, keys(7))
+    (again,) = steps_until_idle(scheduler)
+    scheduler.submit(2, 40, 1, keys(7))
+    (longer,) = steps_until_idle(scheduler)
+
+    assert [admission.cached_tokens for admission in again.admissions] == [16]
+    assert [admission.cached_tokens for admission in longer.admissions] == [32]
+    assert vars(scheduler.prefix_counts) == {"queries": 104, "hits": 48, "preempted_queries": 0, "preempted_hits": 0}
+
+
+def test_an_answers_blocks_are_reused_once_they_are_full_and_computed() -> None:
+    scheduler = server()
+    scheduler.submit(0, 16, 17, keys(3))
+    steps_until_idle(scheduler)
+
+    # 33 tokens, the last of which was sampled and never computed: two blocks.
+    scheduler.submit(1, 64, 1, keys(3))
+    (step,) = steps_until_idle(scheduler)
+
+    assert step.cached_tokens == 32
+
+
+def test_without_prefix_caching_nothing_is_reused_or_counted() -> None:
+    scheduler = server(caching=False)
+    for request in range(2):
+        scheduler.submit(request, 40, 1, [])
+        (step,) = steps_until_idle(scheduler)
+        assert step.cached_tokens == 0
+
+    assert scheduler.prefix_counts.queries == 0
+
+
+def test_the_last_admitted_gives_way_when_blocks_run_out_and_resumes_with_what_is_still_cached() -> None:
+    scheduler = server(blocks=1 + 6, longest=96, budget=96)
+    scheduler.submit(0, 47, 40, keys(0))
+    scheduler.submit(1, 47, 40, keys(1))
+    steps: list[Step] = []
+    while not any(step.preempted for step in steps):
+        steps.append(scheduler.schedule())
+        scheduler.finish_step()
+
+    assert steps[-1].preempted == (1,)
+    assert steps[-1].requests == (0,)
+    assert scheduler.waiting == (1,)
+    rest = steps_until_idle(scheduler)
+    resumed = next(step for step in rest if step.admissions)
+    assert resumed.admissions[0].request == 1
+    assert resumed.admissions[0].cached_tokens + resumed.admissions[0].computed_tokens == 49
+    assert scheduler.prefix_counts.preempted_queries == 49
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    scheduler = server(blocks=1 + 6, longest=96, budget=96)
+    for request in range(3):
+        scheduler.submit(request, 47, 40, keys(request))
+    for step in steps_until_idle(scheduler):
+        assert not (step.preempted and step.admissions)
+
+
+def test_a_request_waits_until_its_whole_prompt_fits_though_its_first_part_would() -> None:
+    scheduler = server(blocks=1 + 6, longest=96, budget=16)
+    scheduler.submit(0, 60, 1, keys(0))
+    scheduler.submit(1, 60, 1, keys(1))
+
+    step = scheduler.schedule()
+
+    assert step.requests == (0,)
+    assert scheduler.num_waiting == 1
+
+
+def test_an_aborted_request_gives_its_blocks_back_and_gets_no_token() -> None:
+    scheduler = server()
+    free = scheduler.free_blocks
+    scheduler.submit(0, 40, 5, keys(0))
+    scheduler.submit(1, 40, 5, keys(1))
+    scheduler.schedule()
+    scheduler.abort(0)
+    scheduler.abort(1)
+    scheduler.abort(1)
+
+    assert scheduler.finish_step() == ()
+    assert scheduler.free_blocks == free
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("tokens", "graph"),
+    [
+        ((1,), ("FULL", 1)),
+        ((1, 1, 1), ("FULL", 4)),
+        ((3,), ("PIECEWISE", 4)),
+        ((1,) * 5, ("NONE", 5)),
+        ((), ("NONE", 0)),
+    ],
+)
+def test_a_step_is_padded_to_the_next_captured_size_and_above_the_largest_runs_without_a_graph(
+    tokens: tuple[int, ...], graph: tuple[str, int]
+) -> None:
+    assert server(seqs=8).config.graph_of(tokens) == graph
+
+
+def test_a_size_captured_above_the_most_requests_is_not_a_whole_graph() -> None:
+    config = PagedConfig(max_num_seqs=3, capture_sizes=(1, 2, 4), num_gpu_blocks=600)
+
+    assert config.graph_of((1, 1, 1)) == ("PIECEWISE", 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_gpu_blocks": 16}, r"do not hold one request of 256 tokens.*Give at least 17 blocks"),
+        ({"max_num_batched_tokens": 3}, r"max_num_batched_tokens \(3\) is below max_num_seqs \(4\)"),
+        ({"capture_sizes": (2, 1)}, r"not ascending"),
+    ],
+)
+def test_a_server_that_vllm_would_refuse_is_refused(changed: dict[str, object], message: str) -> None:
+    sound = {"max_num_seqs": 4, "capture_sizes": (1, 2), "num_gpu_blocks": 17, "max_model_len": 256}
+    PagedConfig(**sound)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SpecError, match=message):
+        PagedConfig(**{**sound, **changed})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_decode_step_above_the_largest_captured_size_costs_the_extra_of_a_step_without_a_graph() -> None:
+    config = PagedConfig(2, (1,), num_gpu_blocks=100, max_num_batched_tokens=64, max_model_len=256)
+
+    def durations(costs: CostModel) -> dict[tuple[str, int], int]:
+        scheduler = PagedScheduler(config, costs)
+        scheduler.submit(0, 16, 3, keys(0))
+        scheduler.submit(1, 16, 2, keys(1))
+        return {(step.kind, step.num_seqs): step.duration_ns for step in steps_until_idle(scheduler)}
+
+    plain, priced = durations(COSTS), durations(replace(COSTS, eager_ns=7))
+    assert priced == {**plain, (DECODE, 2): plain[DECODE, 2] + 7}
+
+
+def test_a_cost_model_without_chunked_prefill_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"cost model of RBLN.*has no \[chunked_prefill\]"):
+        PagedScheduler(server().config, CostModel("of RBLN", "none", {1: 1}))
+
+
+def test_a_request_that_fits_no_context_or_lacks_block_keys_is_refused() -> None:
+    with pytest.raises(PlanError, match="do not fit 256 tokens"):
+        server().submit(0, 256, 1, keys(0))
+    with pytest.raises(PlanError, match="1 block keys for 41 tokens, 2 needed"):
+        server().submit(0, 40, 1, [1])
+
+
+class Ledger:
+    """A pool, and what its holders should be by the operations alone."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.num_blocks = num_blocks
+        self.held: list[list[int]] = []
+
+    def admit(self, text: int, length: int) -> None:
+        """Hold what is known of a text, and take and register the rest, as far as there are free blocks."""
+        text_keys = keys(text, length)
+        matched = self.pool.match(text_keys)
+        if length - len(matched) + self.pool.num_unheld(matched) > self.pool.num_free:
+            return
+        self.pool.hold(matched)
+        fresh = self.pool.take(length - len(matched))
+        for block, key in zip(fresh, text_keys[len(matched) :], strict=True):
+            self.pool.register(block, key)
+        self.held.append([*matched, *fresh])
+
+    def leave(self, place: int) -> None:
+        if self.held:
+            self.pool.free(reversed(self.held.pop(place % len(self.held))))
+
+    def check(self) -> None:
+        holders = [0] * self.num_blocks
+        for blocks in self.held:
+            for block in blocks:
+                holders[block] += 1
+        free = self.pool.free_order
+        assert len(set(free)) == len(free) == self.pool.num_free
+        assert {block for block in range(1, self.num_blocks) if not holders[block]} == set(free)
+        assert [self.pool.holders(block) for block in range(self.num_blocks)] == holders
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.integers(0, 4), st.integers(1, 6)),
+        st.tuples(st.just("leave"), st.integers(0, 9), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(num_blocks=st.integers(2, 24), operations=OPERATIONS)
+def test_blocks_are_free_or_held_and_never_lost(num_blocks: int, operations: Sequence[tuple[str, int, int]]) -> None:
+    ledger = Ledger(num_blocks)
+    for what, first, second in operations:
+        if what == "admit":
+            ledger.admit(first, second)
+        else:
+            ledger.leave(first)
+        ledger.check()
+
+
+@given(num_blocks=st.integers(2, 24), operations=OPERATIONS)
+def test_what_is_matched_was_registered_under_that_text_and_not_used_since(
+    num_blocks: int, operations: Sequence[tuple[str, int, int]]
+) -> None:
+    ledger = Ledger(num_blocks)
+    content: dict[int, int] = {}
+    for what, first, second in operations:
+        if what == "leave":
+            ledger.leave(first)
+            continue
+        before = len(ledger.held)
+        for block, key in zip(ledger.pool.match(keys(first, second)), keys(first, second), strict=False):
+            assert content[block] == key
+        ledger.admit(first, second)
+        if len(ledger.held) > before:
+            content.update(zip(ledger.held[-1], keys(first, second), strict=True))
+
+
+def test_blocks_without_content_are_used_first_then_the_least_recently_freed() -> None:
+    pool = BlockPool(8)
+    first, second, bare = pool.take(2), pool.take(2), pool.take(1)
+    for block, key in zip([*first, *second], range(4), strict=True):
+        pool.register(block, key)
+    for blocks in (first, second, bare):
+        pool.free(reversed(blocks))
+
+    # Of a text the last block goes first; blocks 6 and 7 were never used.
+    assert pool.free_order == (bare[0], 6, 7, first[1], first[0], second[1], second[0])
+    pool.take(4)
+    assert pool.match([0, 1]) == [first[0]]
+    assert pool.match([2, 3]) == second
+    assert pool.num_evicted == 1
+
+
+def test_with_asynchronous_scheduling_an_arrival_waits_for_the_step_that_is_already_decided() -> None:
+    scheduler = server(ahead=True)
+    scheduler.submit(0, 16, 5, keys(0))
+    first = scheduler.schedule()
+    scheduler.submit(1, 16, 5, keys(1))
+    scheduler.finish_step()
+
+    steps = [first, *steps_until_idle(scheduler)]
+
+    assert [step.requests for step in steps] == [(0,), (0,), (0, 1), (0, 1), (0, 1), (1,), (1,)]
+
+
+def test_with_asynchronous_scheduling_a_request_that_stops_early_has_a_position_in_one_more_step() -> None:
+    scheduler = server(ahead=True)
+    scheduler.submit(0, 16, 9, keys(0), stop_tokens=2)
+    scheduler.submit(1, 16, 4, keys(1))
+
+    steps = steps_until_idle(scheduler)
+
+    assert [(step.requests, step.num_seqs) for step in steps] == [((0, 1), 2), ((0, 1), 2), ((1,), 2), ((1,), 1)]
+    # An answer that reaches max_tokens is foreseen.
+    assert not scheduler.has_work
+
+
+def test_with_asynchronous_scheduling_a_handle_used_again_has_no_part_in_the_step_decided_for_its_predecessor() -> None:
+    scheduler = server(ahead=True)
+    scheduler.submit(0, 16, 9, keys(0))
+    scheduler.schedule()
+    scheduler.abort(0)
+    scheduler.submit(0, 32, 1, keys(1))
+    assert scheduler.finish_step() == ()
+
+    steps = steps_until_idle(scheduler)
+
+    assert [(step.requests, step.tokens) for step in steps] == [((), (1,)), ((0,), (32,))]

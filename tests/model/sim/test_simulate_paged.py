@@ -1,0 +1,129 @@
+"""A server with paged KV memory: the simulator and the emulator's loop step the same scheduler to the nanosecond."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import PlanError, SpecError
+from harness.measure.emulator.virtual import run_virtually
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.sim import simulate
+from harness.model.spec import ServerSpec, WorkloadSpec
+from tests.measure.emulator.test_virtual import workloads
+from tests.model.sim.test_simulate_aborts import plans
+
+
+def server(**changed: object) -> ServerSpec:
+    return ServerSpec.model_validate(
+        {"rules": "vllm-paged", "cost_model": "emulated-gpu", "slot_tokens": 2048, **changed}
+    )
+
+
+@st.composite
+def servers(draw: st.DrawFn) -> ServerSpec:
+    """Memory from one longest request up, token budgets from a decode step up."""
+    limit = draw(st.sampled_from((1, 2, 3, 6)))
+    block = draw(st.sampled_from((16, 32)))
+    per_seq = 2048 // block
+    return server(
+        max_num_seqs=limit,
+        decode_buckets=draw(st.sampled_from(((1,), (1, 2, 4), (1, 2, 3, 4, 5, 6), (8,)))),
+        block_size=block,
+        num_gpu_blocks=1 + draw(st.sampled_from((per_seq, per_seq + 5, 3 * per_seq))),
+        max_num_batched_tokens=draw(st.sampled_from((limit, 40, 300, 2048))),
+        prefix_caching=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
+    )
+
+
+def assert_same_run(plan: Plan, spec: ServerSpec) -> None:
+    steps = [end for end in run_virtually(plan, spec) if end.start.step.num_seqs]
+    result = simulate(plan, spec)
+    assert [
+        (end.start.start_ns, end.start.step.kind.lower(), end.start.step.num_seqs, end.start.step.duration_ns)
+        for end in steps
+    ] == [(row["start_ns"], row["kind"], row["n"], row["duration_ns"]) for row in result.steps.to_pylist()]
+    rows = {f"{row['session']}-{row['request']}": row for row in result.requests.to_pylist()}
+    completed = {request.external_id: end.start.end_ns for end in steps for request in end.finished}
+    assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
+    assert result.preemptions == sum(len(end.start.step.preempted) for end in steps)
+    assert result.computed_tokens == sum(end.start.step.computed_tokens for end in steps)
+
+
+@settings(max_examples=40)
+@given(spec=servers(), workload=workloads(), seed=st.integers(0, 10_000))
+def test_the_emulators_loop_on_a_virtual_clock_equals_the_simulator(
+    spec: ServerSpec, workload: WorkloadSpec, seed: int
+) -> None:
+    assert_same_run(build_plan(workload, seed, 0), spec)
+
+
+@settings(max_examples=30)
+@given(plan=plans(), spec=servers())
+def test_any_planned_abort_takes_the_same_time_in_both(plan: Plan, spec: ServerSpec) -> None:
+    assert_same_run(plan, spec)
+
+
+def one_user(*requests: tuple[int, int, int, int]) -> Plan:
+    """One session; requests as keep, new, generate, wait in ns."""
+    return Plan(
+        "drawn",
+        1,
+        0,
+        "as-drawn",
+        0,
+        (1000, 2000),
+        (SessionPlan(0, 0, None, None, tuple(RequestPlan(*one) for one in requests)),),
+        {},
+    )
+
+
+def test_a_returning_session_reuses_prompt_and_answer_in_whole_blocks() -> None:
+    result = simulate(one_user((0, 100, 60, 10**9), (160, 20, 5, 0)), server())
+
+    # 159 tokens were computed: nine blocks of 16.
+    assert result.requests["cached_tokens"].to_pylist() == [0, 144]
+
+
+def test_evicted_blocks_are_counted_and_no_longer_reused() -> None:
+    longest = (0, 2000, 40, 10**9)
+    plan = Plan(
+        "drawn", 1, 0, "as-drawn", 0, (1000, 2000),
+        tuple(
+            SessionPlan(place, place * 5 * 10**8, None, None, (RequestPlan(*longest), RequestPlan(1000, 10, 1, 0)))
+            for place in range(2)
+        ),
+        {},
+    )  # fmt: skip
+    small, large = simulate(plan, server(num_gpu_blocks=140)), simulate(plan, server(num_gpu_blocks=600))
+
+    assert large.num_evictions == 0
+    assert small.num_evictions > 100
+    assert small.cached_tokens < large.cached_tokens
+
+
+def test_a_smaller_token_budget_takes_more_steps_for_a_prompt_and_lets_decodes_wait_less() -> None:
+    plan = Plan(
+        "drawn", 1, 0, "as-drawn", 0, (1000, 2000),
+        tuple(SessionPlan(place, place * 10**7, None, None, (RequestPlan(0, 1500, 100, 0),)) for place in range(3)),
+        {},
+    )  # fmt: skip
+    whole, parts = simulate(plan, server()), simulate(plan, server(max_num_batched_tokens=100))
+
+    assert max(row["duration_ns"] for row in parts.steps.to_pylist()) < max(
+        row["duration_ns"] for row in whole.steps.to_pylist()
+    )
+    assert whole.computed_tokens == parts.computed_tokens == 4500
+
+
+def test_requests_that_do_not_fit_the_context_are_refused() -> None:
+    with pytest.raises(PlanError, match="do not fit a slot of 2048"):
+        simulate(one_user((0, 2000, 60, 0)), server())
+
+
+def test_a_cost_model_of_rbln_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"cost model paper.*has no \[chunked_prefill\]"):
+        simulate(one_user((0, 20, 6, 0)), server(cost_model="paper"))

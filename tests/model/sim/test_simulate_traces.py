@@ -1,0 +1,78 @@
+"""Plans from traces in virtual time: joins and named blocks, the same to the nanosecond in every simulator."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.measure.emulator.virtual import run_virtually
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan
+from harness.model.sim import simulate
+from harness.model.spec import ServerSpec, WorkloadSpec
+from harness.model.traces.lower import Lowering, sessions_of
+from harness.model.traces.recording import RecordedRequest, Recording
+from tests.support.naive import naive_run
+
+SERVER = ServerSpec(rules="vendor-0.11.1")
+
+
+def assert_all_agree(plan: Plan) -> None:
+    """The compiled simulator, the naive one and the emulator's own core on a virtual clock."""
+    ours = simulate(plan, SERVER)
+    naive = naive_run(plan, EngineConfig.from_server(SERVER), load_cost_model("paper"))
+    emulated = run_virtually(plan, SERVER)
+    assert (ours.decode_ns, ours.prefill_ns) == (naive.decode_ns, naive.prefill_ns)
+    assert ours.cached_tokens == sum(record[0] for record in naive.requests.values())
+    assert sum(end.start.end_ns - end.start.start_ns for end in emulated) == ours.device_ns
+    assert emulated[-1].start.end_ns == ours.end_ns == max(record[4] for record in naive.requests.values())
+
+
+@pytest.mark.parametrize("name", ["coding-agent", "research-agent", "customer-support"])
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_shipped_traces_take_the_same_time_in_every_simulator(name: str, concurrency: int | None) -> None:
+    workload = WorkloadSpec.model_validate({"source": "trace", "trace": name, "concurrency": concurrency})
+    assert_all_agree(build_plan(workload, 1, 0))
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> list[Recording]:
+    """A few trees of requests with forks, joins, kept streams and named blocks."""
+    found: list[Recording] = []
+    for number in range(draw(st.integers(1, 4))):
+        requests: list[RecordedRequest] = []
+        for place in range(draw(st.integers(1, 6))):
+            after = tuple(sorted(draw(st.sets(st.integers(0, place - 1), max_size=3)))) if place else ()
+            base = draw(st.sampled_from([None, *after]))
+            new, wait_ns = draw(st.integers(1, 900)), draw(st.integers(0, 3_000_000_000))
+            keep = 0 if base is None else requests[base].prompt_tokens + requests[base].generate_tokens
+            names = draw(st.integers(0, (keep + new) // 64)) if keep == 0 else 0
+            chain = draw(st.sampled_from([0, 1000]))
+            blocks = tuple(range(chain, chain + names))
+            requests.append(
+                RecordedRequest(base, after, wait_ns, "tool", keep + new, keep, draw(st.integers(1, 40)), blocks)
+            )
+        found.append(Recording(str(number), 0, tuple(requests)))
+    return found
+
+
+@settings(max_examples=60)
+@given(trees=recordings(), shrink=st.sampled_from([1, 2, 4]))
+def test_any_fork_join_and_sharing_takes_the_same_time_in_every_simulator(trees: list[Recording], shrink: int) -> None:
+    how = Lowering(shrink=shrink, max_context_tokens=8000)
+    sessions, block_tokens, _ = sessions_of(trees, 64, how, random.Random(1))
+    assert_all_agree(Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens))
+
+
+def test_prompts_that_name_the_same_blocks_are_reused_by_whole_blocks() -> None:
+    names = tuple(range(10))
+    ask = RecordedRequest(None, (), 0, "none", 700, 0, 2, names)
+    late = ask._replace(blocks=(*names[:5], 99, *names[6:]), wait_ns=5_000_000_000)
+    trees = [Recording("a", 0, (ask,)), Recording("b", 0, (late,))]
+    sessions, block_tokens, _ = sessions_of(trees, 64, Lowering(arrivals="recorded"), random.Random(1))
+    plan = Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens)
+    assert simulate(plan, SERVER).cached_tokens == 256, "five names of 64 tokens are two whole blocks of 128"

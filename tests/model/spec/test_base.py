@@ -1,0 +1,72 @@
+"""Problems in an experiment file are told where a person finds them: by line, and by a condition's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import SpecError
+from harness.model.spec import load_experiment
+from harness.model.spec.base import key_lines
+
+TEXT = """\
+name = "mine"
+base_seed = 1
+workload = { num_sessions = 4 }
+
+[[condition]]
+name = "base"
+
+[[condition]]
+name = "more"
+server.kv_slotz = 12
+[condition.workload]
+num_sessions = 0
+"""
+
+
+def test_keys_of_headings_lists_and_dotted_names_have_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TEXT)
+    lines = key_lines(tmp_path / "mine.toml")
+    assert lines["workload",] == 3
+    assert lines["condition", 1, "server", "kv_slotz"] == 10
+    assert lines["condition", 1, "workload", "num_sessions"] == 12
+
+
+def test_a_wrong_key_of_a_condition_is_named_by_the_condition_and_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(TEXT)
+    with pytest.raises(SpecError) as refused:
+        load_experiment(path)
+    assert "line 10: condition[more].server.kv_slotz: unknown key (did you mean kv_slots?)" in str(refused.value)
+    path.write_text(TEXT.replace("server.kv_slotz = 12\n", ""))
+    with pytest.raises(SpecError) as refused:
+        load_experiment(path)
+    assert "line 11: condition[more].workload.num_sessions: must be greater than or equal to 1" in str(refused.value)
+
+
+def test_every_problem_is_told_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    wrong = TEXT.replace("base_seed = 1", 'base_seed = "x"\nreplicats = 3\nbaseline = "bse"')
+    path.write_text(wrong.replace("num_sessions = 4", "num_sessions = 0") + "\n[slo]\nttft_ms = -1\n")
+    with pytest.raises(SpecError) as refused:
+        load_experiment(path)
+    assert str(refused.value).removeprefix(f"{path}: ").split("; ") == [
+        "line 2: base_seed: must be a whole number",
+        "line 3: replicats: unknown key (did you mean replicates?)",
+        "line 4: baseline: 'bse' is not one of the conditions base, more",
+        "line 5: workload.num_sessions: must be greater than or equal to 1",
+        "line 12: condition[more].server.kv_slotz: unknown key (did you mean kv_slots?)",
+        "line 14: condition[more].workload.num_sessions: must be greater than or equal to 1",
+        "line 17: slo.ttft_ms: must be greater than 0. See `harness explain experiment` for every key",
+    ]
+
+
+def test_files_that_an_experiment_names_are_found_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text('name = "short"\nwaits = { distribution = "constant", wait_s = 1 }\n')
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "m"\nbase_seed = 1\n[workload]\nnum_sessions = 1\nwaits = "short.toml"\n[[condition]]\nname = "a"\n'
+    )
+    assert load_experiment(path).workload.waits == str(tmp_path / "short.toml")

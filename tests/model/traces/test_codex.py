@@ -1,0 +1,146 @@
+"""Codex's files: what a fork repeats counts once, with its parent there or not, and a count told twice is no call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
+from tests.support.agent_logs import at
+from tests.support.sound_traces import codex_count, codex_rows
+
+FORK_S = 400.0
+SPAWN = {"source": {"subagent": {"thread_spawn": {"parent_thread_id": "par"}}}}
+FORKS = ({"forked_from_id": "par"}, SPAWN, {"parent_thread_id": "par"}, {})
+
+
+def written(folder: Path, rows: Iterable[Any], name: str) -> Path:
+    path = folder / f"rollout-{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def imported(*files: Path) -> TraceFile:
+    import_trace(files, files[0].parent / "out.jsonl", name="t")
+    return read_trace(files[0].parent / "out.jsonl")
+
+
+def own_rows(turns: int, total: int, first_s: float = FORK_S) -> list[Any]:
+    """Calls that a fork makes itself, after so many tokens."""
+    rows: list[Any] = []
+    for turn in range(turns):
+        usage = (5000 + 200 * turn, 4000, 100, 20)
+        total += usage[0] + usage[2]
+        start = first_s + 10 * turn
+        rows += [
+            {"timestamp": at(start + 3), "type": "response_item", "payload": {"type": "reasoning"}},
+            {"timestamp": at(start + 3.2), "type": "event_msg", "payload": codex_count(usage, total)},
+            {"timestamp": at(start + 8), "type": "event_msg", "payload": {"type": "user_message"}},
+        ]
+    return rows
+
+
+def total_of(turns: int) -> int:
+    return sum(1100 + 200 * turn for turn in range(turns))
+
+
+def fork(turns: int, meta: Any, *, stamp_s: float | None = FORK_S, own: int = 2, name: str = "child") -> list[Any]:
+    """A fork's file: its parent's rows, stamped anew (None: with their own times), then its own."""
+    first, *repeated = codex_rows(name, turns, meta=meta, stamp_s=stamp_s)
+    return [first | {"timestamp": at(FORK_S)}, *repeated, *own_rows(own, total_of(turns))]
+
+
+@pytest.mark.parametrize("meta", FORKS)
+@pytest.mark.parametrize("stamp_s", [FORK_S, None])
+def test_a_fork_counts_its_own_calls_and_goes_on_from_its_parents_last(
+    tmp_path: Path, meta: Any, stamp_s: float | None
+) -> None:
+    parent = written(tmp_path, codex_rows("par", 5), "b")
+    child = written(tmp_path, fork(4, meta, stamp_s=stamp_s), "a")
+    trace = imported(child, parent)
+    (recording,) = trace.recordings
+    assert trace.num_requests == 5 + 2
+    assert sum(trace.head.dropped.values()) == 4
+    lengths = [request.prompt_tokens for request in recording.requests]
+    place = lengths.index(5000)
+    # A sub-agent begins when its parent's last call has ended, a fork where it was forked: after the fourth call.
+    assert recording.requests[place].after == (
+        lengths.index(1800 if "par" in str(meta) and "fork" not in str(meta) else 1600),
+    )
+    assert recording.requests[place].keep_tokens == 1600 + 80, "its prompt and what is visible of its answer"
+    assert recording.requests[place].wait_ns > 300 * NS_PER_S
+
+
+@pytest.mark.parametrize("meta", FORKS)
+def test_without_its_parent_the_burst_at_a_forks_start_is_dropped_and_counted(tmp_path: Path, meta: Any) -> None:
+    trace = imported(written(tmp_path, fork(4, meta), "a"))
+    assert trace.num_requests == 2
+    assert trace.head.dropped == {
+        "calls of a parent session that is not among the files, repeated at the start of a fork": 4
+    }
+    assert not any(request.wait_ns == 0 for request in trace.recordings[0].requests[1:])
+
+
+def test_a_fork_of_a_fork_repeats_both_and_counts_neither(tmp_path: Path) -> None:
+    meta = {"forked_from_id": "child"}
+    later = 300.0
+    grandchild = [
+        {**row, "timestamp": at(FORK_S + later)} for row in fork(4, meta, own=2, name="grandchild")
+    ] + own_rows(1, 70_000, FORK_S + later)
+    files = [
+        written(tmp_path, codex_rows("par", 5), "par"),
+        written(tmp_path, fork(4, {"forked_from_id": "par"}), "child"),
+        written(tmp_path, grandchild, "grandchild"),
+    ]
+    assert imported(*files).num_requests == 5 + 2 + 1
+    assert len(imported(*files).recordings) == 1
+    assert imported(*files[1:]).num_requests == 2 + 1
+    assert imported(files[2]).num_requests == 1
+
+
+def test_a_second_session_meta_says_that_a_file_repeats_another_session(tmp_path: Path) -> None:
+    parent_meta = {"timestamp": at(FORK_S), "type": "session_meta", "payload": {"id": "par"}}
+    first, *rest = fork(1, {})
+    trace = imported(written(tmp_path, [first, parent_meta, *rest], "a"))
+    assert trace.num_requests == 2, "one repeated call is no burst, but the file says that it is a fork"
+
+
+def test_what_a_fork_repeats_without_token_counts_is_not_taken_into_its_own_call(tmp_path: Path) -> None:
+    rows = fork(4, {"forked_from_id": "par"})
+    silent = [row for place, row in enumerate(rows) if place > 14 or row["payload"].get("type") != "token_count"]
+    trace = imported(written(tmp_path, silent, "a"))
+    assert trace.num_requests == 2
+    assert trace.head.dropped
+
+
+def test_sessions_that_only_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    files = [written(tmp_path, codex_rows(name, 3, first_s=1000 * place), name) for place, name in enumerate("xyz")]
+    trace = imported(*files)
+    assert (len(trace.recordings), trace.num_requests) == (3, 9), "the same counts at other times are other calls"
+    assert not trace.head.dropped
+
+
+def test_a_session_whose_rows_all_have_one_time_is_kept_and_labelled(tmp_path: Path) -> None:
+    trace = imported(written(tmp_path, codex_rows("x", 3, stamp_s=5.0), "x"))
+    assert trace.num_requests == 3
+    assert trace.head.labels == ("1 x sessions whose rounds all have the same time: no wait of theirs is known",)
+
+
+def test_a_count_that_is_told_again_within_the_next_call_does_not_end_it(tmp_path: Path) -> None:
+    rows = list(codex_rows("x", 2))
+    again = rows[3] | {"timestamp": at(13.2)}
+    trace = imported(written(tmp_path, [*rows[:6], again, *rows[6:]], "x"))
+    assert [request.prompt_tokens for request in trace.recordings[0].requests] == [1000, 1200]
+
+
+def test_calls_that_the_totals_count_and_the_file_lacks_are_labelled(tmp_path: Path) -> None:
+    rows = list(codex_rows("x", 4))
+    trace = imported(written(tmp_path, [*rows[:5], *rows[8:]], "x"))
+    assert trace.num_requests == 3
+    assert any("running totals" in label for label in trace.head.labels)

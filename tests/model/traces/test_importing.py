@@ -1,0 +1,173 @@
+"""Every other format: production requests by arrival and by ``wait_for``, spans, tables, nested sub-agents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import SpecError
+from harness.model.traces.blocks import kept_tokens
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
+
+RECORDED = Path(__file__).parents[4] / "shared" / "traces"
+
+
+def imported(folder: Path, rows: list[Any], kind: str = "auto", name: str = "in.jsonl") -> TraceFile:
+    source = folder / name
+    source.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    import_trace([source], folder / "out.jsonl", name="t", kind=kind)
+    return read_trace(folder / "out.jsonl")
+
+
+def mooncake(at_ms: int, prompt: int, *blocks: int) -> dict[str, Any]:
+    return {"timestamp": at_ms, "input_length": prompt, "output_length": 5, "hash_ids": list(blocks)}
+
+
+def test_mooncake_requests_come_at_their_recorded_arrivals_and_share_whole_blocks_only(tmp_path: Path) -> None:
+    trace = imported(tmp_path, [mooncake(1000, 1100, 7, 8, 9), mooncake(4000, 1024, 7, 8)])
+    assert (trace.head.source_format, trace.head.arrivals, trace.head.block_tokens) == ("mooncake", "recorded", 512)
+    assert [recording.start_ns for recording in trace.recordings] == [0, 3 * NS_PER_S]
+    first, second = (recording.requests[0] for recording in trace.recordings)
+    assert first.blocks == second.blocks, "the third name of the first belongs to a part of a block"
+    assert len(first.blocks) == 2
+
+
+def agentic(name: str, *wait_for: str, **more: Any) -> dict[str, Any]:
+    row = {"request_id": name, "input_length": 100, "output_length": 10, "wait_for": list(wait_for), "hash_ids": []}
+    return row | {"session_id": name, "timestamp": 0} | more
+
+
+def test_a_join_waits_for_all_its_predecessors_and_then_for_delay_and_tool(tmp_path: Path) -> None:
+    rows = [agentic("a"), agentic("d", "b", "c", delay=100, tool_wait_ms=50), agentic("b", "a"), agentic("c", "a")]
+    trace = imported(tmp_path, rows)
+    (recording,) = trace.recordings
+    assert [one.after for one in recording.requests] == [(), (0,), (0,), (1, 2)]
+    assert recording.requests[3].wait_ns == 150 * NS_PER_MS
+
+
+def test_requests_in_a_circle_and_ids_that_came_before_are_counted_and_left_out(tmp_path: Path) -> None:
+    rows = [agentic("a"), agentic("a"), agentic("x", "y"), agentic("y", "x"), agentic("z", "gone")]
+    trace = imported(tmp_path, rows)
+    assert trace.num_requests == 2
+    assert trace.head.dropped == {
+        "an id that came before": 1,
+        "requests that wait for themselves in a circle": 2,
+        "waits for a request that is not in the file": 1,
+    }
+
+
+def test_a_negative_instant_is_a_broken_line(tmp_path: Path) -> None:
+    for rows in ([mooncake(-5, 600), mooncake(0, 600)], [agentic("a", timestamp=-5), agentic("b")]):
+        trace = imported(tmp_path, rows)
+        assert (trace.num_requests, sum(trace.head.broken.values())) == (1, 1)
+
+
+def test_a_prompt_with_all_blocks_of_the_turn_before_keeps_its_answer_too_and_else_only_what_both_begin_with() -> None:
+    assert kept_tokens((1, 2, 3), (1, 2), 64, streamed=150, prompt=200) == 150
+    assert kept_tokens((1, 9), (1, 2), 64, streamed=150, prompt=200) == 64
+    assert kept_tokens((), (1, 2), 64, streamed=150, prompt=200) == 0
+
+
+def weka(t: float, tokens: int, blocks: list[int], **more: Any) -> dict[str, Any]:
+    return {"t": t, "type": "n", "in": tokens, "out": 10, "hash_ids": blocks, "api_time": 1.0, "stop": ""} | more
+
+
+def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_agent(tmp_path: Path) -> None:
+    child = {"type": "subagent", "t": 2.0, "agent_id": "k", "status": "completed", "requests": [weka(0.5, 70, [9])]}
+    background = {**child, "agent_id": "bg", "status": "async_launched"}
+    requests = [
+        weka(0.0, 130, [1, 2], stop="tool_use"),
+        child,
+        background,
+        weka(6.0, 260, [1, 2, 3, 4], stop="end_turn"),
+        weka(30.0, 100, [1], think_time=20.0),
+    ]
+    trace = imported(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
+    (recording,) = trace.recordings
+    first, gating, apart, joined, compacted = recording.requests
+    assert gating.after == apart.after == (0,)
+    assert joined.after == (0, 1)
+    assert joined.keep_tokens == first.prompt_tokens + first.generate_tokens
+    assert joined.wait_ns == 6 * NS_PER_S - int(3.5 * NS_PER_S), "the residual after the child's end"
+    assert (compacted.keep_tokens, compacted.wait_kind, compacted.wait_ns) == (64, "human", 20 * NS_PER_S)
+
+
+def span(name: str, start: float, end: float, prompt: int, **attributes: Any) -> dict[str, Any]:
+    return {
+        "trace_id": "t",
+        "span_id": name,
+        "start_time": f"2026-01-01T00:00:{start:09.6f}",
+        "end_time": f"2026-01-01T00:00:{end:09.6f}",
+        "attributes": {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.usage.input_tokens": prompt,
+            "gen_ai.usage.output_tokens": 10,
+            **attributes,
+        },
+    }
+
+
+def test_parallel_spans_overlap_and_the_next_chat_waits_for_both(tmp_path: Path) -> None:
+    spans = [span("a", 0, 1, 100), span("b", 2, 5, 50), span("c", 3, 4, 50), span("d", 5.5, 6, 300)]
+    source = tmp_path / "spans.json"
+    source.write_text(json.dumps({"spans": spans}))
+    import_trace([source], tmp_path / "out.jsonl", name="t")
+    (recording,) = read_trace(tmp_path / "out.jsonl").recordings
+    assert [one.after for one in recording.requests] == [(), (0,), (0,), (1, 2)]
+    assert [one.wait_ns // NS_PER_MS for one in recording.requests] == [0, 1000, 2000, 500]
+
+
+def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it(tmp_path: Path) -> None:
+    rows = [
+        "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms",
+        "0,100,0,0,200,10,300",
+        "0,100,1,210,40,10,0",
+        "1,400,0,0,-5,10,0",
+        "1,400,1,0,50,10,0",
+    ]
+    trace = imported(tmp_path, rows, name="in.csv")
+    (recording,) = trace.recordings
+    assert [one.keep_tokens for one in recording.requests] == [0, 210]
+    assert recording.requests[1].wait_ns == 300 * NS_PER_MS
+    assert trace.head.broken == {"a row without its numbers": 1}
+
+
+def test_broken_lines_are_counted_and_named_and_never_end_an_import(tmp_path: Path) -> None:
+    trace = imported(tmp_path, ["{not json", "[]", mooncake(0, 600, 1), mooncake(5, -600, 1), '"text"'])
+    assert trace.num_requests == 1
+    assert sum(trace.head.broken.values()) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["nothing at all"], "is in no known format"),
+        ([mooncake(0, -1)], "no request could be read as mooncake"),
+    ],
+)
+def test_a_file_with_nothing_to_read_is_one_clear_line(tmp_path: Path, rows: list[Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        imported(tmp_path, rows)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_two_formats_in_one_folder_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(mooncake(0, 600, 1)))
+    (tmp_path / "b.jsonl").write_text(json.dumps(agentic("a")))
+    with pytest.raises(SpecError, match=r"a\.jsonl is mooncake, b\.jsonl is agentic-mooncake"):
+        import_trace([tmp_path], tmp_path / "out", name="t")
+
+
+@pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not here")
+def test_the_recorded_traces_import_whole(tmp_path: Path) -> None:
+    expected = {"mooncake/conversation_trace.jsonl": 12_031, "otel": 54}
+    for source, count in expected.items():
+        _, notes = import_trace([RECORDED / source], tmp_path / "out.jsonl", name="t")
+        assert read_trace(tmp_path / "out.jsonl").num_requests == count
+        assert not notes.broken
+    assert notes.dropped == {"spans that came before": 3}, "one chain is there twice, its messages written in two ways"

@@ -1,0 +1,119 @@
+"""From a trace to a plan: forks and joins as sessions, what does not fit left out first, sharing by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.clock import NS_PER_S
+from harness.model.plan import BlockKeys, Plan, TokenStreams, token_block_keys
+from harness.model.plan.model import WaitKind
+from harness.model.traces.lower import Lowering, sessions_of
+from harness.model.traces.recording import RecordedRequest, Recording
+
+
+def ask(
+    *after: int,
+    base: int | None = None,
+    wait_s: int = 0,
+    kind: WaitKind = "none",
+    prompt: int = 200,
+    keep: int = 0,
+    blocks: tuple[int, ...] = (),
+) -> RecordedRequest:
+    return RecordedRequest(base, after, wait_s * NS_PER_S, kind, prompt, keep, 10, blocks)
+
+
+FORK = (
+    ask(),
+    ask(0, wait_s=1, kind="tool"),
+    ask(1, base=1, keep=210, prompt=300),
+    ask(0, wait_s=2, kind="tool"),
+    ask(2, 3, base=0, keep=210, prompt=400, wait_s=3, kind="tool"),
+    ask(4, base=4, keep=410, prompt=500, wait_s=30, kind="human"),
+)
+
+
+def plan_of(*recordings: Sequence[RecordedRequest], how: Lowering | None = None, block_tokens: int = 0) -> Plan:
+    trees = [Recording(str(place), place * NS_PER_S, tuple(one)) for place, one in enumerate(recordings)]
+    sessions, named_tokens, _ = sessions_of(trees, block_tokens, how or Lowering(), random.Random(1))
+    return Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=named_tokens)
+
+
+def test_a_fork_and_its_join_become_sessions_that_wait_for_all_branches() -> None:
+    plan = plan_of(FORK)
+    root, left, right, joined = plan.sessions
+    assert [len(session.requests) for session in plan.sessions] == [1, 2, 1, 2]
+    assert (left.predecessors, right.predecessors, joined.predecessors) == ((0,), (0,), (1, 2))
+    assert (root.continues, left.continues, joined.continues) == (None, None, 0)
+    assert joined.start_offset_ns == 3 * NS_PER_S
+    assert plan.waits_by_kind_ns() == {
+        "tool": [NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S],
+        "none": [0],
+        "human": [30 * NS_PER_S],
+    }
+
+
+def test_without_waits_an_agent_goes_on_at_once_and_equal_waits_keep_the_total() -> None:
+    plan = plan_of(FORK)
+    assert plan.with_treatment("no-waits").total_wait_ns == 0
+    assert plan.with_treatment("equal-waits").total_wait_ns == plan.total_wait_ns == 36 * NS_PER_S
+
+
+def test_what_does_not_fit_goes_with_all_that_waits_for_it_and_is_counted() -> None:
+    trees = [Recording("a", 0, FORK), Recording("b", 0, (ask(prompt=900),))]
+    sessions, _, left = sessions_of(trees, 0, Lowering(max_context_tokens=308), random.Random(1))
+    assert sum(len(session.requests) for session in sessions) == 3
+    assert left.counts == {"requests above the context": 4, "recordings without a request that fits": 1}
+    follower = [Recording("c", 0, (ask(prompt=900), ask(0)))]
+    _, _, left = sessions_of(follower, 0, Lowering(max_context_tokens=308), random.Random(1))
+    assert left.counts["requests after such a request"] == 1
+
+
+def test_a_sample_is_drawn_from_the_recordings_that_fit() -> None:
+    trees = [(ask(prompt=9000),)] * 6 + [(ask(),)] * 3
+    assert plan_of(*trees, how=Lowering(max_context_tokens=8000, num_recordings=3)).num_sessions == 3
+
+
+def test_a_closed_population_starts_the_next_recording_when_every_branch_of_one_has_ended() -> None:
+    plan = plan_of((ask(), ask(0), ask(0)), (ask(),), how=Lowering(concurrency=1))
+    assert plan.sessions[3].predecessors == (1, 2)
+
+
+def test_recorded_arrivals_and_human_waits_follow_what_was_asked() -> None:
+    how = Lowering(arrivals="recorded", human_waits="cap", human_wait_cap_ns=5 * NS_PER_S)
+    plan = plan_of(FORK, FORK, how=how)
+    assert plan.sessions[4].start_offset_ns == NS_PER_S
+    assert plan.waits_by_kind_ns()["human"] == [5 * NS_PER_S] * 2
+    assert plan_of(FORK, how=Lowering(human_waits="drop")).waits_by_kind_ns()["human"] == [0]
+
+
+def test_shrinking_divides_every_length_and_keeps_a_stream_whole() -> None:
+    plan = plan_of(FORK, how=Lowering(shrink=4))
+    assert plan.sessions[3].requests[1].keep_tokens <= plan.sessions[3].requests[0].stream_tokens
+    assert plan.sessions[0].requests[0].prompt_tokens == 50
+
+
+def test_an_answer_that_the_client_leaves_shrinks_with_the_others_and_still_ends_early() -> None:
+    left = ask()._replace(abort_after_tokens=7)
+    for shrink, tokens in ((1, (10, 7)), (4, (3, 2)), (10, (2, 1))):
+        (request,) = plan_of((left,), how=Lowering(shrink=shrink)).sessions[0].requests
+        assert (request.generate_tokens, request.abort_after_tokens) == tokens
+
+
+def test_prompts_with_equal_block_names_share_those_tokens_and_keys_and_no_others() -> None:
+    names = (0, 1, 2, 3)
+    plan = plan_of(
+        (ask(prompt=300, blocks=names),), (ask(prompt=300, blocks=(0, 1, 2, 9)),), (ask(prompt=300),), block_tokens=64
+    )
+    streams, keys = TokenStreams(plan), BlockKeys(plan)
+    first, second, third = (streams.prompt(session, 0, {}) for session in range(3))
+    assert np.array_equal(first[:192], second[:192])
+    assert not np.array_equal(first[192:256], second[192:256])
+    assert not np.array_equal(first[:64], third[:64])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        prompts = [streams.prompt(session, 0, {}) for session in (one, other)]
+        by_tokens = token_block_keys(prompts[0]) == token_block_keys(prompts[1])
+        assert list(keys.prompt(one, 0) == keys.prompt(other, 0)) == list(by_tokens)

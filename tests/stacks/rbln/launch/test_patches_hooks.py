@@ -1,0 +1,50 @@
+"""Whether the observer fits a stack can be said from its source: the twin's real packages, and what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.extras.twin.environment import TwinEnvironment, known_stacks
+from harness.stacks.rbln.launch.patches import HOOKS, OUTPUT_FIELDS, RUNTIME_HOOK, missing_hooks, verify_installed
+from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER
+from tests.support.little_stack import write_little_stack
+
+
+def _missing(root: Path) -> list[str]:
+    def read(name: str) -> str | None:
+        return (root / name).read_text() if (root / name).is_file() else None
+
+    return missing_hooks(read, (*HOOKS, RUNTIME_HOOK))
+
+
+@pytest.mark.parametrize("twin", [stack.version for stack in known_stacks()], indirect=True)
+def test_the_real_packages_of_a_twin_have_every_hook(twin: TwinEnvironment) -> None:
+    assert _missing(twin.site_packages) == []
+    assert "the observer's 8 hooks fit" in verify_installed(twin.site_packages)
+
+
+@pytest.mark.parametrize(
+    ("renamed", "said"),
+    [
+        ("execute_model", "has no RBLNOptimumModelRunner.execute_model"),
+        ("class RBLNPrefixKVCacheManager", "has no RBLNPrefixKVCacheManager.free_request"),
+        ("_evict_block", "has no RBLNPrefixKVCacheManager._evict_block"),
+        ("preprocess_for_decoder", "has no RBLNOptimumDecoderMixin.decode_layout or preprocess_for_decoder"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, renamed: str, said: str) -> None:
+    assert any(said in one for one in _missing(write_little_stack(tmp_path, without=renamed)))
+
+
+def test_a_tree_without_the_package_lacks_everything(tmp_path: Path) -> None:
+    assert len(_missing(tmp_path)) == len(HOOKS) + 1
+
+
+def test_every_function_that_the_observer_wraps_is_among_the_points() -> None:
+    source = "".join(path.read_text() for path in (OBSERVER_FOLDER / "rbln_observer").glob("*.py"))
+    for _path, owner, names in (*HOOKS, RUNTIME_HOOK):
+        assert any(name in source for name in names)
+        assert owner in source
+    assert all(f"output.{name}" in source for name in OUTPUT_FIELDS)
