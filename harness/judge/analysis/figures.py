@@ -25,6 +25,7 @@ from harness.judge.analysis.cost.reconstruct import (
     residual_ns,
     waiting_session_ns,
 )
+from harness.judge.analysis.logs.core_requests import engines_of
 from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.analysis.reuse import (
     Ceilings,
@@ -305,7 +306,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     generated = requests.column("completion_tokens").to_pylist()
     has_decoded = any((tokens or 0) > 1 for tokens in generated)
     is_observed = steps.num_rows > 0 or not has_decoded
-    plan, rule, log = run.plan_if_readable, reuse_rule(run), step_log_of(run)
+    plan, rule, log, engine_of = run.plan_if_readable, reuse_rule(run), step_log_of(run), engines_of(run)
     known = with_logged_prefills(requests, kv_events)
     prompt, cached = prompt_tokens(known), cached_tokens(known)
     is_reuse_known = cached is not None
@@ -324,7 +325,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         prompt_tokens=prompt,
         computed_prefill_tokens=when_known(operator.sub, prompt, cached),
         cached_tokens=cached_tokens(requests),
-        reuse=ReuseFigures(tuple(rearrivals(known, plan, rule))),
+        reuse=ReuseFigures(tuple(rearrivals(known, plan, rule, engine_of))),
         evictions=_evictions(kv_events),
         waiting_session_ns=waiting_session_ns(kv_events, known, cost_model) if is_reuse_known else None,
         lateness=lateness(requests, run.manifest.time_scale),
@@ -332,7 +333,9 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
         num_aborted=statuses[schema.ABORTED],
         generated_tokens=sum(tokens or 0 for tokens in generated),
-        ceilings=None if plan is None or cached_tokens(requests) is None else ceilings(requests, kv_events, plan, rule),
+        ceilings=None
+        if plan is None or cached_tokens(requests) is None
+        else ceilings(requests, kv_events, plan, rule, engine_of),
         invalid_reasons=run.invalid_reasons,
         plan=run.manifest.drawn_hash,
         **place_of(run),

@@ -7,8 +7,9 @@ None, never zero. Definitions: docs/method.md, "Reuse" and "Ceilings of reuse".
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from harness.model.plan import Plan
 BLOCK_TOKENS = 128
 PAGED_BLOCK_TOKENS = 16  # vLLM's default on GPUs
 Place = tuple[int, int]  # (session, request)
+ONE_POOL: Mapping[Place, int] = {}
+"""Which engine served each request, where all share one KV pool or nobody knows."""
 
 
 class ReuseRule(NamedTuple):
@@ -98,11 +101,17 @@ def reusable_tokens(previous_prompt_tokens: int, prompt_tokens: int, block_token
     return block_tokens * (min(previous_prompt_tokens, prompt_tokens - 1) // block_tokens)
 
 
-def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = INNER_BLOCKS) -> list[Rearrival]:
+def rearrivals(
+    requests: pa.Table,
+    plan: Plan | None = None,
+    rule: ReuseRule = INNER_BLOCKS,
+    engine_of: Mapping[Place, int] = ONE_POOL,
+) -> list[Rearrival]:
     """Every answered request that continues an earlier one, in (session, request) order.
 
     plan: tells which session continues which, and how much of the earlier text a prompt keeps; without it, a request
-    continues the one before it in its session and keeps all of it.
+    continues the one before it in its session and keeps all of it. engine_of: of requests served by several engines,
+    each with a KV pool of its own; what a prompt can reuse is then what its engine served before.
     """
     parents, kept = continuations(plan)
     rows = _answered(requests)
@@ -115,10 +124,12 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = I
         previous = parents.get((session, request), (session, request - 1))
         if previous in prompt_of:
             before, answer = prompt_of[previous], generated_of[previous]
+            held, most = _held((session, request), parents, kept, prompt_of, engine_of)
+            here = (0, 0) if held is None else (prompt_of[held], generated_of[held])
             # A prompt that leaves the previous answer out cannot share it.
             reusable, with_answer = (
-                reusable_tokens(min(known, kept.get((session, request), known)), prompt, rule.block_tokens)
-                for known in (rule.kept_tokens(before, answer), before + answer)
+                reusable_tokens(min(known, most), prompt, rule.block_tokens) if known else 0
+                for known in (rule.kept_tokens(*here), sum(here))
             )
             wait_ns = max(0, instants_of[session, request][0] - instants_of[previous][1])
             returning.append(
@@ -175,6 +186,26 @@ def continuations(plan: Plan | None) -> tuple[dict[Place, Place], dict[Place, in
     return parents, kept
 
 
+def _held(
+    place: Place,
+    parents: Mapping[Place, Place],
+    kept: Mapping[Place, int],
+    answered: Container[Place],
+    engine_of: Mapping[Place, int],
+) -> tuple[Place | None, int]:
+    """The latest turn before whose KV the engine of a request has, and how many of its tokens the prompt keeps.
+
+    None: another engine served all of them. A turn whose engine is not known counts as served by the same one.
+    """
+    own, most, before = engine_of.get(place), kept.get(place, sys.maxsize), parents.get(place, (place[0], place[1] - 1))
+    while before in answered:
+        if own is None or engine_of.get(before, own) == own:
+            return before, most
+        most = min(most, kept.get(before, sys.maxsize))
+        before = parents.get(before, (before[0], before[1] - 1))
+    return None, 0
+
+
 def _answered(requests: pa.Table) -> list[tuple[int, int, int, int | None]]:
     rows = values_of(requests, "session", "request", "prompt_tokens", "cached_tokens")
     return sorted((row for row in rows if row[2] is not None), key=lambda row: row[:2])
@@ -182,7 +213,7 @@ def _answered(requests: pa.Table) -> list[tuple[int, int, int, int | None]]:
 
 # Causes of a shortfall, in the order in which reports show them; evictions are by who asked for the slot.
 OTHERS, GENERATED, PART_OF_BLOCK = "text of other sessions", "generated text", "part of a block"
-EVICTED, KEPT = "evicted by {}", "in its slot, not matched"
+EVICTED, KEPT, ELSEWHERE = "evicted by {}", "in its slot, not matched", "on another engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +221,8 @@ class Ceilings:
     """Sums over the answered requests of one run or more, in prompt tokens.
 
     endless: known to an endless cache in the order of sending; by_turn: prompt and answer of the turn before that the
-    prompt keeps; blocks: formula C. reused: what the responses reported. beyond: reused beyond what an endless cache
-    knew, which is false sharing. lost: endless - (reused - beyond), by cause.
+    prompt keeps; blocks: formula C, of what the request's engine served. reused: what the responses reported. beyond:
+    reused beyond what an endless cache knew, which is false sharing. lost: endless - (reused - beyond), by cause.
     """
 
     prompt: int = 0
@@ -220,15 +251,27 @@ class _Request(NamedTuple):
     cached_tokens: int
 
 
-def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule = INNER_BLOCKS) -> Ceilings:
-    """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike."""
-    return sum(_ceilings(requests, kv_events, plan, rule), Ceilings())
+def ceilings(
+    requests: pa.Table,
+    kv_events: pa.Table,
+    plan: Plan,
+    rule: ReuseRule = INNER_BLOCKS,
+    engine_of: Mapping[Place, int] = ONE_POOL,
+) -> Ceilings:
+    """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike.
+
+    engine_of: see ``rearrivals``.
+    """
+    return sum(_ceilings(requests, kv_events, plan, rule, engine_of), Ceilings())
 
 
-def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule) -> Iterator[Ceilings]:
+def _ceilings(
+    requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule, engine_of: Mapping[Place, int]
+) -> Iterator[Ceilings]:
     """Those of each answered request, in the order of sending.
 
-    endless >= by_turn >= shared (kept of the turn before) >= blocks. Their differences are losses, each of one cause.
+    endless >= by_turn >= shared (kept of the turn before) >= blocks >= here (of these, on the request's engine). Their
+    differences are losses, each of one cause.
     """
     parents, kept = continuations(plan)
     rows = {(row.session, row.request): row for row in map(_Request._make, values_of(requests, *_Request._fields))}
@@ -236,29 +279,36 @@ def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRu
     evictions = _Evictions(kv_events, (row.response_id for row in answered))
     known = _SharedBeginnings(plan)
     generated_of = _generated(requests)
+
+    def stored(place: Place) -> int:
+        # Of an answer that the client left, usage is unknown; its prompt is what was sent.
+        return rule.kept_tokens(rows[place].prompt_tokens or rows[place].planned_prompt_tokens, generated_of[place])
+
     for row in answered:
         place = row.session, row.request
         parent = rows.get(parents.get(place, (place[0], place[1] - 1)))
         prompt, reused = row.prompt_tokens or 0, row.cached_tokens
         most = prompt - 1  # the last token is always computed
         by_turn = 0 if parent is None else min(kept[place], most)
-        # Of an answer that the client left, usage is unknown; its prompt is what was sent.
-        before = 0 if parent is None else parent.prompt_tokens or parent.planned_prompt_tokens
-        generated = 0 if parent is None else generated_of.get((parent.session, parent.request), 0)
-        shared = min(by_turn, rule.kept_tokens(before, generated))
+        shared = 0 if parent is None else min(by_turn, stored((parent.session, parent.request)))
         blocks = 0 if parent is None else reusable_tokens(shared, prompt, rule.block_tokens)
+        held, kept_here = _held(place, parents, kept, rows, engine_of)
+        here = (
+            0 if held is None else min(blocks, reusable_tokens(min(kept_here, stored(held)), prompt, rule.block_tokens))
+        )
         endless = max(by_turn, min(known.tokens(*place), most))
-        cause = "" if parent is None else evictions.cause(parent.response_id, row.response_id)
+        cause = "" if held is None else evictions.cause(rows[held].response_id, row.response_id)
         parts = {OTHERS: endless - by_turn, GENERATED: by_turn - shared, PART_OF_BLOCK: shared - blocks}
+        parts[ELSEWHERE] = blocks - here
         # Reuse from elsewhere than the turn before.
-        gained = min(reused, endless) - min(reused, blocks)
+        gained = min(reused, endless) - min(reused, here)
         for name, tokens in parts.items():
             covered = min(tokens, gained)
             parts[name] = tokens - covered
             gained -= covered
-        parts[cause] = blocks - min(reused, blocks)
+        parts[cause] = here - min(reused, here)
         lost = {name: tokens for name, tokens in parts.items() if tokens}
-        yield Ceilings(prompt, endless, by_turn, blocks, reused, max(0, reused - endless), lost)
+        yield Ceilings(prompt, endless, by_turn, here, reused, max(0, reused - endless), lost)
 
 
 class _SharedBeginnings:

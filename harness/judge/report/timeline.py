@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from harness.clock import NS_PER_S
 from harness.judge.analysis.cost.reconstruct import with_tokens
+from harness.judge.analysis.logs.core_requests import engines_of
 from harness.judge.analysis.reuse import Place, Rearrival, rearrivals, reuse_rule
 from harness.judge.analysis.validity.plan_answers import with_logged_prefills
 from harness.judge.report.svg import NUM_CONDITION_COLORS
@@ -97,7 +98,8 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         return None
     start_ns = int(requests.column("due_ns").to_numpy().min())
     known = with_logged_prefills(requests, run.table("kv_events"))
-    again = {(each.session, each.request): each for each in rearrivals(known, run.plan_if_readable, reuse_rule(run))}
+    returns = rearrivals(known, run.plan_if_readable, reuse_rule(run), engines_of(run))
+    again = {(each.session, each.request): each for each in returns}
     bars = _bars(requests, _first_tokens(run.table("chunks")), start_ns, again)
     timed = steps.filter(steps.column("log_ns").is_valid()).sort_by("log_ns")
     if timed.num_rows < steps.num_rows:  # some steps without a time would leave false gaps

@@ -10,6 +10,7 @@ import pytest
 
 from harness.judge.analysis.figures import run_figures
 from harness.judge.analysis.reuse import (
+    ELSEWHERE,
     EVICTED,
     GENERATED,
     KEPT,
@@ -17,6 +18,7 @@ from harness.judge.analysis.reuse import (
     PART_OF_BLOCK,
     Ceilings,
     ceilings,
+    rearrivals,
 )
 from harness.measure.records.schema import KV_EVENTS
 from harness.model.plan import Plan
@@ -71,6 +73,34 @@ def test_a_lost_prefix_goes_to_whoever_first_took_its_slot(between: tuple[dict[s
     found = ceilings(requests, log, plan_of(TWICE))
     assert (found.prompt, found.endless, found.by_turn, found.blocks) == (700, 350, 350, 256)
     assert found.lost == {GENERATED: 50, PART_OF_BLOCK: 44, cause: 256}
+
+
+THRICE = (*TWICE, RequestPlan(410, 50, 10))
+
+
+@pytest.mark.parametrize(
+    ("engines", "here", "elsewhere"),
+    [
+        # The third turn finds the second on its engine, the first alone, or nothing.
+        ((0, 0, 0), 256 + 384, 0),
+        ((0, 1, 0), 0 + 256, 256 + 128),
+        ((0, 1, 1), 0 + 384, 256),
+        ((0, 1, 2), 0, 256 + 384),
+    ],
+)
+def test_what_another_engine_served_can_not_be_reused(engines: tuple[int, ...], here: int, elsewhere: int) -> None:
+    requests = requests_table(answered(0, 0, 0, 300), answered(0, 1, 5, 400), answered(0, 2, 9, 460))
+    engine_of = {(0, turn): engine for turn, engine in enumerate(engines)}
+    found = ceilings(requests, events(), plan_of(THRICE), engine_of=engine_of)
+    assert (found.blocks, found.lost.get(ELSEWHERE, 0)) == (here, elsewhere)
+    assert sum(found.lost.values()) == found.endless
+    returns = rearrivals(requests, plan_of(THRICE), engine_of=engine_of)
+    assert sum(each.reusable_tokens for each in returns) == here
+
+
+def test_a_turn_whose_engine_is_not_known_counts_as_served_by_the_same_one() -> None:
+    requests = requests_table(answered(0, 0, 0, 300), answered(0, 1, 5, 400))
+    assert ceilings(requests, events(), plan_of(TWICE), engine_of={(0, 1): 1}).blocks == 256
 
 
 def test_an_endless_cache_knows_the_named_blocks_and_the_prefix_that_another_session_sent() -> None:

@@ -12,7 +12,14 @@ from harness.measure.records.schema import values_of
 from harness.stacks.vllm.core_steps import REQUESTS
 
 SCHEMA = pa.schema([("session", pa.int32()), ("request", pa.int32()), *((one.name, one.type) for one in REQUESTS)])
+_SERVED = ("session", "request", "engine")
 _INSTANTS = ("queued_ns", "admitted_ns", "first_token_ns", "last_ns")
+
+
+def engines_of(run: SealedRun) -> dict[tuple[int, int], int]:
+    """(session, request) -> the engine core that served it; empty where one served all, or nobody says which."""
+    served = {(session, request): engine for session, request, engine in values_of(core_requests(run), *_SERVED)}
+    return served if len({*served.values()}) > 1 else {}
 
 
 @once_per_run

@@ -97,12 +97,19 @@ def check_engines(derived: Derived) -> Iterator[Finding]:
     labels = samples["labels"].unique().to_pylist()
     engines = sorted({match[1] for text in labels if (match := _ENGINE.search(text))})
     if len(engines) > 1:
+        log = derived.step_log
+        are_told = log is not None and bool(log.cores) and all("requests" not in core.absent for core in log.cores)
+        known = (
+            "The step logs of the engine cores say which served each request, and the ceilings of reuse go by it"
+            if are_told
+            else "No row says which engine served it, so that the ceilings of "
+            "reuse, which know one pool, are too high for sessions that moved from one engine to another"
+        )
         yield warning(
             "engines-several",
             f"{len(engines)} engines ({', '.join(engines)}) answer behind this address: each has a KV pool of its own, "
-            "and the server's counts are summed over them. No row says which engine served it, so that the ceilings of "
-            "reuse, which know one pool, are too high for sessions that moved from one engine to another",
-            "Measure one engine at a time where reuse is the question",
+            f"and the server's counts are summed over them. {known}",
+            "" if are_told else "Measure one engine at a time where reuse is the question",
         )
 
 
