@@ -283,7 +283,8 @@ def _kernel_column(realtime: IntArray, received: IntArray, clock: ScaledClock, o
     if offsets is None:
         return pa.nulls(len(received), pa.int64())
     monotonic, is_trusted = offsets.to_monotonic(realtime, received)
-    return pa.array(_to_clock(monotonic, clock), mask=~is_trusted)
+    # A chunk without a stamp has a number that no clock can hold.
+    return pa.array(_to_clock(np.where(is_trusted, monotonic, 0), clock), mask=~is_trusted)
 
 
 def _nullable(values: Sequence[int], kind: DTypeLike) -> pa.Array:

@@ -33,7 +33,9 @@ class ClientSpec(Spec):
     spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
     processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")
     realtime: bool = Field(
-        default=True, description="SCHED_RR for the replay where the system allows it: it runs as soon as it wakes"
+        default=False,
+        description="SCHED_RR for the replay where the system allows it: it runs as soon as it wakes, before a server "
+        "that shares its cores",
     )
     scrape_interval_s: float = Field(default=1.0, gt=0)
 

@@ -6,6 +6,7 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.measure.client.answer import NO_KERNEL_STAMP
+from harness.measure.client.kernel_stamps import OffsetLog
 from harness.measure.client.rows import BATCH_CHUNKS, BLOCK_CHUNKS, BLOCK_TEXTS, ChunkRows, RequestRows
 from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan import Plan, RequestPlan, SessionPlan
@@ -39,6 +40,13 @@ class TestChunkRows:
         ]
         assert table["num_tokens"].to_pylist() == [place % 3 for _ in range(4) for place in range(num_chunks)]
         assert table["kernel_ns"].null_count == 4 * num_chunks
+
+    def test_a_chunk_without_a_kernel_stamp_has_none_on_a_clock_of_any_speed(self) -> None:
+        _, rows, chunks = self.filled(2)
+        offsets = OffsetLog()
+        offsets.sample()
+        table = chunks.stream(rows, ScaledClock(80.0), offsets).to_table()
+        assert table["kernel_ns"].null_count == table.num_rows == 8
 
     def test_memory_holds_no_more_than_a_block_and_one_request(self) -> None:
         _, _, chunks = self.filled(BLOCK_CHUNKS)
