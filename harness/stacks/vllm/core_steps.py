@@ -234,7 +234,7 @@ def read_core_steps(content: bytes, *, where: str = "core steps") -> CoreSteps:
     absent = [str(name) for name in header.get("absent", [])]
     walk, damaged = _Walk(), [last] if last else list[bytes]()
     for line in lines[1:]:
-        value = _parsed(line)
+        value = parsed(line)
         if isinstance(value, dict):
             table = cast("dict[str, Any]", value)
             if "vllm_core_steps" in table:
@@ -261,20 +261,32 @@ def read_core_steps(content: bytes, *, where: str = "core steps") -> CoreSteps:
 
 
 def _header(line: bytes, where: str) -> dict[str, Any]:
-    value = _parsed(line)
-    header = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    header = header_of(line, "vllm_core_steps", FORMAT)
     is_sound = isinstance(header.get("effective"), dict) and isinstance(header.get("absent"), list)
     engine = header.get("engine", -1)
-    if header.get("vllm_core_steps") != FORMAT or not is_sound or not _is_count(engine) or engine >= MAX_ENGINES:
+    if not is_sound or not _is_count(engine) or engine >= MAX_ENGINES:
         raise RecordsError("does not start with the header of an engine core's steps", where=where)
-    if header.get("columns") != list(COLUMNS):
-        raise RecordsError(
-            "has other columns than this version reads", where=where, hint="Use the release that wrote it"
-        )
+    check_columns(header, COLUMNS, where)
     return header
 
 
-def _parsed(line: bytes) -> object:
+def header_of(line: bytes, mark: str, version: int) -> dict[str, Any]:
+    """The first line of a file of steps; empty where it is not the header of this format."""
+    value = parsed(line)
+    header = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return header if header.get(mark) == version else {}
+
+
+def check_columns(header: Mapping[str, Any], columns: Sequence[str], where: str) -> None:
+    """Refuses, as RecordsError, a file whose lines have other columns."""
+    if header.get("columns") != list(columns):
+        raise RecordsError(
+            "has other columns than this version reads", where=where, hint="Use the release that wrote it"
+        )
+
+
+def parsed(line: bytes) -> object:
+    """The JSON value of a line; None for a damaged line."""
     try:
         return pydantic_core.from_json(line)
     except ValueError:

@@ -15,10 +15,17 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pydantic_core
 
 from harness.errors import RecordsError
-from harness.stacks.vllm.core_steps import MARK, MAX_ENGINES, CoreSteps, read_core_steps
+from harness.stacks.vllm.core_steps import (
+    MARK,
+    MAX_ENGINES,
+    CoreSteps,
+    check_columns,
+    header_of,
+    parsed,
+    read_core_steps,
+)
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """Goes on the server's PYTHONPATH; it imports nothing of the harness."""
@@ -187,7 +194,7 @@ def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
     rows: list[tuple[list[Any], bytes]] = []
     damaged: list[bytes] = []
     for line in lines[1:]:
-        value = _parsed(line)
+        value = parsed(line)
         if isinstance(value, dict):
             table = cast("dict[str, Any]", value)
             if "vllm_step_log" in table:
@@ -290,23 +297,11 @@ def load_step_log(path: Path) -> StepLog:
 
 
 def _header(line: bytes, where: str) -> dict[str, Any]:
-    value = _parsed(line)
-    header = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    if header.get("vllm_step_log") != FORMAT or not isinstance(header.get("effective"), dict):
+    header = header_of(line, "vllm_step_log", FORMAT)
+    if not isinstance(header.get("effective"), dict):
         raise RecordsError("does not start with the header of a step log", where=where)
-    if header.get("columns") != list(_COLUMNS):
-        raise RecordsError(
-            "has other columns than this version reads", where=where, hint="Use the release that wrote it"
-        )
+    check_columns(header, tuple(_COLUMNS), where)
     return header
-
-
-def _parsed(line: bytes) -> object:
-    """The JSON value of a line; None for a damaged line."""
-    try:
-        return pydantic_core.from_json(line)
-    except ValueError:
-        return None
 
 
 def _list(value: object) -> list[Any]:
