@@ -189,7 +189,7 @@ def sessions_tables(summary: ExperimentSummary) -> list[Table]:
     ]
     others = any(one.num_others for one in summary.sessions)
     notes = [
-        f"{HOW_TIMED[0].upper()}{HOW_TIMED[1:]}; below: its interval, or why there is none.",
+        f"{HOW_TIMED[0].upper()}{HOW_TIMED[1:]}; with its interval, or why there is none.",
         *(["+: sessions that failed, or whose last answer the client left."] if others else []),
         *(
             [f"Within: finished within {' or '.join(f'{target:g}' for target in targets)} s of own time."]
