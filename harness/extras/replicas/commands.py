@@ -1,0 +1,71 @@
+"""``harness predict replicas``: routing policies compared in virtual time, before a router is installed."""
+
+from __future__ import annotations
+
+from itertools import count, product
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.api import experiment_with
+from harness.cli.addresses import ExperimentArgument, SetOption, TableFormsOption, changes_of
+from harness.cli.terminal import print_tables, time_left
+from harness.errors import unknown_name
+from harness.table import TableForm, with_four_digits
+
+if TYPE_CHECKING:
+    from harness.extras.replicas.figures import ReplicaFigures
+
+ORIGIN = "Simulated: no server and no router was measured."
+
+
+def replicas(
+    experiment: ExperimentArgument,
+    num_replicas: Annotated[
+        int, typer.Option("--replicas", min=1, max=64, help="Servers behind the router, each as the experiment has it.")
+    ] = 2,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help="round-robin, least-requests, session-affinity or prefix-aware. Repeatable; the first is the "
+            "baseline. Default: all four.",
+        ),
+    ] = None,
+    condition: Annotated[
+        str, typer.Option("--condition", help="Condition whose server and workload count. Default: the first.")
+    ] = "",
+    plans: Annotated[int, typer.Option("--plans", min=1, max=1000, help="Plans that are drawn and replayed.")] = 12,
+    changes: SetOption = None,
+    form: TableFormsOption = TableForm.text,
+) -> None:
+    """Predict what a router's policy costs: returning sessions that find their KV, and those that do not.
+
+    Simulates the same plans on several servers behind each policy.
+
+    Example: `harness predict replicas demo --replicas 2`
+    """
+    from harness.extras.replicas.figures import compare_policies, figures_of
+    from harness.extras.replicas.policies import POLICIES, policy_named
+    from harness.extras.replicas.virtual import play_replicas
+    from harness.model.experiment import resolve
+
+    names = list(dict.fromkeys(policies or POLICIES))
+    for name in names:
+        policy_named(name, num_replicas)
+    spec = experiment_with(experiment, changes_of([*(changes or ()), f"replicates={plans}"], None))[0]
+    by_condition = resolve(spec).by_condition
+    chosen = condition or next(iter(by_condition))
+    if chosen not in by_condition:
+        raise unknown_name("condition", chosen, by_condition)
+    runs, simulated = by_condition[chosen], count(1)
+    played: dict[str, list[ReplicaFigures]] = {name: [] for name in names}
+    with time_left("simulating") as tell:
+        for name, run in product(names, runs):
+            router = policy_named(name, num_replicas)
+            played[name].append(figures_of(play_replicas(run.plan, run.server, run.cost_model, router)))
+            tell(next(simulated) / (len(names) * len(runs)))
+    costs, reuse = compare_policies(played, ORIGIN)
+    if form not in (TableForm.csv, TableForm.json):
+        costs = with_four_digits(costs, ("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest"))
+    print_tables([costs, reuse], form)

@@ -1,0 +1,194 @@
+"""Several servers behind a router in one virtual time: a whole plan on k engine cores, without sockets or waiting.
+
+Each replica steps the emulator's core; the clock jumps to the next event of a client or a replica. With one replica the
+steps are those of ``harness.measure.emulator.virtual``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from harness.clock import ScaledClock
+from harness.errors import PlanError
+from harness.extras.replicas.policies import Asked, Policy
+from harness.measure.client.rows import RequestRows
+from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd
+from harness.measure.emulator.model import ContextHash
+from harness.measure.records.schema import ABORTED
+from harness.model.engine import DECODE, CostModel, EngineConfig
+from harness.model.engine.paged import scheduler_of
+from harness.model.plan import BlockKeys, Plan
+from harness.model.plan.event_queue import ClientEvent, VirtualClients
+from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.spec import ServerSpec
+
+Key = tuple[int, int]
+"""A request of a plan: (session, request)."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One engine core and what it did. Times in ns.
+
+    ends_ns: of its running step, and of the equal steps that follow while nothing arrives; empty while it is idle.
+    batches: decode steps by (n, b).
+    """
+
+    core: EmulatorCore
+    ends_ns: Sequence[int] = ()
+    decode_ns: int = 0
+    prefill_ns: int = 0
+    batches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
+
+    @property
+    def device_ns(self) -> int:
+        """The sum of all its step times."""
+        return self.decode_ns + self.prefill_ns
+
+    def start(self, now_ns: int, *, takes_equal_steps: bool) -> None:
+        """Begin the next step, if there is anything to do."""
+        if self.core.running_step is None and (start := self.core.start_step(now_ns)) is not None:
+            self.ends_ns = self.core.equal_ends_ns() if takes_equal_steps else (start.end_ns,)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Hand a request to the core; equal steps that would begin after its arrival are given up."""
+        self.core.submit(request)
+        self.cut(request.arrival_ns)
+
+    def cut(self, at_ns: int) -> None:
+        """Let the step that runs at ``at_ns`` be the last of those begun together."""
+        self.ends_ns = self.ends_ns[: bisect_left(self.ends_ns, at_ns) + 1]
+
+    def end(self) -> StepEnd:
+        """End what runs, and add up its time."""
+        end = self.core.end_step(self.ends_ns)
+        took_ns, step = self.ends_ns[-1] - end.start.start_ns, end.start.step
+        if step.kind == DECODE:
+            self.decode_ns += took_ns
+            self.batches[step.num_seqs, step.bucket] += len(self.ends_ns)
+        else:
+            self.prefill_ns += took_ns
+        self.ends_ns = ()
+        return end
+
+
+class ReplicaRun(VirtualClients):
+    """One plan on freshly started replicas behind a router.
+
+    served_by: the replica of each request, in the order of the decisions. first_token_ns: by request.
+    """
+
+    def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
+        super().__init__(plan)
+        config = EngineConfig.from_server(server)
+        self.router = router
+        self.replicas = [Replica(EmulatorCore(scheduler_of(config, costs))) for _ in router.open]
+        self.served_by: dict[Key, int] = {}
+        self.first_token_ns: dict[Key, int] = {}
+        self.end_ns = 0
+        keys = BlockKeys(plan, config.block_tokens if config.rule_set.is_paged else 128)
+        self._prompt_keys = keys.prompt
+        # Paged memory reuses blocks of answers too.
+        self._keys = keys.stream if config.rule_set.is_paged else keys.prompt
+        longest = max(request.prompt_tokens for request in plan.requests)
+        # Only the length of a prompt matters here: its blocks are named by the plan.
+        self._blank = np.zeros(longest, dtype=np.int32)
+        self._context = ContextHash.of(self._blank[:1], 0)
+        self._rows = RequestRows(plan)
+        self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
+        self._requests: dict[Key, EngineRequest] = {}
+        self._names: dict[tuple[int, int], Key] = {}
+
+    def play(self) -> ReplicaRun:
+        """Everything, from the common start to the last token. At one instant steps end before requests are sent."""
+        now_ns = 0
+        while True:
+            self.act_until(now_ns)
+            for replica in self.replicas:
+                replica.start(now_ns, takes_equal_steps=not self.leaves_by_tokens)
+            due = [replica.ends_ns[-1] for replica in self.replicas if replica.ends_ns]
+            if self.client_events.next_ns is not None:
+                due.append(self.client_events.next_ns)
+            if not due:
+                break
+            now_ns = min(due)
+            # Clients that leave during a step get none of its tokens.
+            self.act_until(now_ns, is_step_over=True)
+            for place, replica in enumerate(self.replicas):
+                if replica.ends_ns and replica.ends_ns[-1] == now_ns:
+                    self._finish(place, replica.end(), now_ns)
+        if any(replica.core.num_unfinished for replica in self.replicas):
+            raise PlanError(
+                "a request can never be admitted: the KV memory of a replica is too small for it",
+                hint="Give more kv_slots or shorter prompts",
+            )
+        self.end_ns = now_ns
+        return self
+
+    def send(self, event: ClientEvent) -> None:
+        key = (event.session, event.request)
+        place = self.router.route(Asked(str(event.session), self._prompt_keys(*key).tolist()))
+        self.served_by[key] = place
+        replica, planned, row = self.replicas[place], self.plan.request(*key), self._row_of[key]
+        self._rows.trigger_ns[row] = event.trigger_ns
+        self._rows.due_ns[row] = self._rows.sent_ns[row] = event.at_ns
+        handle = replica.core.new_handle()
+        self._names[place, handle] = key
+        self._requests[key] = EngineRequest(
+            handle=handle,
+            engine_id="",
+            external_id="",
+            prompt=self._blank[: planned.prompt_tokens],
+            max_tokens=planned.generate_tokens,
+            block_keys=self._keys(*key),
+            context=self._context,
+            planned_tokens=planned.generate_tokens,
+            arrival_ns=event.at_ns,
+        )
+        replica.submit(self._requests[key])
+
+    def leave(self, key: Key, at_ns: int) -> None:
+        place, row = self.served_by[key], self._row_of[key]
+        self.replicas[place].core.abort(self._requests[key].handle, at_ns)
+        self.replicas[place].cut(at_ns)
+        self._rows.done_ns[row], self._rows.status[row] = at_ns, ABORTED
+        self.router.finished(place)
+
+    def num_tokens(self, key: Key) -> int:
+        return self._requests[key].num_generated
+
+    def requests_table(self) -> pa.Table:
+        """The table of requests of a perfect client."""
+        return self._rows.to_table(self.plan, ScaledClock(1.0))
+
+    def _finish(self, place: int, end: StepEnd, now_ns: int) -> None:
+        finished = [self._names[place, request.handle] for request in end.finished]
+        received = [self._names[place, request.handle] for request in end.requests]
+        for key, request in zip(received, end.requests, strict=True):
+            # Nobody reads the answer, so no token is drawn.
+            request.num_generated += len(end.ends_ns)
+            self.first_token_ns.setdefault(key, request.first_token_ns)
+        for key, request in zip(finished, end.finished, strict=True):
+            self._completed(self._row_of[key], key, now_ns, request.cached_tokens)
+            self.router.finished(place)
+        self.step_ended(finished, received, now_ns)
+
+    def _completed(self, row: int, key: Key, at_ns: int, cached_tokens: int) -> None:
+        rows, planned = self._rows, self.plan.request(*key)
+        rows.first_byte_ns[row], rows.done_ns[row] = self.first_token_ns[key], at_ns
+        rows.status[row], rows.http_status[row] = "ok", 200
+        rows.prompt_tokens[row], rows.completion_tokens[row] = planned.prompt_tokens, planned.generate_tokens
+        rows.cached_tokens[row] = cached_tokens
+        rows.note_texts(row, f"cmpl-s{key[0]}r{key[1]}", "length")
+
+
+def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> ReplicaRun:
+    """A plan on as many fresh replicas of ``server`` as the router has. Raises PlanError as the simulator does."""
+    check_slots(plan_arrays([plan]), EngineConfig.from_server(server))
+    return ReplicaRun(plan, server, costs, router).play()

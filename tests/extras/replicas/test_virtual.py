@@ -1,0 +1,138 @@
+"""Replicas behind a router in virtual time: one is the simulator, several are as many simulators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import PlanError
+from harness.extras.replicas.figures import figures_of
+from harness.extras.replicas.policies import POLICIES, policy_named
+from harness.extras.replicas.virtual import ReplicaRun, play_replicas
+from harness.model.engine import load_cost_model
+from harness.model.experiment import build_plan
+from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.sim import simulate
+from harness.model.spec import ServerSpec, WorkloadSpec
+from tests.measure.emulator.test_virtual import servers, workloads
+from tests.model.sim.test_simulate_aborts import plans
+
+pytestmark = pytest.mark.same_everywhere
+
+COSTS = load_cost_model("paper")
+SERVER = ServerSpec(max_num_seqs=2, decode_buckets=(1, 2), kv_slots=3)
+PAGED = ServerSpec(
+    max_num_seqs=4, decode_buckets=(1, 2, 4), num_gpu_blocks=600, rules="vllm-paged", cost_model="emulated-gpu"
+)
+
+
+def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> ReplicaRun:
+    return play_replicas(plan, server, load_cost_model(server.cost_model), policy_named(policy, num_replicas))
+
+
+def assert_is_the_simulator(plan: Plan, server: ServerSpec) -> None:
+    run, result = played(plan, server, "round-robin", 1), simulate(plan, server)
+    ours = run.requests_table().to_pylist()
+    for row, simulated in zip(ours, result.requests.to_pylist(), strict=True):
+        assert row["sent_ns"] == simulated["arrival_ns"]
+        assert row["done_ns"] == simulated["completed_ns"]
+        if row["status"] == "ok":
+            assert row["cached_tokens"] == simulated["cached_tokens"]
+            assert run.first_token_ns[row["session"], row["request"]] == simulated["first_token_ns"]
+    (only,) = run.replicas
+    assert (only.decode_ns, only.prefill_ns) == (result.decode_ns, result.prefill_ns)
+    assert sum(only.batches.values()) == result.num_decode_steps
+
+
+@settings(max_examples=60)
+@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
+def test_one_replica_is_the_simulator(server: ServerSpec, workload: WorkloadSpec, seed: int) -> None:
+    assert_is_the_simulator(build_plan(workload, seed, 0), server)
+
+
+@settings(max_examples=60)
+@given(plan=plans(), server=servers())
+def test_one_replica_is_the_simulator_where_clients_leave(plan: Plan, server: ServerSpec) -> None:
+    assert_is_the_simulator(plan, server)
+
+
+@settings(max_examples=20)
+@given(workload=workloads(), seed=st.integers(0, 10_000))
+def test_one_paged_replica_is_the_simulator(workload: WorkloadSpec, seed: int) -> None:
+    assert_is_the_simulator(build_plan(workload, seed, 0), PAGED)
+
+
+def part_of(plan: Plan, indices: list[int]) -> Plan:
+    """These sessions alone."""
+    sessions = tuple(replace(plan.sessions[index], index=place) for place, index in enumerate(indices))
+    return replace(plan, sessions=sessions)
+
+
+@settings(max_examples=60)
+@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000), num_replicas=st.integers(2, 4))
+def test_under_affinity_each_replica_is_a_server_with_its_sessions_alone(
+    server: ServerSpec, workload: WorkloadSpec, seed: int, num_replicas: int
+) -> None:
+    # Sessions that neither wait for another nor share text: what one replica does moves nothing on another.
+    alone = workload.model_copy(update={"shared_prefix_tokens": 0, "concurrency": None})
+    plan = build_plan(alone, seed, 0)
+    run = played(plan, server, "session-affinity", num_replicas)
+    rows = {(row["session"], row["request"]): row for row in run.requests_table().to_pylist()}
+    for place, replica in enumerate(run.replicas):
+        own = sorted({session for (session, _), at in run.served_by.items() if at == place})
+        if not own:
+            assert replica.device_ns == 0
+            continue
+        result = simulate(part_of(plan, own), server)
+        assert replica.device_ns == result.device_ns
+        done = [rows[own[row["session"]], row["request"]]["done_ns"] for row in result.requests.to_pylist()]
+        assert done == result.requests["completed_ns"].to_pylist()
+
+
+@settings(max_examples=40)
+@given(plan=plans(), server=servers(), policy=st.sampled_from(sorted(POLICIES)), num_replicas=st.integers(2, 4))
+def test_replicas_together_serve_what_came_through_the_door(
+    plan: Plan, server: ServerSpec, policy: str, num_replicas: int
+) -> None:
+    run = played(plan, server, policy, num_replicas)
+    figures = figures_of(run)
+    assert sum(figures.num_requests) == plan.num_requests == len(run.served_by)
+    assert run.router.open == [0] * num_replicas
+    assert figures.kept_tokens + figures.lost_by_routing_tokens + figures.lost_by_eviction_tokens == (
+        figures.reusable_tokens
+    )
+    assert min(figures.kept_tokens, figures.lost_by_routing_tokens, figures.lost_by_eviction_tokens) >= 0
+    assert max(figures.in_flight_s) <= figures.door_in_flight_s + 1e-9 <= sum(figures.in_flight_s) + 2e-9
+    answered = sum(row["completion_tokens"] or 0 for row in run.requests_table().to_pylist())
+    assert figures.generated_tokens == answered
+
+
+def two_turns(num_sessions: int, apart_ns: int) -> Plan:
+    turns = (RequestPlan(0, 1000, 20, 50_000_000), RequestPlan(1020, 200, 20, 0))
+    sessions = tuple(SessionPlan(index, index * apart_ns, None, None, turns) for index in range(num_sessions))
+    return Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), sessions, {})
+
+
+def test_reuse_that_is_lost_by_routing_is_told_from_reuse_that_is_lost_by_eviction() -> None:
+    plan, roomy = two_turns(3, NS_PER_S * 10), ServerSpec(max_num_seqs=4, decode_buckets=(4,), kv_slots=8)
+    # One session after the other: each second turn comes to the replica whose cache has never seen it.
+    moved = figures_of(played(plan, roomy, "round-robin", 2))
+    assert (moved.num_home, moved.num_returns) == (0, 3)
+    assert (moved.lost_by_routing_tokens, moved.lost_by_eviction_tokens) == (moved.reusable_tokens, 0)
+    stayed = figures_of(played(plan, roomy, "session-affinity", 2))
+    assert (stayed.num_home, stayed.kept_tokens) == (3, stayed.reusable_tokens)
+    tight = ServerSpec(max_num_seqs=1, decode_buckets=(1,), kv_slots=1)
+    evicted = figures_of(played(two_turns(6, NS_PER_MS), tight, "session-affinity", 2))
+    assert evicted.lost_by_routing_tokens == 0
+    assert evicted.lost_by_eviction_tokens > 0
+
+
+def test_a_request_that_fits_no_replica_is_refused() -> None:
+    turns = (RequestPlan(0, 9000, 20, 0),)
+    plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), (SessionPlan(0, 0, None, None, turns),), {})
+    with pytest.raises(PlanError, match="9"):
+        played(plan, SERVER, "round-robin", 2)
