@@ -18,8 +18,17 @@ from tests.support.checkout import ROOT
 from tests.support.command_line import harness
 from tests.support.processes import comes_true
 
-FOLLOWED_ELSEWHERE = {"question-to-decision", "walks"}
-"""tests/cli/test_cli_follows_its_page.py reads what the first one's commands answer; `make walks` runs the other."""
+FOLLOWED_ELSEWHERE = {"walks"}
+"""`make walks` runs it."""
+ANSWERS = {
+    "question-to-decision": {
+        "harness power slots.toml": r"twelve-slots: 6 replicates show it cheaper with probability 0\.9",
+        "harness decide slots --runs runs/predicted": r"costs \d\.\d % less .*: NOT SUBJECT \(would be PASS\)",
+        "harness decide slots --runs runs/measured": r"costs \d\.\d % less .*: PASS",
+        "harness compare runs/measured/slots --baseline runs/predicted/slots": r"(paired by plan.*){2}",
+    }
+}
+"""What commands answer, where their page promises it."""
 REASONS = {
     "needs an NPU",
     "needs a GPU",
@@ -92,15 +101,19 @@ def test_every_command_of_a_page_runs(
     for block in blocks_of(page_text(name)):
         if "file" in block.marks:
             (folder / block.marks["file"]).write_text(block.text)
+    printed: dict[str, str] = {}
     for block, command in commands_run(name):
         words = command.partition("  #")[0].rstrip()
-        if words.startswith("harness run "):
+        if words.startswith(("harness run ", "harness prereg freeze ")):
             words += f" {block.marks.get('tested with', '')}"
         if words.endswith("&"):
             start_server(words.removesuffix("&"), folder, shell, request)
             continue
         done = called(words, folder, shell)
         assert done.returncode == 0, f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
+        printed[command] = " ".join(done.stdout.split())
+    for command, answer in ANSWERS.get(name, {}).items():
+        assert re.search(answer, printed[command]), f"{command}\n{printed[command]}"
 
 
 def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -17,9 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    ["harness.cli", "harness.judge.catalogue", "harness.judge.prereg", "harness.measure.server.doctor"]
-)
+_processes.set_forkserver_preload(["tests.support.loaded"])
 GIVEN_UP_AFTER_S = 600
 
 
@@ -28,16 +26,17 @@ def harness(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     limits: Mapping[int, int] | None = None,
+    checkout: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The exit code and both outputs of ``harness WORDS``; environment: variables beside those of the test.
 
-    limits: of the shell, by their number in ``resource``.
+    limits: of the shell, by their number in ``resource``. checkout: whose modules run, where it is not this one.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         variables = {**os.environ, **(environment or {})}
         process = _processes.Process(
-            target=_call, args=(words, str(cwd or Path.cwd()), variables, str(out), str(err), limits or {})
+            target=_call, args=(words, str(cwd or Path.cwd()), variables, str(out), str(err), limits or {}, checkout)
         )
         process.start()
         process.join(GIVEN_UP_AFTER_S)
@@ -50,7 +49,13 @@ def harness(
 
 
 def _call(
-    words: tuple[str, ...], cwd: str, variables: Mapping[str, str], out: str, err: str, limits: Mapping[int, int]
+    words: tuple[str, ...],
+    cwd: str,
+    variables: Mapping[str, str],
+    out: str,
+    err: str,
+    limits: Mapping[int, int],
+    checkout: Path | None,
 ) -> None:
     for descriptor, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -63,6 +68,10 @@ def _call(
     sys.argv = ["harness", *words]
     for number, limit in limits.items():
         resource.setrlimit(number, (limit, limit))
+    if checkout is not None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "harness"]:
+            del sys.modules[name]
+        sys.path.insert(0, str(checkout))
     from harness.cli import main
 
     main()
