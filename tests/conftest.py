@@ -60,23 +60,16 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *(
-        "judge/advise",
-        "judge/analysis",
-        "model/engine",
-        "judge/export",
-        "model/plan",
-        "judge/prereg",
-        "model/sim",
-        "model/traces",
-    ),
+    *("judge", "model/engine", "model/plan", "model/sim", "model/traces"),
     *("differential", "stacks/vllm"),
-    *(f"extras/{name}" for name in ("formats", "otel", "paper", "peers", "perfetto")),
+    *(f"extras/{name}" for name in ("formats", "history", "otel", "other_stacks", "paper", "peers", "perfetto")),
+    *(f"extras/{name}" for name in ("prometheus", "releases")),
     *(f"stacks/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )
 """Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the
-rule: what another Python can change of them, ``test_house`` (imports) and ``tests/cli`` (every command) notice."""
+rule: what another Python can change of them, ``test_house`` (imports) and ``tests/cli/test_cli_examples.py`` (every
+command by its example) notice."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

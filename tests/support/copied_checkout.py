@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.support.checkout import ROOT
+from tests.support.command_line import harness
 
 
 class CopiedCheckout:
@@ -32,19 +33,26 @@ class CopiedCheckout:
         assert text.count(old) == 1, (name, old)
         (self.root / name).write_text(text.replace(old, new))
 
-    def python(self, *words: str, exit_code: int = 0) -> str:
-        """What a Python of the copy prints. What it computes is too little to be worth compiling."""
-        more = {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1", "COLUMNS": "1000", "NUMBA_DISABLE_JIT": "1"}
+    def python(self, *words: str) -> str:
+        """What a Python of the copy prints."""
         done = subprocess.run(
             [sys.executable, "-W", "ignore:overflow", *words],
-            env={**os.environ, **more},
+            env={**os.environ, **self._variables},
             cwd=self.root,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == exit_code, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def harness(self, *words: str, exit_code: int = 0) -> str:
-        return self.python("-m", "harness", *words, exit_code=exit_code)
+        """What ``harness`` of the copy prints."""
+        done = harness(*words, cwd=self.root, environment=self._variables, checkout=self.root)
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        return done.stdout
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        # What a copy computes is too little to be worth compiling.
+        return {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1", "COLUMNS": "1000", "NUMBA_DISABLE_JIT": "1"}

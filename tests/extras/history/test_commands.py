@@ -13,8 +13,6 @@ from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
-pytestmark = pytest.mark.same_everywhere
-
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -10,8 +10,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-pytestmark = pytest.mark.same_everywhere
-
 
 def test_axe_finds_nothing_and_no_screen_is_too_narrow(with_invalid: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
