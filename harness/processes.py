@@ -1,7 +1,7 @@
 """Parallel work: the same function for many tasks, in forked processes where that saves time; and Dask, if installed.
 
 Forked processes know everything that was read before, and end with the process that forked them. A task is tried once:
-when a process dies, the whole ends.
+when a process dies, the whole ends. A helper process is a fresh interpreter, and loads what it needs alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -26,6 +29,7 @@ Report = Callable[[Any], None]
 
 # Forking, and fetching results, cost up to a quarter of this.
 WORTH_S = 0.4
+END_TIMEOUT_S = 10.0
 
 
 def num_cores() -> int:
@@ -40,6 +44,31 @@ def distributed(where: str) -> Any:
     except ImportError as error:
         hint = "Install it: pip install 'rbln-harness[cluster]'"
         raise SpecError("Dask is not installed", where=where, hint=hint) from error
+
+
+@contextmanager
+def helper_process(module: str, function: str) -> Generator[tuple[subprocess.Popen[bytes], Connection]]:
+    """A process that calls ``function`` with the descriptor of a line, and the other end of the line.
+
+    It has ended after the block: it should end by itself when the block tells it to, and must when the line ends.
+    """
+    ours, theirs = cast("tuple[Connection, Connection]", multiprocessing.Pipe())
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from {module} import {function}; {function}({theirs.fileno()})"],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            # The harness alone answers Ctrl-C.
+            start_new_session=True,
+        )
+    try:
+        yield process, ours
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+        ours.close()
 
 
 def parallel_map(

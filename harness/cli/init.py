@@ -267,14 +267,12 @@ def _kind(backend: str, url: str) -> str:
 
 def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
-    from harness.measure.client.target import endpoint_of
     from harness.model.spec import ServerSpec
     from harness.runner.backends.attached import ABOUT, EVEN_REPLICATES, AttachedBackend
     from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
     from harness.stacks.rbln.rules.kv_rules import PAGED
 
     server = ServerSpec(url=url, api_key_env=api_key_env)
-    endpoint = endpoint_of(server)
     report, form = _probed(server)
     shown = AttachedBackend().all_shown(server)
     longest = int(shown.get("slot_tokens", SLOT_TOKENS))
@@ -297,7 +295,6 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
         server=tuple(lines),
         room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),
         prompt_form=form,
-        is_https=endpoint.is_https,
         has_costs=shown.get("rules") != PAGED or "cost_model" in shown,
     )
 
@@ -308,8 +305,7 @@ def _probed(server: Any) -> tuple[ProbeReport, str]:
     from harness.measure.server.probe import Needs, probe
     from harness.model.spec import ClientSpec, PromptForm
 
-    endpoint = endpoint_of(server)
-    client = ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")
+    endpoint, client = endpoint_of(server), ClientSpec()
     first, *others = get_args(PromptForm)
     report = probe(endpoint, Needs(client, first, metrics=False))
     if not report.problems:
@@ -425,7 +421,6 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
         (f"replicates = {start.replicates}", each),
         ("base_seed = 1", ""),
         *(rules if start.other else []),
-        *([("[client]", ""), ('name = "aiohttp"', "the client that speaks HTTPS")] if start.is_https else []),
         ("[limits]", ""),
         ("retries = 3", "a frozen run that a busy machine made INVALID may be repeated so often"),
         *start.limits,
@@ -500,12 +495,11 @@ def _ask_server(url: str, api_key_env: str) -> None:
     """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
     from harness.measure.client.target import endpoint_of
     from harness.measure.server.probe import Needs, probe
-    from harness.model.spec import ClientSpec, ServerSpec
+    from harness.model.spec import ServerSpec
     from harness.runner.backends.attached import AttachedBackend
 
     server, console = ServerSpec(url=url, api_key_env=api_key_env), terminal()
-    endpoint = endpoint_of(server)
-    report = probe(endpoint, Needs(ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")))
+    report = probe(endpoint_of(server), Needs())
     shown = {"model": report.model, "version": report.version}
     shown |= AttachedBackend().all_shown(server) if report.model else {}
     for name, value in shown.items() if report.model else ():

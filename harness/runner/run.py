@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
+from harness.measure.client.target import Endpoint, client_for
 from harness.measure.records import (
     ClockRecord,
     Finding,
@@ -43,7 +44,7 @@ from harness.measure.records import (
 from harness.measure.records.manifest import warning
 from harness.measure.records.schema import RowStream
 from harness.measure.server import provenance
-from harness.measure.server.ask import Scraper
+from harness.measure.server.ask import METRICS, Get, Scraper, asking_process
 from harness.measure.server.clean_start import clean_start
 from harness.measure.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
 from harness.measure.server.process import ExitReport
@@ -63,6 +64,7 @@ from harness.stacks.rbln.launch.device_watch import (
     DeviceWatch,
     device_findings,
     devices_seen,
+    exporter_address,
     from_driver,
     from_exporter,
 )
@@ -231,8 +233,9 @@ def _measure(
     timings = {"server_start_ns": clock.now_ns()}
     lateness = _LiveLateness(run.label, clock.scale, on_progress)
     with context.in_worker_slot():
-        audit = self_audit(plan, spec.client, clock, writer.folder)
+        audit = self_audit(plan, client_for(spec.client, launch.endpoint), clock, writer.folder)
     with (
+        _asking(context, launch.endpoint, server.device_metrics_url) as (metrics, device_metrics),
         start_server(
             launch,
             log_path=writer.folder / layout.SERVER_LOG,
@@ -241,7 +244,9 @@ def _measure(
         ) as process,
         open(writer.folder / layout.SCRAPES, "ab") as scrapes,
         DeviceWatch(writer.folder / layout.DEVICES, from_driver(launch.device_command), clock),
-        DeviceWatch(writer.folder / layout.DEVICE_METRICS, from_exporter(server.device_metrics_url), clock),
+        DeviceWatch(
+            writer.folder / layout.DEVICE_METRICS, from_exporter(server.device_metrics_url, device_metrics), clock
+        ),
     ):
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
@@ -268,7 +273,7 @@ def _measure(
         target, started = (target, {}) if launch.is_ours else clean_start(target)
         with (
             context.in_worker_slot() as neighbours,
-            Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=lateness.so_far),
+            Scraper(scrapes, metrics, clock=clock, interval_s=interval_s, beside=lateness.so_far),
         ):
             result = replay(plan, target, on_event=lateness.add, stop=stop.now)
         result.audit.update(started)
@@ -294,6 +299,16 @@ def _measure(
         frozenset(neighbours),
         changes,
     )
+
+
+@contextmanager
+def _asking(context: RunContext, endpoint: Endpoint, exporter_url: str) -> Generator[tuple[Get, Get | None]]:
+    """Processes on the client's cores that ask the server and the devices' exporter. They load while it starts."""
+    with ExitStack() as stack:
+        with context.in_worker_slot():
+            metrics = stack.enter_context(asking_process(endpoint.url + METRICS, endpoint.headers))
+            exporter = exporter_url and stack.enter_context(asking_process(exporter_address(exporter_url)))
+        yield metrics, exporter or None
 
 
 class _LiveLateness:

@@ -6,18 +6,19 @@ The form is OTLP JSON (ids in hexadecimal, 64-bit numbers as text). Nothing of a
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby, pairwise
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-import httpx
-
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.errors import HarnessError, SpecError, in_one_line
+from harness.errors import HarnessError, SpecError
 from harness.judge.export.formats import Format
 from harness.judge.export.measured import MeasuredRequest, MeasuredRun, in_unit
+from harness.measure.client.answer import describe_error_body
+from harness.measure.server.ask import NO_ANSWER, Reply, ask_url
 
 NO_ROOM = (
     "gaps between tokens: a span has the time to its first token, the mean time per token and its end",
@@ -30,7 +31,8 @@ TRACES_PATH = "/v1/traces"
 TIMEOUT_S = 30.0
 HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 # Answers after which the protocol lets a client send again (OTLP 1.5, "Retryable Response Codes").
-_RETRIED = {429, 502, 503, 504}
+_RETRIED = {NO_ANSWER, 429, 502, 503, 504}
+MIN_STATUS_NOT_TAKEN = 300
 _WAITS_S = (1, 2)
 Span = dict[str, Any]
 
@@ -181,44 +183,38 @@ def sender(url: str) -> Callable[[MeasuredRun], int]:
 
 def post_spans(run: MeasuredRun, url: str) -> int:
     """How many spans of the run the collector took; HarnessError where it took not all of them."""
-    num_sent = 0
-    with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers=collector_headers()) as client:
-        for batch in batches(run):
-            _post(client, url, batch)
-            num_sent += len(batch["resourceSpans"][0]["scopeSpans"][0]["spans"])
+    num_sent, headers = 0, collector_headers()
+    for batch in batches(run):
+        _post(url, headers, batch)
+        num_sent += len(batch["resourceSpans"][0]["scopeSpans"][0]["spans"])
     return num_sent
 
 
-def _post(client: httpx.Client, url: str, batch: dict[str, Any]) -> None:
-    try:
-        answer = _answered(client, url, batch)
-        answer.raise_for_status()
-        body = answer.json() if answer.content else {}
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+def _post(url: str, headers: Mapping[str, str], batch: dict[str, Any]) -> None:
+    reply = _answered(url, headers, json.dumps(batch).encode())
+    answer: Any = reply.json() if reply.body else {}
+    if reply.error or reply.status >= MIN_STATUS_NOT_TAKEN or answer is None:
+        why = reply.error or f"status {reply.status}: {describe_error_body(reply.body)}"
         raise HarnessError(
-            f"the collector did not take the spans ({in_one_line(error) or type(error).__name__})",
+            f"the collector did not take the spans ({why})",
             where=url,
             hint="Start one with OTLP/HTTP enabled, or leave --otlp out: the file has the same spans",
-        ) from error
-    refused: Any = body.get("partialSuccess", {}) if isinstance(body, dict) else {}  # pyright: ignore[reportUnknownMemberType]
+        )
+    refused: Any = answer.get("partialSuccess", {}) if isinstance(answer, dict) else {}  # pyright: ignore[reportUnknownMemberType]
     if int(refused.get("rejectedSpans", 0) or 0):
         why = refused.get("errorMessage", "")
         raise HarnessError(f"the collector rejected {refused['rejectedSpans']} spans ({why})", where=url)
 
 
-def _answered(client: httpx.Client, url: str, batch: dict[str, Any]) -> httpx.Response:
+def _answered(url: str, headers: Mapping[str, str], batch: bytes) -> Reply:
     """The collector's answer; after a passing failure the batch is sent again, twice at most."""
     clock = MonotonicClock()
     for wait_s in _WAITS_S:
-        try:
-            answer = client.post(url, json=batch)
-        except httpx.TransportError:
-            pass
-        else:
-            if answer.status_code not in _RETRIED:
-                return answer
+        reply = ask_url(url, deadline_s=TIMEOUT_S, body=batch, headers=headers)
+        if reply.status not in _RETRIED:
+            return reply
         clock.sleep_until_ns(clock.now_ns() + wait_s * NS_PER_S)
-    return client.post(url, json=batch)
+    return ask_url(url, deadline_s=TIMEOUT_S, body=batch, headers=headers)
 
 
 FORMAT = Format("otel", NO_ROOM, {"traces.json": lambda run: resource_spans(run, spans_of(run))}, send=sender)

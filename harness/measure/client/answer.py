@@ -25,6 +25,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ANSWER_EVENTS = (b"", b"message")
 # Bytes kept of the body of an error response, for the row.
 MAX_ERROR_BYTES = 64 << 10
+COMPRESSED = "compressed, which was not asked for. Turn compression off in the proxy, or ask the server's own address"
 MAX_ID_CHARS = 256
 # Token ids and counts are 32-bit in every record. Shifted by so many bits, a valid number is 0; a negative number
 # leaves its sign.

@@ -11,12 +11,18 @@ from collections.abc import Mapping, Sequence
 import httptools
 
 from harness.errors import printable
-from harness.measure.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece
+from harness.measure.client.answer import (
+    COMPRESSED,
+    MAX_ERROR_BYTES,
+    MIN_FINAL_STATUS,
+    NO_KERNEL_STAMP,
+    Answer,
+    Piece,
+)
 from harness.measure.client.rows import ABSENT
 from harness.measure.client.target import Endpoint
 
 MAX_HEAD_BYTES = 64 << 10
-COMPRESSED = "compressed, which was not asked for. Turn compression off in the proxy, or ask the server's own address"
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
 # When more receives wait, they are interpreted at once, so memory stays bounded whatever a server sends.
 MAX_WAITING_PIECES = 32

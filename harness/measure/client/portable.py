@@ -1,7 +1,8 @@
 """The portable replay client, on asyncio and aiohttp: same state and rows as the epoll loop, coarser timing.
 
-For hosts without epoll, for https, and as a second opinion on the epoll client. The same ``Exchange`` reads answers, so
-both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its rows.
+For hosts without epoll, for every https server, and as a second opinion on the epoll client. The same ``Exchange``
+reads answers, so both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its
+rows.
 """
 
 from __future__ import annotations

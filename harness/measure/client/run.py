@@ -11,14 +11,12 @@ import itertools
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from operator import itemgetter
 from pathlib import Path
@@ -35,16 +33,16 @@ from harness.measure.client.arrivals import held_facts
 from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
 from harness.measure.client.replay_state import ReplayEvent
 from harness.measure.client.single import Share, replay_here
-from harness.measure.client.target import ReplayResult, Target
+from harness.measure.client.target import ReplayResult, Target, client_for
 from harness.measure.records.schema import CHUNKS, RowStream
 from harness.model.plan.model import Plan
+from harness.processes import END_TIMEOUT_S, helper_process
 
 __all__ = ["ReplayEvent", "ReplayResult", "StopSignal", "Target", "replay"]
 
 # From the moment all processes are ready to the common start: each must read a line in this time.
 START_LEAD_NS = 20 * NS_PER_MS
 POLL_S = 0.05
-END_TIMEOUT_S = 10.0
 READY, STOP = "ready", "stop"
 CHUNKS_FILE = "chunks.arrow"
 
@@ -160,16 +158,18 @@ def _replay_in_processes(
 
     Raises SpecError when the client is not 'epoll', ServerError when a client process ended without a result.
     """
-    if target.options.name != "epoll":
+    if client_for(target.options, target.endpoint).name != "epoll":
         raise SpecError(
-            "only client 'epoll' runs in several processes", where="client.processes", hint="Set client.processes = 1"
+            "only client 'epoll' runs in several processes, and it speaks no https",
+            where="client.processes",
+            hint="Set client.processes = 1",
         )
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
         hands = deal_sessions(plan, target.options.processes)
         folders = [Path(name) / str(place) for place in range(len(hands))]
         with ExitStack() as stack:
-            parts = [stack.enter_context(_started()) for _ in hands]
+            parts = [_Part(*stack.enter_context(helper_process(__name__, work.__name__))) for _ in hands]
             for part, sessions, folder in zip(parts, hands, folders, strict=True):
                 folder.mkdir()
                 part.send(Task(plan, sessions, replace(target, records=folder), folder, on_event is not None))
@@ -180,28 +180,6 @@ def _replay_in_processes(
     merged.audit.update(usage)
     merged.audit["cpu_s"], merged.audit["cpu_helpers_s"] = round(usage["cpu_s"] + workers_s, 4), 0.0
     return merged
-
-
-@contextmanager
-def _started() -> Generator[_Part]:
-    """A client process that waits for its task; it has ended after the block."""
-    ours, theirs = cast("tuple[Connection, Connection]", Pipe())
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"from harness.measure.client.run import work; work({theirs.fileno()})"],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            # The harness alone answers Ctrl-C.
-            start_new_session=True,
-        )
-    try:
-        yield _Part(process, ours)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_TIMEOUT_S)
-    finally:
-        process.kill()
-        process.wait()
-        ours.close()
 
 
 def _run_all(

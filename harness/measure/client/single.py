@@ -18,7 +18,7 @@ from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.errors import SpecError
 from harness.measure.client.host import SHORT_SLICE_NS, CpuMeter, SchedulerSlice, real_time
 from harness.measure.client.replay_state import ReplayEvent, ReplayState
-from harness.measure.client.target import ReplayResult, Target
+from harness.measure.client.target import ReplayResult, Target, client_for
 from harness.model.plan.tokens import AS_PLANNED
 
 if TYPE_CHECKING:
@@ -51,14 +51,11 @@ def replay_here(
     share: Share | None = None,
 ) -> ReplayResult:
     """Replay in this thread: the whole plan, or the share of this process."""
-    is_epoll = target.options.name == "epoll"
+    options = client_for(target.options, target.endpoint)
+    is_epoll = options.name == "epoll"
     if is_epoll and not sys.platform.startswith("linux"):
         raise SpecError(
             "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
-        )
-    if is_epoll and target.endpoint.is_https:
-        raise SpecError(
-            "client 'epoll' speaks no https", where="client.name", hint='Set client.name = "aiohttp" for this server'
         )
     state = ReplayState(plan, target, keeps_events=on_event is not None, only=None if share is None else share.sessions)
     state.prefetch_all()
@@ -66,7 +63,7 @@ def replay_here(
         _delivery(state, on_event) as deliver,
         _undisturbed(),
         # Before the slice, which is for other policies alone.
-        real_time(target.options.realtime) as is_real_time,
+        real_time(options.realtime) as is_real_time,
         SchedulerSlice() as turns,
     ):
         cpu = CpuMeter()
@@ -79,7 +76,7 @@ def replay_here(
             start_ns = loop.run(turns, choose_start)
             offsets = loop.offsets
             facts = {
-                "spin_us": target.options.spin_us,
+                "spin_us": options.spin_us,
                 "spun_wall_ns": loop.spun_ns,
                 "num_wakeups": loop.num_wakeups,
                 # From the common start until every row had its final status.
@@ -98,7 +95,7 @@ def replay_here(
         usage = cpu.read()
     sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
     facts = {
-        "client": target.options.name,
+        "client": options.name,
         "stream": state.stream,
         **({} if state.needs_token_ids else {"text_sizes": target.text_sizes.to_json()}),
         **({"prompt_ids": target.prompt_ids.to_json()} if target.prompt_ids != AS_PLANNED else {}),

@@ -83,6 +83,11 @@ def endpoint_of(server: ServerSpec) -> Endpoint:
     return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, server.api_key_env)
 
 
+def client_for(options: ClientSpec, endpoint: Endpoint) -> ClientSpec:
+    """The client that replays against a server: over https the one on aiohttp, since the epoll loop has no TLS."""
+    return options.model_copy(update={"name": "aiohttp"}) if endpoint.is_https else options
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     """What one replay recorded. All instants are clock ns.

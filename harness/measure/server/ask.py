@@ -1,8 +1,8 @@
 """Requests beside a replay (health, models, version, metrics, tokenizer), and the scrapes of /metrics through a run.
 
-A whole answer has a deadline and a size limit, nothing is decompressed, and a failure is a field of the reply, never an
-exception. A scrape is kept as it came, nothing is parsed. Each request holds the interpreter for microseconds only,
-because a replay may run beside it.
+httpx speaks HTTP and TLS here; the replay has a client of its own. A whole answer has a deadline and a size limit,
+nothing is decompressed, no redirect is followed, and a failure is a field of the reply, never an exception. What asks
+while a replay runs does so from ``asking_process``: a request by httpx holds the interpreter for milliseconds.
 """
 
 from __future__ import annotations
@@ -10,25 +10,34 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 import pydantic_core
 
-from harness.clock import NS_PER_S, Clock, monotonic_ns
-from harness.errors import RecordsError
-from harness.measure.client.answer import NO_KERNEL_STAMP, Answer
-from harness.measure.client.exchange import Exchange
-from harness.measure.client.target import Endpoint
+from harness.clock import NS_PER_S, Clock
+from harness.errors import RecordsError, printable
+from harness.measure.client.answer import COMPRESSED, MAX_ERROR_BYTES
+from harness.processes import helper_process
+
+if TYPE_CHECKING:
+    import httpx
+
+    from harness.measure.client.target import Endpoint
 
 NO_ANSWER = 0
+METRICS = "/metrics"
 NO_HEADERS: Mapping[str, str] = {}
 HTTP_OK = 200
 # A vLLM server's metrics are 50 kB; a list of models is less.
 MAX_BYTES = 8 << 20
-READ_BYTES = 1 << 16
+# Beyond the deadline of a request. A name that is looked up has none.
+STUCK_S = 60.0
 # Short: that a server is too busy to answer in time is recorded, and the next scrape is due. Without the first and the
 # last scrape nothing is known of what the server counted.
 SCRAPE_TIMEOUT_S, END_SCRAPE_TIMEOUT_S = 2.0, 10.0
@@ -52,6 +61,10 @@ class Reply(NamedTuple):
             return None
 
 
+Get = Callable[[float], Reply]
+"""GETs one URL. Takes the wall seconds that all of it may take, from connecting to the last byte."""
+
+
 def ask(
     endpoint: Endpoint,
     path: str,
@@ -60,62 +73,134 @@ def ask(
     body: bytes | None = None,
     headers: Mapping[str, str] = NO_HEADERS,
 ) -> Reply:
-    """GET ``path`` from a server, or POST ``body`` (JSON) to it.
+    """``ask_url`` for ``path`` of a server."""
+    return ask_url(endpoint.url + path, deadline_s=deadline_s, body=body, headers={**endpoint.headers, **headers})
+
+
+def ask_url(
+    url: str, *, deadline_s: float, body: bytes | None = None, headers: Mapping[str, str] = NO_HEADERS
+) -> Reply:
+    """GET a URL, or POST ``body`` (JSON) to it.
 
     ``deadline_s`` wall seconds cover all of it, from connecting to the last byte. Proxy settings of the environment are
     ignored.
     """
-    deadline_ns = monotonic_ns() + int(deadline_s * NS_PER_S)
-    try:
-        with ExitStack() as open_sockets:
-            address = (endpoint.host, endpoint.port)
-            sock = open_sockets.enter_context(socket.create_connection(address, timeout=deadline_s))
-            if endpoint.is_https:
-                context = ssl.create_default_context()
-                sock = open_sockets.enter_context(context.wrap_socket(sock, server_hostname=endpoint.host))
-            of_body = {} if body is None else {"Content-Type": "application/json", "Content-Length": str(len(body))}
-            sent = {**endpoint.headers, **headers, **of_body}
-            more = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
-            method = "GET" if body is None else "POST"
-            head = (
-                f"{method} {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
-                f"Accept-Encoding: identity\r\nConnection: close\r\n{more}\r\n"
-            )
-            sock.sendall(head.encode() + (body or b""))
-            return _read(sock, deadline_ns)
-    except (OSError, ValueError) as error:  # a host name of impossible form is a ValueError
-        return Reply(NO_ANSWER, b"", f"{type(error).__name__}: {error}")
+    # Imported here: commands that ask no server start without it.
+    import httpx
+
+    method, of_body = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
+    sent = {"Accept-Encoding": "identity", "Connection": "close", **of_body, **headers}
+    fields = [(name.encode(), value.strip().encode()) for name, value in sent.items()]
+    with (
+        httpx.Client(trust_env=False, verify=_trusted(url), timeout=deadline_s) as client,
+        _cut_off_after(deadline_s) as (note, is_cut),
+    ):
+        try:
+            with client.stream(method, url, content=body, headers=fields, extensions={"trace": note}) as response:
+                reply = _read(response)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            reply = Reply(NO_ANSWER, b"", _reason(error))
+    # What was cut off may look like an answer that ends with its connection.
+    return Reply(NO_ANSWER, b"", "TimeoutError: no whole answer within the limit") if is_cut.is_set() else reply
 
 
-def _read(sock: socket.socket, deadline_ns: int) -> Reply:
-    exchange = Exchange(0, Answer(stream=False), b"")
+def _trusted(url: str) -> ssl.SSLContext:
+    """For https the certificates that this system trusts, or those in SSL_CERT_FILE; else none, which costs nothing."""
+    is_https = url[:6].lower() == "https:"
+    return _certificates(ssl.get_default_verify_paths()) if is_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@cache
+def _certificates(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+@contextmanager
+def _cut_off_after(deadline_s: float) -> Generator[tuple[Callable[[str, Mapping[str, Any]], None], threading.Event]]:
+    """Ends the connection of a request at its deadline: httpx limits each read, not all of them together.
+
+    Yields what httpx calls as the request goes on, and whether it was cut off.
+    """
+    open_sockets: list[socket.socket] = []
+    is_cut = threading.Event()
+
+    def note(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            # Of its own descriptor, because TLS takes the socket over.
+            open_sockets.append(facts["return_value"].get_extra_info("socket").dup())
+            if is_cut.is_set():
+                cut()
+
+    def cut() -> None:
+        is_cut.set()
+        for sock in open_sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(deadline_s, cut)
+    timer.daemon = True
+    timer.start()
     try:
-        return _read_into(exchange, sock, deadline_ns)
+        yield note, is_cut
     finally:
-        exchange.release()
+        timer.cancel()
+        for sock in open_sockets:
+            sock.close()
 
 
-def _read_into(exchange: Exchange, sock: socket.socket, deadline_ns: int) -> Reply:
-    num_bytes = 0
-    while not exchange.is_over:
-        left_ns = deadline_ns - monotonic_ns()
-        if left_ns <= 0:
-            raise TimeoutError("no whole answer within the limit")
-        sock.settimeout(left_ns / NS_PER_S)
-        data = sock.recv(READ_BYTES)
-        if not data:
-            break
-        exchange.take(monotonic_ns(), NO_KERNEL_STAMP, data)
-        num_bytes += len(data)
-        if exchange.problem:
-            return Reply(NO_ANSWER, b"", exchange.problem)
-        if num_bytes > MAX_BYTES:
+def _read(response: httpx.Response) -> Reply:
+    is_ok = response.status_code == HTTP_OK
+    if is_ok and response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        return Reply(NO_ANSWER, b"", COMPRESSED)
+    body = bytearray()
+    for data in response.iter_raw():
+        body += data
+        if len(body) > MAX_BYTES:
             return Reply(NO_ANSWER, b"", f"TooLong: more than {MAX_BYTES >> 20} MiB")
-    if not exchange.has_head:
-        return Reply(NO_ANSWER, b"", "ConnectionResetError: closed before an answer")
-    if not exchange.is_over and not exchange.ends_at_close:
-        return Reply(NO_ANSWER, b"", "ConnectionResetError: closed in the middle of the answer")
-    return Reply(exchange.status, exchange.read().body or bytes(exchange.error_body))
+    return Reply(response.status_code, bytes(body if is_ok else body[:MAX_ERROR_BYTES]))
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong at the bottom: the system's error, or what the HTTP parser met."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    name = type(error).__name__
+    # Its own words would show the header's value, which may be a key.
+    words = "a header has characters that HTTP forbids" if name == "LocalProtocolError" else str(error)
+    return printable(f"{name}: {words}")
+
+
+@contextmanager
+def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generator[Get]:
+    """GETs ``url`` from a process of its own: a replay in this one does not pay for it. For one thread."""
+    with helper_process(__name__, answer_requests.__name__) as (process, line):
+
+        def get(deadline_s: float) -> Reply:
+            try:
+                line.send(deadline_s)
+                if not line.poll(deadline_s + STUCK_S):
+                    process.kill()
+                return line.recv()
+            except (EOFError, OSError):
+                return Reply(NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
+
+        with suppress(OSError):  # a process that died is noticed when it is asked
+            line.send((url, dict(headers)))
+        yield get
+        with suppress(OSError):
+            line.send(None)
+
+
+def answer_requests(fd: int) -> None:
+    """The process that asks. URL and headers come from the line ``fd``, then deadlines; each is answered by a Reply."""
+    # With click, httpx loads a command line of its own, and rich: twice the time that the rest takes.
+    sys.modules["click"] = None  # pyright: ignore[reportArgumentType]
+    # Loads everything while the server still starts.
+    ask_url("", deadline_s=1.0)
+    with Connection(fd) as line, suppress(EOFError, OSError):
+        url, headers = line.recv()
+        while (deadline_s := line.recv()) is not None:
+            line.send(ask_url(url, deadline_s=deadline_s, headers=headers))
 
 
 class Rounds:
@@ -163,9 +248,9 @@ class Rounds:
 
 
 class Scraper(Rounds):
-    """Scrapes one server from a thread between ``start`` and ``stop``.
+    """Scrapes one server from a thread between ``start`` and ``stop``. metrics: GETs its /metrics.
 
-    One line per scrape: {"at_ns": when it was sent, "done_ns": when the body was complete, "reason", "status": HTTP
+    One line per scrape: {"at_ns": when it was due, "done_ns": when the body was complete, "reason", "status": HTTP
     status or 0 for no answer, "body", "error" when there was no answer, and the figures of ``beside``}. Instants are of
     ``clock``. A failed scrape is a line with a status, never an exception. Bytes that are not UTF-8 stand as lone
     surrogates (``surrogateescape``).
@@ -174,15 +259,15 @@ class Scraper(Rounds):
     def __init__(
         self,
         sink: BinaryIO,
+        metrics: Get,
         *,
-        endpoint: Endpoint,
         clock: Clock,
         interval_s: float,
         beside: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         super().__init__(self.scrape, clock, interval_s)
         self._sink = sink
-        self._endpoint = endpoint
+        self._metrics = metrics
         self._beside = beside
         self.timeout_s, self.end_timeout_s = SCRAPE_TIMEOUT_S, END_SCRAPE_TIMEOUT_S
         self._sink_lock = threading.Lock()
@@ -201,8 +286,7 @@ class Scraper(Rounds):
     def scrape(self, reason: Reason) -> int:
         """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
         at_ns = self._clock.now_ns()
-        deadline_s = self.timeout_s if reason == "interval" else self.end_timeout_s
-        reply = ask(self._endpoint, "/metrics", deadline_s=deadline_s)
+        reply = self._metrics(self.timeout_s if reason == "interval" else self.end_timeout_s)
         line: dict[str, Any] = {
             "at_ns": at_ns,
             "done_ns": self._clock.now_ns(),

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
-from harness.measure.client.answer import TOLERATED, describe_error_body
+from harness.measure.client.answer import COMPRESSED, TOLERATED, describe_error_body
 from harness.measure.client.arrivals import held_facts
-from harness.measure.client.exchange import COMPRESSED
 from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint, Target
 from harness.measure.server.ask import HTTP_OK, Reply
@@ -26,6 +25,7 @@ from harness.model.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
 MANY_IDS = 256
 NO_KEY = (401, 403)
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 # Gateways say 500 to a form that they do not translate.
 NOT_THIS_FORM = (400, 404, 405, 415, 422, 500, 501)
 # A proxy answers, and not the server behind it.
@@ -78,6 +78,10 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
     reply = get_at(endpoint, MODELS)
     if COMPRESSED in reply.error:
         return ProbeReport((f"answers are {reply.error}",))
+    if UNTRUSTED in reply.error:
+        return ProbeReport(
+            (f"its certificate is not trusted ({reply.error}). Name the file of its authority: SSL_CERT_FILE=FILE",)
+        )
     if reply.error:
         return ProbeReport((f"no server answers there ({reply.error}). Start it, or change server.url",))
     if reply.status in NO_KEY:

@@ -28,7 +28,7 @@ FOREVER_NS = 1 << 62
 class ClientSpec(Spec):
     """How the client replays the plan."""
 
-    name: ClientName = "epoll"
+    name: ClientName = Field(default="epoll", description="an https server is always replayed by aiohttp")
     stream: bool = True
     spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
     processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")

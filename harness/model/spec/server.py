@@ -175,7 +175,7 @@ class ServerSpec(Spec):
     @field_validator("device_metrics_url")
     @classmethod
     def _http_url(cls, url: str) -> str:
-        if url and not re.match(r"http://[^/@\s]+(/\S*)?$", url):
+        if url and not re.match(r"https?://[^/@\s]+(/\S*)?$", url):
             raise ValueError(f"device_metrics_url is {url!r}, not http://HOST:PORT/metrics")
         return url
 

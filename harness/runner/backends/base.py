@@ -63,7 +63,6 @@ class FirstExperiment:
     room_tokens: int = SLOT_TOKENS
     sets_slot_tokens: bool = False
     prompt_form: str = ""
-    is_https: bool = False
     needs: str = ""
     has_costs: bool = True
 

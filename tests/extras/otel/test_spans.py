@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 import pytest
 
 from harness.errors import HarnessError, SpecError
 from harness.extras.otel.spans import _post, batches, collector_headers, post_spans, spans_of, traces_url
 from harness.judge.export import MeasuredRun, measured
+from harness.measure.server.ask import Reply
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
@@ -189,16 +189,17 @@ def test_headers_of_the_usual_variable_are_sent_and_a_wrong_one_shows_no_value(m
 
 
 @pytest.mark.usefixtures("_no_waits")
-def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun) -> None:
+def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [503, 429, 200]
     sent: list[bytes] = []
 
-    def collector(request: httpx.Request) -> httpx.Response:
-        sent.append(request.content)
-        return httpx.Response(answers[len(sent) - 1], json={})
+    def collector(url: str, *, deadline_s: float, body: bytes, headers: dict[str, str]) -> Reply:
+        del url, deadline_s, headers
+        sent.append(body)
+        return Reply(answers[len(sent) - 1], b"{}")
 
-    with httpx.Client(transport=httpx.MockTransport(collector)) as client:
-        _post(client, "http://collector/v1/traces", next(batches(run)))
+    monkeypatch.setattr("harness.extras.otel.spans.ask_url", collector)
+    _post("http://collector/v1/traces", {}, next(batches(run)))
     assert len(sent) == 3
     assert len(set(sent)) == 1
 

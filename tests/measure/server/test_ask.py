@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from harness.measure.client.answer import Answer
-from harness.measure.client.exchange import Exchange
 from harness.measure.client.target import Endpoint
-from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask
+from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_url, asking_process
 from harness.measure.server.process import free_port
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
 
@@ -50,15 +48,18 @@ def whole(body: bytes, *headers: bytes) -> bytes:
         (Reply([], HANG), "TimeoutError"),
         (Reply([HEAD], HANG), "TimeoutError"),
         (Reply(endless()), "TooLong"),
-        (Reply(flooding()), "the head does not end"),
-        (Reply([HEAD + b"Content-Length: 1099511627776\r\n\r\nabc"], CLOSE), "in the middle"),
-        (Reply([HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n"], CLOSE), "not HTTP"),
+        (Reply(flooding()), "buffer too long"),
+        (Reply([HEAD + b"Content-Length: 1099511627776\r\n\r\nabc"], CLOSE), "without sending complete"),
+        (Reply([HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n"], CLOSE), "bad Content-Length"),
         (Reply([whole(gzip.compress(bytes(1 << 20)), b"Content-Encoding: gzip")]), "compressed"),
-        (Reply([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"], CLOSE), "not HTTP"),
-        (Reply([b"SSH-2.0-OpenSSH\r\n\r\n"], CLOSE), "not HTTP"),
-        (Reply([], CLOSE), "closed before an answer"),
+        (
+            Reply([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"], CLOSE),
+            "RemoteProtocolError",
+        ),
+        (Reply([b"SSH-2.0-OpenSSH\r\n\r\n"], CLOSE), "illegal status line"),
+        (Reply([], CLOSE), "disconnected without sending a response"),
         (Reply([HEAD], RESET), "Connection"),
-        (Reply([HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"], CLOSE), "in the middle"),
+        (Reply([HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"], CLOSE), "incomplete chunked read"),
     ],
 )
 def test_a_server_that_misbehaves_is_a_word_in_the_reply_within_the_deadline(reply: Reply, says: str) -> None:
@@ -105,14 +106,55 @@ def test_no_server_and_no_such_host_are_words_too() -> None:
     assert ask(Endpoint("no host", 80), "/", deadline_s=5.0).error
 
 
-def test_an_answer_is_freed_at_once_while_a_replay_collects_no_cycles() -> None:
-    held = 0
-    with RawServer(lambda _asked: Reply([whole(bytes(64))])) as server:
-        gc.collect()
-        gc.disable()
-        try:
-            ask(Endpoint(server.host, server.port), "/metrics", deadline_s=1.0)
-            held = sum(isinstance(item, Exchange | Answer) for item in gc.get_objects())
-        finally:
-            gc.enable()
-    assert held == 0
+def trickle() -> Iterator[bytes]:
+    yield HEAD
+    while True:
+        threading.Event().wait(0.02)
+        yield b"X-More: y\r\n"
+
+
+def slow_to_its_close() -> Iterator[bytes]:
+    yield HEAD + b"\r\n"
+    while True:
+        threading.Event().wait(0.02)
+        yield b"x"
+
+
+@pytest.mark.parametrize("pieces", [trickle, slow_to_its_close])
+def test_a_server_that_trickles_is_cut_off_wherever_it_is(pieces: Callable[[], Iterator[bytes]]) -> None:
+    with RawServer(lambda _asked: Reply(pieces())) as server:
+        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=0.5)
+    assert answer == (NO_ANSWER, b"", "TimeoutError: no whole answer within the limit")
+
+
+def test_no_redirect_is_followed_and_no_proxy_or_password_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    moved = Reply([b"HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"])
+    with RawServer(lambda _asked: moved) as server:
+        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=10.0)
+    assert answer == (302, b"", "")
+    assert [asked.path for asked in server.asked] == ["/metrics"]
+
+
+def test_a_key_that_is_no_header_is_in_no_error() -> None:
+    with RawServer(lambda _asked: Reply([whole(b"")])) as server:
+        url = f"http://{server.host}:{server.port}/health"
+        answer = ask_url(url, deadline_s=10.0, headers={"Authorization": "Bearer sk\nsecret"})
+        assert ask_url(url, deadline_s=10.0, headers={"Authorization": "Bearer sk-ends-in-a-space "}).status == HTTP_OK
+    assert answer.status == NO_ANSWER
+    assert "secret" not in answer.error
+
+
+def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> None:
+    bodies = iter([whole(b"one"), whole(b"two")])
+    with (
+        RawServer(lambda _asked: Reply([next(bodies)])) as server,
+        asking_process(f"http://{server.host}:{server.port}/metrics", {"X-Key": "1"}) as get,
+    ):
+        assert [get(10.0), get(10.0)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
+        (process,) = psutil.Process().children()
+        process.kill()
+        assert get(1.0) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
+    assert [asked.path for asked in server.asked] == ["/metrics"] * 2

@@ -13,8 +13,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
-from harness.measure.client.target import Endpoint
-from harness.measure.server.ask import Scraper
+from harness.measure.server.ask import Get, Scraper, ask_url
 from harness.measure.server.process import free_port
 from tests.support.processes import HOST, start_tiny_server
 
@@ -28,6 +27,10 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     with start_tiny_server(tmp_path_factory.mktemp("server"), port) as server:
         server.wait_healthy(HOST, port, deadline_s=20)
         yield port
+
+
+def metrics_of(port: int, prefix: str = "") -> Get:
+    return lambda deadline_s: ask_url(f"http://{HOST}:{port}{prefix}/metrics", deadline_s=deadline_s)
 
 
 def lines_of(sink: io.BytesIO) -> list[dict[str, Any]]:
@@ -44,7 +47,7 @@ def wait_for_scrapes(scraper: Scraper, number: int) -> None:
 def test_a_run_is_scraped_before_at_the_interval_and_after(port: int) -> None:
     sink, clock = io.BytesIO(), ScaledClock(4.0)
     began_ns = clock.now_ns()
-    with Scraper(sink, endpoint=Endpoint(HOST, port), clock=clock, interval_s=0.2) as scraper:
+    with Scraper(sink, metrics_of(port), clock=clock, interval_s=0.2) as scraper:
         wait_for_scrapes(scraper, 4)
     lines = lines_of(sink)
     assert [line["reason"] for line in lines[:1]] == ["before"]
@@ -64,7 +67,7 @@ def test_a_run_is_scraped_before_at_the_interval_and_after(port: int) -> None:
 
 def test_a_server_that_is_gone_gives_a_line_and_no_exception() -> None:
     sink = io.BytesIO()
-    with Scraper(sink, endpoint=Endpoint(HOST, free_port()), clock=MonotonicClock(), interval_s=60):
+    with Scraper(sink, metrics_of(free_port()), clock=MonotonicClock(), interval_s=60):
         pass
     lines = lines_of(sink)
     assert [(line["reason"], line["status"], line["body"]) for line in lines] == [("before", 0, ""), ("after", 0, "")]
@@ -77,7 +80,7 @@ def test_a_silent_server_gives_a_line_after_the_timeout() -> None:
         silent.listen(1)
         sink = io.BytesIO()
         port = silent.getsockname()[1]
-        scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60)
+        scraper = Scraper(sink, metrics_of(port), clock=MonotonicClock(), interval_s=60)
         scraper.timeout_s = 0.05
         assert scraper.scrape("interval") == 0
     assert lines_of(sink)[0]["error"].startswith("TimeoutError")
@@ -85,7 +88,7 @@ def test_a_silent_server_gives_a_line_after_the_timeout() -> None:
 
 def test_a_refusal_keeps_its_status_and_body(port: int) -> None:
     sink = io.BytesIO()
-    scraper = Scraper(sink, endpoint=Endpoint(HOST, port, prefix="/unhealthy"), clock=MonotonicClock(), interval_s=60)
+    scraper = Scraper(sink, metrics_of(port, "/unhealthy"), clock=MonotonicClock(), interval_s=60)
     assert scraper.scrape("before") == 503
     assert lines_of(sink)[0]["body"] == "ok"
     assert scraper.num_failed == 1
@@ -94,7 +97,7 @@ def test_a_refusal_keeps_its_status_and_body(port: int) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_at_the_end_not_during_the_replay(port: int) -> None:
     with Path("/dev/full").open("wb", buffering=0) as sink:
-        scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60)  # pyright: ignore
+        scraper = Scraper(sink, metrics_of(port), clock=MonotonicClock(), interval_s=60)  # pyright: ignore
         scraper.start()
         with pytest.raises(RecordsError, match="No space left"):
             scraper.stop()

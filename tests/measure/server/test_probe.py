@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -183,27 +184,87 @@ def harness(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_doctor_asks_a_server_over_https(tmp_path: Path) -> None:
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of this test's own. The file ``key_and.pem`` beside it has its key too, for a server."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate")
-    both = tmp_path / "both.pem"
+    key, made = tmp_path / "key_and.pem", tmp_path / "cert.pem"
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(both), "-out", str(tmp_path / "cert.pem")),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)),
         ],
         check=True,
         capture_output=True,
     )
-    both.write_text(both.read_text() + (tmp_path / "cert.pem").read_text())
-    with plain_server(PlainServer(gives_token_ids=True, has_metrics=True, certificate=both)) as server:
-        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
+    key.write_text(key.read_text() + made.read_text())
+    return made
+
+
+OVER_HTTPS = """\
+name = "asked"
+backend = "attached"
+replicates = 1
+base_seed = 1
+[client]
+name = "{client}"
+[limits]
+rearrival_lag_p99_ms = 5000.0
+start_spread_ms = 5000.0
+schedule_moved_share = 1.0
+first_token_held_ms = 5000.0
+read_together_ms = 5000.0
+[workload]
+num_sessions = 2
+waits = "none"
+generate_tokens = {{distribution = "fixed", value = 4}}
+[server]
+url = "{url}"
+[[condition]]
+name = "only"
+"""
+
+
+def over_https(certificate: Path) -> PlainServer:
+    key = certificate.with_name("key_and.pem")
+    return PlainServer(gives_token_ids=True, has_metrics=True, health=200, version="0.30.0", certificate=key)
+
+
+def test_the_doctor_asks_a_server_over_https(certificate: Path) -> None:
+    with plain_server(over_https(certificate)) as server:
+        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(certificate))
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert "model: plain" in asked.stdout
+        assert "version: 0.30.0" in asked.stdout
         assert "usage does not state cached tokens" in asked.stdout
         untrusted = harness("doctor", "--url", server.url)
     assert untrusted.returncode == 1
-    assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stdout
+    assert "its certificate is not trusted" in untrusted.stdout
+    assert "SSL_CERT_FILE=FILE" in untrusted.stdout
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_a_server_over_https_is_measured_whatever_client_the_file_names(
+    tmp_path: Path, certificate: Path, client: str
+) -> None:
+    with plain_server(over_https(certificate)) as server:
+        (tmp_path / "asked.toml").write_text(OVER_HTTPS.format(client=client, url=server.url))
+        words = ("run", str(tmp_path / "asked.toml"), "--runs", str(tmp_path / "runs"))
+        done = harness(*words, SSL_CERT_FILE=str(certificate))
+        assert done.returncode == 0, done.stdout + done.stderr
+        several = harness(
+            *(*words[:-1], str(tmp_path / "two"), "--set", "client.processes=2"), SSL_CERT_FILE=str(certificate)
+        )
+        assert several.returncode != 0
+        assert (
+            "only client 'epoll' runs in several processes, and it speaks no https" in several.stdout + several.stderr
+        )
+    runs = RunStore(tmp_path / "runs").sealed("asked")
+    assert [run.manifest.client_audit["client"] for run in runs] == ["aiohttp"] * len(runs)
+    scrapes = [json.loads(line) for line in (runs[0].path / "scrapes.jsonl").read_text().splitlines()]
+    assert {line["status"] for line in scrapes} == {200}
+    assert {line["reason"] for line in scrapes} >= {"before", "after"}
 
 
 def test_the_doctor_says_what_a_server_lacks() -> None:

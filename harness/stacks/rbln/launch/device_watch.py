@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 from harness.clock import Clock
 from harness.errors import ServerError
-from harness.measure.client.target import Endpoint
 from harness.measure.records import Finding, layout
-from harness.measure.server.ask import HTTP_OK, Reason, Rounds, ask
+from harness.measure.server.ask import HTTP_OK, METRICS, Get, Reason, Rounds
 from harness.stacks.rbln.launch.devices import ASSUMED, quantities, read_devices, readings
 
 TIMEOUT_S = 4.0
@@ -46,10 +45,14 @@ _DEVICE_LABELS = ("name", "device", "npu")
 _CARD_LABELS = ("sid", "serial", "board")
 
 
-def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
-    """The exporter's answer as text; ServerError without an answer of status 200."""
-    parts = urlsplit(url)
-    reply = ask(Endpoint(parts.hostname or "", parts.port or 80), parts.path or "/metrics", deadline_s=timeout_s)
+def exporter_address(url: str) -> str:
+    """Where an exporter's metrics are: at /metrics of an address without a path."""
+    return url if urlsplit(url).path else f"{url}{METRICS}"
+
+
+def read_exporter(url: str, get: Get, timeout_s: float = TIMEOUT_S) -> str:
+    """The exporter's answer as text; ServerError, which names ``url``, without an answer of status 200."""
+    reply = get(timeout_s)
     if reply.error:
         raise ServerError(
             f"gives no answer ({reply.error.split(':')[0]})", where=url, hint="Check server.device_metrics_url"
@@ -123,14 +126,15 @@ def from_driver(command: Sequence[str]) -> Report | None:
     return report if command else None
 
 
-def from_exporter(url: str) -> Report | None:
-    """Reports of rbln-metrics-exporter, with its lines about devices verbatim; None without an address."""
+def from_exporter(url: str, get: Get | None) -> Report | None:
+    """Reports of rbln-metrics-exporter, with its lines about devices verbatim; None without one. get: its address."""
 
     def report(reason: Reason) -> dict[str, Any]:
-        text = read_exporter(url)
+        assert get is not None
+        text = read_exporter(url, get)
         return exporter_report(text) | ({} if reason == "interval" else {"raw": text})
 
-    return report if url else None
+    return report if get is not None else None
 
 
 class DeviceWatch(Rounds):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ServerError
+from harness.measure.server.ask import Get, ask_url
 from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
@@ -74,6 +75,10 @@ class Exporter:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/metrics"
 
 
+def get_of(url: str) -> Get:
+    return lambda deadline_s: ask_url(url, deadline_s=deadline_s)
+
+
 @pytest.fixture
 def exporter() -> Iterator[Exporter]:
     one = Exporter()
@@ -124,7 +129,12 @@ def test_both_families_say_the_same_of_four_dies_on_two_cards(text: str) -> None
 
 def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter, tmp_path: Path) -> None:
     exporter.body = 'RBLN_DEVICE_STATUS:TEMPERATURE{deviceID="1250"} 41\n' * 2
-    with DeviceWatch(tmp_path / "device_metrics.jsonl", from_exporter(exporter.url), VirtualClock(), interval_s=1e6):
+    with DeviceWatch(
+        tmp_path / "device_metrics.jsonl",
+        from_exporter(exporter.url, get_of(exporter.url)),
+        VirtualClock(),
+        interval_s=1e6,
+    ):
         pass
     findings = device_findings(devices_seen(tmp_path))
     assert [one.code for one in findings] == ["devices-silent", "devices-unnamed"]
@@ -133,7 +143,12 @@ def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter,
 
 def test_an_unusual_unit_is_taken_by_magnitude_and_said(exporter: Exporter, tmp_path: Path) -> None:
     exporter.body = _family("rbln_npu_", {"temperature": 41_500, "power": 60_000_000})
-    with DeviceWatch(tmp_path / "device_metrics.jsonl", from_exporter(exporter.url), VirtualClock(), interval_s=1e6):
+    with DeviceWatch(
+        tmp_path / "device_metrics.jsonl",
+        from_exporter(exporter.url, get_of(exporter.url)),
+        VirtualClock(),
+        interval_s=1e6,
+    ):
         pass
     seen = devices_seen(tmp_path)["device_metrics.jsonl"]
     assert (seen["temperature_c"], seen["power_w"], seen["devices"]) == ([41.5, 41.5], [120.0, 120.0], 4)
@@ -160,7 +175,12 @@ def test_what_is_no_sample_is_passed_over(text: str) -> None:
 
 
 def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(exporter: Exporter, tmp_path: Path) -> None:
-    with DeviceWatch(tmp_path / "device_metrics.jsonl", from_exporter(exporter.url), VirtualClock(), interval_s=1e6):
+    with DeviceWatch(
+        tmp_path / "device_metrics.jsonl",
+        from_exporter(exporter.url, get_of(exporter.url)),
+        VirtualClock(),
+        interval_s=1e6,
+    ):
         pass
     lines = [json.loads(line) for line in (tmp_path / "device_metrics.jsonl").read_text().splitlines()]
     assert [line["reason"] for line in lines] == ["before", "after"]
@@ -174,14 +194,17 @@ def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(expo
 
 
 def test_an_exporter_that_is_not_there_or_ill_is_an_error_that_names_the_key(exporter: Exporter) -> None:
-    with pytest.raises(ServerError, match=r"gives no answer .*Check server.device_metrics_url"):
-        read_exporter(f"http://127.0.0.1:{free_port()}/metrics")
+    url = f"http://127.0.0.1:{free_port()}/metrics"
+    with pytest.raises(
+        ServerError, match=r"gives no answer \(ConnectionRefusedError\).*Check server.device_metrics_url"
+    ):
+        read_exporter(url, get_of(url))
     exporter.status = 500
     with pytest.raises(ServerError, match="answers with status 500"):
-        read_exporter(exporter.url)
+        read_exporter(exporter.url, get_of(exporter.url))
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:9090", "https://h/metrics", "http://user:pw@h/metrics"])
+@pytest.mark.parametrize("url", ["127.0.0.1:9090", "ftp://h/metrics", "http://user:pw@h/metrics"])
 def test_an_address_that_cannot_be_asked_is_refused_in_the_file(url: str) -> None:
     with pytest.raises(ValueError, match="not http://HOST:PORT/metrics"):
         _spec(url)
