@@ -36,6 +36,8 @@ from harness.stacks.rbln.rules.dialect import dialect_of
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
 # What the library's own collectors expose.
 PROCESS = ("process_", "python_")
+# Ends the name of a sample that has the wall time at which the process made a family.
+CREATED = "_created{"
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 SAMPLES = {"gauge": "", "counter": "_total", "histogram": "_bucket"}
 SCHEDULE_MOVED = "schedule_moved_seconds"
@@ -203,7 +205,8 @@ class ServerMetrics:
     def render(self, *, of_the_process: bool = True) -> bytes:
         """The exposition text; safe to call from another thread.
 
-        of_the_process: with this process's own memory, CPU and files as they are now.
+        of_the_process: with this process's own memory, CPU and files as they are now. Without, nothing of a process is
+        in it.
         """
         lines = list(self._exposition.lines)
         for name, place in self._exposition.first.items():
@@ -218,6 +221,8 @@ class ServerMetrics:
                 collector(registry=registry)
             now = {line.rpartition(" ")[0]: line for line in generate_latest(registry).decode().split("\n")}
             lines = [now.get(line.rpartition(" ")[0], line) if line.startswith(PROCESS) else line for line in lines]
+        else:
+            lines = [line for line in lines if not line.startswith(PROCESS) and CREATED not in line]
         return "\n".join(lines).encode()
 
     def observe(self, end: StepEnd) -> None:

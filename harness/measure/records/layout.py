@@ -21,7 +21,7 @@ COST_MODEL = "cost_model.toml"
 FROZEN = "preregistration.json"
 
 # Raw, as bytes: the server's log, (offset, instant) of each read of it, scrapes, devices, the observer's records,
-# the steps of a vLLM server.
+# the steps of a vLLM server. The simulator has no log and no scrapes, and the steps of paged rules alone.
 SERVER_LOG = "server.log"
 LOG_STAMPS = "server.log.stamps"
 SCRAPES = "scrapes.jsonl"

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError, in_one_line, unknown_name
-from harness.kinds import BackendKind, origin_note
+from harness.kinds import BackendKind, kind_of_run, origin_note
 from harness.measure.records import layout, schema
 from harness.measure.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.measure.records.manifest import ClientAudit, LaunchReport, Manifest
@@ -204,6 +204,14 @@ class SealedRun:
             first += group.num_sessions
         return groups
 
+    @property
+    def is_by_simulator(self) -> bool:
+        """Whether the simulator wrote the derived tables itself, from its events: there is no log and no scrape.
+
+        Runs that were simulated before this was so have both.
+        """
+        return kind_of_run(self.manifest.backend).is_virtual and layout.SERVER_LOG not in self.manifest.files
+
     def file(self, name: str) -> Path:
         """Path of a file of this run, by its name in ``layout``; RecordsError when it is not as it was sealed.
 
@@ -226,11 +234,12 @@ class SealedRun:
             path = self.file(within)
             return path if within in self.manifest.files else None
         path = self.path / within
-        if self._hash_of(path, _REBUILD) != derived.file_sha256:
+        hint = _RESTORE if self.is_by_simulator else _REBUILD
+        if self._hash_of(path, hint) != derived.file_sha256:
             # It may have been rebuilt by this version: equal content, in the bytes that this version writes.
             table = schema.conform(name, self._parquet(path))
             if schema.content_sha256(table) != derived.content_sha256 or not is_as_written_here(path, table):
-                raise damaged(path, "differs from what was sealed", hint=_REBUILD)
+                raise damaged(path, "differs from what was sealed", hint=hint)
         return path
 
     def table(self, name: str) -> pa.Table:

@@ -343,7 +343,7 @@ EXPLAINED_TABLES: dict[str, tuple[str, pa.Schema]] = {
     "steps": ("A decode step of the server, from its log; `derived/steps.parquet`.", STEPS),
     "kv_events": ("A line of the server's KV log; `derived/kv_events.parquet`.", KV_EVENTS),
     "metrics": ("A sample of a scrape; `derived/metrics.parquet`.", METRICS),
-    "scrapes": ("A scrape of the server's metrics, raw; `scrapes.jsonl`.", SCRAPES),
+    "scrapes": ("A scrape of the server's metrics, raw; `scrapes.jsonl`. None of a simulated run.", SCRAPES),
     "latencies": ("An answered request and what it waited for; computed by each query.", LATENCIES),
     "sessions": ("A whole session, in the window or not; computed by each query.", SESSIONS),
 }

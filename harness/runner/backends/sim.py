@@ -1,7 +1,7 @@
-"""The simulator as a backend: a run in virtual time, with the same records as a measured run. No process is started.
+"""The simulator as a backend: a run in virtual time, with the same tables as a measured run. No process is started.
 
-The emulator's engine loop is stepped on a clock that jumps over equal steps. Log, scrapes, requests and chunks are
-written as a server and a perfect client would leave them; derived tables are made without reading the log back.
+The emulator's engine loop is stepped on a clock that jumps over equal steps. Its events become the tables: there is no
+log of a server that never was, and nothing is scraped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
-from harness.judge.analysis.logs.derive import derived_from, take_step_log
-from harness.judge.analysis.logs.parse import ParseCounts
+from harness.judge.analysis.logs.derive import ToRunClock, collect, of_simulator
+from harness.judge.analysis.logs.parse import ParseCounts, Scrape, samples_of, table_of_scrapes
 from harness.kinds import KINDS, BackendKind, kind_named
 from harness.measure.client.rows import RequestRows
-from harness.measure.emulator import logs
 from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
-from harness.measure.emulator.logs import Site, kv_event_line
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.model import ContextHash
 from harness.measure.emulator.step_log import step_log_header, step_log_row
@@ -31,7 +29,7 @@ from harness.measure.emulator.virtual import VirtualDriver
 from harness.measure.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.measure.server import provenance
 from harness.measure.server.doctor import Check
-from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Step
+from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent
 from harness.model.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
@@ -42,13 +40,13 @@ from harness.model.spec import ServerSpec
 from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
-from harness.stacks.rbln.rules.log_grammar import EqualSteps, LogEvent, read_message
+from harness.stacks.rbln.rules.log_grammar import EqualSteps, KvLogEvent, LogEvent
 
 MODEL = "simulated-qwen3-4b"
-LOG_PID = 0
-US_PER_S = NS_PER_S // NS_PER_US
-# A scrape costs as much as a thousand steps. Only sessions that start late need scrapes between start and end.
-MAX_SCRAPES = 24
+_KINDS_OF_SLOTS = ("EVICTION", "MAPPING_REMOVE")
+_KV_KINDS = ("ALLOC", "CACHE_HIT", "CACHE_PARTIAL", "FREE_REQUEST", *_KINDS_OF_SLOTS)
+# Reading all metrics costs as much as a thousand steps. Only sessions that start late need them between start and end.
+MAX_READINGS = 24
 
 
 def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun | None:
@@ -58,16 +56,10 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
     plan, kind = planned.plan, kind_named(planned.spec.backend)
     factor = emulated_factor(planned)
     with context.writer(planned) as writer:
-        # Whole seconds, so that the microseconds of the log do not depend on when the run was made; after the entry of
-        # a ledger, which a busy machine takes seconds to write.
+        # After the entry of a ledger, which a busy machine takes seconds to write.
         epoch_s = int(utc_now().timestamp())
-        run = _VirtualRun(
-            planned,
-            planned.cost_model.scaled(factor),
-            _Log(writer.raw(layout.SERVER_LOG), epoch_s),
-            writer.raw(layout.SCRAPES),
-            writer.raw(layout.STEP_LOG) if planned.server.is_paged else None,
-        )
+        step_log = writer.raw(layout.STEP_LOG) if planned.server.is_paged else None
+        run = _VirtualRun(planned, planned.cost_model.scaled(factor), step_log)
         end_ns = run.play()
         context.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
@@ -81,10 +73,8 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
             fleet=_fleet_record(planned, factor),
         )
-        derived = derived_from(run.log.events, run.log.counts, run.scrapes, manifest)
-        take_step_log(derived, writer.folder, ScaledClock(1.0))
-        rows = run.rows
-        tables = RunTables(rows.requests_table(), rows.chunks_table(), derived)
+        derived = of_simulator(run.derived_tables(), writer.folder)
+        tables = RunTables(run.rows.requests_table(), run.rows.chunks_table(), derived)
         return seal_run(writer, planned, manifest, tables)
 
 
@@ -97,42 +87,21 @@ def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
     return FleetRecord(device=place.device, host=host, neighbours=planned.neighbours, emulated_factor=factor)
 
 
-class _Log:
-    """The server's log in its precise format, with virtual stamps, and the events that a reader would parse."""
-
-    def __init__(self, file: RawFile, epoch_s: int) -> None:
-        self._file, self._epoch_s = file, epoch_s
-        self._lines: list[str] = []
-        self.events: list[LogEvent | EqualSteps] = []
-
-    @property
-    def counts(self) -> ParseCounts:
-        """Counts as after parsing: every line is complete and known."""
-        return ParseCounts(lines=len(self._lines), events=len(self._lines))
-
-    def _same_lines(self, site: Site, message: str, at_ns: Iterable[int]) -> list[int]:
-        """Write a line at each of these instants; returns their stamps in realtime ns."""
-        rest = f" {LOG_PID} {site.level} {site.logger} {message}\n"
-        stamps_us = [self._epoch_s * US_PER_S + each // NS_PER_US for each in at_ns]
-        self._lines += [f"{stamp // US_PER_S}.{stamp % US_PER_S:06d}{rest}" for stamp in stamps_us]
-        return [stamp * NS_PER_US for stamp in stamps_us]
-
-    def decode_steps(self, step: Step, starts_ns: Iterable[int]) -> None:
-        """A line for each of equal steps."""
-        message = f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}"
-        stamps_ns = self._same_lines(logs.BUCKET, message, starts_ns)
-        self.events.append(EqualSteps(stamps_ns, step.num_seqs, step.bucket))
-
-    def kv_event(self, event: KvEvent, engine_id: str, at_ns: int) -> None:
-        site, message = kv_event_line(event, engine_id)
-        (created_ns,) = self._same_lines(site, message, (at_ns,))
-        content = read_message(message.encode())
-        assert content is not None, "the emulator writes lines of the grammar"
-        event_class, fields = content
-        self.events.append(event_class(0, created_ns, LOG_PID, *fields))
-
-    def close(self) -> None:
-        self._file.write("".join(self._lines).encode())
+def _kv_log_event(event: KvEvent, request_id: str, at_ns: int) -> KvLogEvent | None:
+    """An event of KV memory as the kv_events table has it; None where it has no row."""
+    if event.kind not in _KV_KINDS:
+        return None
+    return KvLogEvent(
+        end_offset=0,
+        created_ns=at_ns,
+        pid=0,
+        kind=event.kind.lower(),
+        request_id="" if event.kind in _KINDS_OF_SLOTS else request_id,
+        slots=event.slots[:1] if event.kind in _KINDS_OF_SLOTS else event.slots,
+        num_blocks=event.num_blocks,
+        caller=("preempt" if event.is_preemption else "request") if event.kind == "FREE_REQUEST" else "",
+        reused_tokens=PREFILL_CHUNK_TOKENS * event.num_blocks if event.kind == "CACHE_HIT" else event.reused_tokens,
+    )
 
 
 class _Rows:
@@ -210,7 +179,7 @@ class _Rows:
 
 
 def request_name(session: int, request: int) -> str:
-    """The name of a simulated request in its log."""
+    """The name of a simulated request in its records."""
     return f"s{session}r{request}"
 
 
@@ -225,14 +194,16 @@ def _admission(start: StepStart) -> list[KvEvent]:
     return [*hit, KvEvent("ALLOC", handle, given, blocks, "", num_blocks)]
 
 
+def _in_whole_us(at_ns: int) -> int:
+    return at_ns // NS_PER_US * NS_PER_US
+
+
 class _VirtualRun(VirtualDriver):
     """One plan on one freshly started server, in virtual time, and its records."""
 
     takes_equal_steps = True
 
-    def __init__(
-        self, run: PlannedRun, costs: CostModel, log: _Log, scrapes: RawFile, step_log: RawFile | None
-    ) -> None:
+    def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
         super().__init__(plan, EmulatorCore(scheduler_of(config, costs)))
@@ -243,8 +214,7 @@ class _VirtualRun(VirtualDriver):
         if step_log is not None:
             self._write_step(step_log_header(config, 0))
         self.rows = _Rows(plan, client.stream)
-        self.log, self.scrapes = log, list[bytes]()
-        self._scrapes = scrapes
+        self._events, self._readings = list[LogEvent | EqualSteps](), list[Scrape]()
         self.settings = settings_of(config, server.cost_model)
         num_blocks = config.paged.num_gpu_blocks if is_paged else server.num_kv_slots
         self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
@@ -256,18 +226,23 @@ class _VirtualRun(VirtualDriver):
         self._context = ContextHash.of(self._blank[:1], 0)
         self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
         has_late_start = any(session.start_offset_ns and session.after is None for session in plan.sessions)
-        if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_SCRAPES * self._interval_ns:
+        if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_READINGS * self._interval_ns:
             self.next_look_ns = self._interval_ns
 
     def play(self) -> int:
-        self._scrape(0, "before")
+        self._read_metrics(0, "before")
         end_ns = super().play()
-        self._scrape(end_ns, "after")
-        self.log.close()
+        self._read_metrics(end_ns, "after")
         return end_ns
 
+    def derived_tables(self) -> dict[str, pa.Table]:
+        """Steps, KV events and metrics. Instants as exact as those of a server's log."""
+        derived = collect(self._events, ParseCounts(), ToRunClock(ClockRecord()))
+        metrics, _, _ = table_of_scrapes(self._readings)
+        return {**derived.tables, "metrics": metrics}
+
     def look(self) -> None:
-        self._scrape(self.next_look_ns, "interval")
+        self._read_metrics(self.next_look_ns, "interval")
         self.next_look_ns += self._interval_ns
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
@@ -298,7 +273,8 @@ class _VirtualRun(VirtualDriver):
             events = (*events, *_admission(start))
         self._log_events(events, start.start_ns)
         if start.step.kind == DECODE and self._step_log is None:
-            self.log.decode_steps(start.step, (start.start_ns, *ends_ns[:-1]))
+            starts_ns = [_in_whole_us(each) for each in (start.start_ns, *ends_ns[:-1])]
+            self._events.append(EqualSteps(starts_ns, start.step.num_seqs, start.step.bucket))
 
     def ended(self, end: StepEnd) -> None:
         end_ns = end.ends_ns[-1]
@@ -322,14 +298,14 @@ class _VirtualRun(VirtualDriver):
     def _log_events(self, events: Iterable[KvEvent], at_ns: int) -> None:
         for event in events:
             key = self.names.get(event.request)
-            self.log.kv_event(event, "" if key is None else f"cmpl-{request_name(*key)}-0", at_ns)
+            request_id = "" if key is None else f"cmpl-{request_name(*key)}-0"
+            if (row := _kv_log_event(event, request_id, _in_whole_us(at_ns))) is not None:
+                self._events.append(row)
 
-    def _scrape(self, at_ns: int, reason: str) -> None:
+    def _read_metrics(self, at_ns: int, reason: str) -> None:
         # Without metrics of a process: no process serves.
         body = self._metrics.render(of_the_process=False).decode()
-        record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": body}
-        self.scrapes.append(json.dumps(record).encode() + b"\n")
-        self._scrapes.write(self.scrapes[-1])
+        self._readings.append(Scrape(at_ns, reason, *samples_of(body)))
 
 
 @dataclass(frozen=True, slots=True)

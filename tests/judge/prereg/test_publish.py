@@ -144,8 +144,8 @@ def test_an_archive_from_before_pages_and_looks_still_checks_and_says_what_it_la
     assert any("an earlier version kept the ledger" in line for line in checked.judgement.account_lines)
 
 
-def _flip_a_log(files: dict[str, bytes]) -> None:
-    files["runs/small/base/0/server.log"] += b"x"
+def _flip_a_plan(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0/plan.jsonl"] += b"x"
 
 
 def _add(files: dict[str, bytes]) -> None:
@@ -217,14 +217,14 @@ def _file_of_no_run(files: dict[str, bytes]) -> None:
 
 
 def _zeros(files: dict[str, bytes]) -> None:
-    files["runs/small/base/0/server.log"] += bytes(128 << 20)
+    files["runs/small/base/0/plan.jsonl"] += bytes(128 << 20)
     _sum_again(files)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_flip_a_log, "server.log differs from its checksum"),
+        (_flip_a_plan, "plan.jsonl differs from its checksum"),
         (_add, "is missing or was added"),
         (_drop, "lacks proof.json"),
         (_climb, "which is no file of a published experiment"),

@@ -72,11 +72,11 @@ def test_the_report_of_an_archive_is_written_here_and_the_archive_stays_as_it_is
 def test_opening_gives_all_or_nothing_and_replaces_nothing(alone: Path) -> None:
     with zipfile.ZipFile("small.zip") as packed:
         files = {name: packed.read(name) for name in packed.namelist()}
-    files["runs/small/base/0/server.log"] += b"x"
+    files["runs/small/base/0/plan.jsonl"] += b"x"
     with zipfile.ZipFile("changed.zip", "w") as packed:
         for name, content in files.items():
             packed.writestr(name, content)
-    with pytest.raises(RecordsError, match=r"server\.log differs from its checksum"):
+    with pytest.raises(RecordsError, match=r"plan\.jsonl differs from its checksum"):
         open_into(Path("changed.zip"), Path("changed"))
     with pytest.raises(RecordsError, match=r"server\.log differs from its checksum"):
         harness.open_runs("changed.zip")

@@ -57,7 +57,7 @@ def test_what_a_killed_driver_left_half_received_is_set_aside(sent: tuple[RunSto
     assert [folder.name for folder in RunStore(tmp_path).unsealed()] == ["0.aborted-1"]
 
 
-@pytest.mark.parametrize("name", ["small/base/0/server.log", "small/base/0/added.log"])
+@pytest.mark.parametrize("name", ["small/base/0/plan.jsonl", "small/base/0/added.log"])
 def test_a_run_that_is_not_as_it_was_sealed_never_becomes_visible(
     sent: tuple[RunStore, Archive], tmp_path: Path, name: str
 ):

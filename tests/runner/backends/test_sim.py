@@ -11,6 +11,7 @@ from harness.errors import RunInvalidError, SpecError
 from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.interference import measured_waiting_session_ns
+from harness.judge.prereg.proof import judged_again
 from harness.judge.report.facts import gather_facts
 from harness.judge.summary import summarise
 from harness.measure.records import RunStore, SealedRun
@@ -24,6 +25,7 @@ from harness.stacks.vllm.step_log import load_step_log
 from tests.support.experiments import small_experiment
 
 RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")
+PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 800}
 CROWDED = {"num_sessions": 10, "wait_cap_s": 2.0}
 
 
@@ -96,27 +98,27 @@ def test_waiting_measured_from_stamps_and_streams_is_the_modelled_one(tmp_path: 
         assert modelled > 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"server": {"rules": rules}, "workload": CROWDED} for rules in RULES),
-        {"server": {"prefix_caching": False}},
-        {"server": {"cost_model": "context-1-2-4-8"}},
-    ],
-    ids=str,
-)
-def test_the_tables_written_at_once_are_those_that_log_and_scrapes_give_when_read(
-    tmp_path: Path, changes: dict[str, object]
+@pytest.mark.parametrize("server", [{}, {"rules": "paper"}, PAGED], ids=str)
+def test_the_simulator_writes_the_tables_itself_and_derive_leaves_them(
+    tmp_path: Path, server: dict[str, object]
 ) -> None:
-    for run in simulated(tmp_path, **changes):
-        rebuild(run)
+    for run in simulated(tmp_path, server=server, workload=CROWDED):
+        files = {path.name for path in run.path.iterdir()}
+        assert not files & {"server.log", "server.log.stamps", "scrapes.jsonl"}
+        assert ("steps.jsonl" in files) == run.server.is_paged
+        before = {name: run.table(name) for name in ("steps", "kv_events", "metrics")}
+        assert before["steps"].num_rows > 0
+        derived = rebuild(run)
+        for name, table in before.items():
+            assert derived.tables[name].equals(table)
+        assert list(judged_again(run)) == []
     assert RunStore(tmp_path).verify() == 2
 
 
-def test_two_simulations_differ_in_nothing_measured(tmp_path: Path) -> None:
+def test_two_simulations_differ_in_nothing(tmp_path: Path) -> None:
     first, again = simulated(tmp_path / "a"), simulated(tmp_path / "b")
     for one, other in zip(first, again, strict=True):
-        for name in ("requests", "chunks", "steps", "kv_events"):
+        for name in ("requests", "chunks", "steps", "kv_events", "metrics"):
             assert one.table(name).equals(other.table(name))
 
 
@@ -159,9 +161,6 @@ def test_a_condition_without_prefix_caching_is_a_valid_ablation(tmp_path: Path) 
     assert run_figures(base).cached_tokens > run_figures(off).cached_tokens == 0
     assert not off.manifest.observation.has_kv_log
     assert off.table("kv_events").num_rows == 0
-
-
-PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 800}
 
 
 def test_a_server_with_paged_memory_is_recorded_by_its_step_log(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from harness.errors import RecordsError
 from harness.judge.analysis.logs.engine_steps import read_run_steps, step_files, steps_table
 from harness.judge.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
 from harness.judge.analysis.logs.slots import SlotWalk
-from harness.measure.records import Manifest, SealedRun, layout, schema
+from harness.measure.records import ClockRecord, Manifest, SealedRun, layout, schema
 from harness.measure.records.disk import write_parquet
 from harness.measure.records.run import damaged
 from harness.stacks.rbln.rules import log_grammar as ev
@@ -70,9 +70,9 @@ _LAST_INSTANT_NS = 2**62
 class ToRunClock:
     """Instants of log lines as run-clock ns: from their own stamps where they have one, else from their receipt."""
 
-    def __init__(self, manifest: Manifest, stamps: bytes = b"") -> None:
-        self._clock = ScaledClock(manifest.clock.scale)
-        self._offset_ns = manifest.clock.realtime_minus_monotonic_ns
+    def __init__(self, clock: ClockRecord, stamps: bytes = b"") -> None:
+        self._clock = ScaledClock(clock.scale)
+        self._offset_ns = clock.realtime_minus_monotonic_ns
         # A torn last pair is dropped: its bytes say nothing for certain.
         pairs = np.frombuffer(stamps[: len(stamps) // 16 * 16], dtype="<i8").reshape(-1, 2)
         self._read_offsets, self._received_ns = pairs[:, 0], pairs[:, 1]
@@ -102,9 +102,28 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     """
     events = parse_log(_pieces(folder / layout.SERVER_LOG), counts := ParseCounts())
     stamps = b"".join(_pieces(folder / layout.LOG_STAMPS))
+    derived = collect(events, counts, ToRunClock(manifest.clock, stamps), manifest.decode_buckets)
     scrapes = _pieces(folder / layout.SCRAPES, lambda file: file.readline())
-    derived = derived_from(events, counts, scrapes, manifest, stamps)
+    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes, derived.counters)
+    derived.tables["metrics"] = metrics
     take_step_log(derived, folder, ScaledClock(manifest.clock.scale))
+    return derived
+
+
+def of_simulator(tables: dict[str, pa.Table], folder: Path) -> Derived:
+    """What the derived tables of a simulated run say, and its step log in ``folder`` where its rules have one."""
+    kv_events = tables["kv_events"]
+    causes = zip(*(kv_events[name].to_pylist() for name in ("kind", "caller")), strict=True)
+    derived = Derived(
+        tables,
+        ParseCounts(),
+        num_kv_lines=kv_events.num_rows,
+        num_preemptions=sum(cause == ("free_request", "preempt") for cause in causes),
+    )
+    take_step_log(derived, folder, ScaledClock(1.0))
+    if derived.step_log is None and (num_steps := tables["steps"].num_rows):
+        derived.steps_source, derived.num_bucket_lines = "bucket-log", num_steps
+    derived.log_ns_source = "created" if derived.tables["steps"].num_rows or kv_events.num_rows else "none"
     return derived
 
 
@@ -117,25 +136,16 @@ def take_step_log(derived: Derived, folder: Path, clock: ScaledClock) -> None:
         derived.log_ns_source = "created" if derived.tables["steps"].num_rows else "none"
 
 
-def derived_from(
-    events: Iterable[LogEvent | ev.EqualSteps],
-    counts: ParseCounts,
-    scrapes: Iterable[bytes],
-    manifest: Manifest,
-    stamps: bytes = b"",
-) -> Derived:
-    """The derived tables of what a log says and of the lines of the scrapes' file."""
-    derived = collect(events, counts, ToRunClock(manifest, stamps), manifest.decode_buckets)
-    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes, derived.counters)
-    derived.tables["metrics"] = metrics
-    return derived
-
-
 def derived_of(run: SealedRun) -> Derived:
-    """The derived tables of a sealed run, computed again from its raw files, once they are known to be as sealed."""
+    """The derived tables of a sealed run, computed again from its raw files, once they are known to be as sealed.
+
+    Those of the simulator are as sealed.
+    """
     for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES):
         run.file(name)
     step_files(run)
+    if run.is_by_simulator:
+        return of_simulator({name: run.table(name) for name in schema.DERIVED_TABLES}, run.path)
     return derive_tables(run.path, run.manifest)
 
 
@@ -146,9 +156,11 @@ def rebuild(run: SealedRun) -> Derived:
     """Write the derived tables of a sealed run again, each in one rename: who reads meanwhile finds old or new.
 
     Raises RecordsError when the rebuilt content is not what was sealed, that is, when the code or the raw files
-    changed since.
+    changed since. Tables of the simulator stay as they are.
     """
     derived = derived_of(run)
+    if run.is_by_simulator:
+        return derived
     if (run.path / layout.DERIVED).is_symlink():
         raise damaged(run.path / layout.DERIVED, "is a symbolic link")
     run.forget()

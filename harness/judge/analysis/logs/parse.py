@@ -232,25 +232,38 @@ class CounterWatch:
             self._last[pair] = value
 
 
+class Scrape(NamedTuple):
+    """The samples of a server's metrics at an instant of the run's clock. names: of ``values``, in their order."""
+
+    at_ns: int
+    reason: str
+    names: SampleNames
+    values: Sequence[float]
+
+
 def metrics_table(lines: Iterable[bytes], watch: CounterWatch | None = None) -> tuple[pa.Table, int, int]:
     """(METRICS table, scrapes, scrapes without a readable body) of the lines of the scrapes' file.
 
     The table's texts are dictionaries; it has its schema's types once it is written. watch: sees each readable scrape.
     """
+    return table_of_scrapes(map(_scraped, lines), watch)
+
+
+def table_of_scrapes(scrapes: Iterable[Scrape | None], watch: CounterWatch | None = None) -> tuple[pa.Table, int, int]:
+    """The same of scrapes that were read; None: one without a readable body."""
     columns: dict[str, list[Any]] = {name: [] for name in schema.METRICS.names}
     blocks: list[pa.Table] = []
     num_scrapes = num_failed = 0
-    for line in lines:
-        scrape = num_scrapes
+    for scrape in scrapes:
+        number = num_scrapes
         num_scrapes += 1
-        try:
-            at_ns, reason, names, values = _scraped(line)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        if scrape is None:
             num_failed += 1
             continue
+        at_ns, reason, names, values = scrape
         if watch is not None:
             watch.add(names, values)
-        same = ([value] * len(values) for value in (scrape, at_ns, reason))
+        same = ([value] * len(values) for value in (number, at_ns, reason))
         both = ([name for name, _ in names.pairs], [labels for _, labels in names.pairs])
         for column, cells in zip(columns.values(), (*same, *both, values), strict=True):
             column.extend(cells)
@@ -269,19 +282,20 @@ def _with_shared_texts(columns: Mapping[str, list[Any]]) -> pa.Table:
     return table
 
 
-def _scraped(line: bytes) -> tuple[int, str, SampleNames, list[float]]:
-    """Instant, reason, names and values of a scrape; ValueError and its like where they cannot be read."""
-    record = json.loads(line)
-    if record["status"] != HTTP_OK:
-        raise ValueError("no body")
-    names, values = _samples(record["body"])
-    at_ns, reason = int(record["at_ns"]), str(record["reason"])
-    if not (0 <= at_ns < 1 << 63 and reason.isprintable()):
-        raise ValueError("no instant or no reason")
-    return at_ns, reason, names, values
+def _scraped(line: bytes) -> Scrape | None:
+    """A line of the scrapes' file; None where it cannot be read."""
+    try:
+        record = json.loads(line)
+        if record["status"] != HTTP_OK:
+            return None
+        names, values = samples_of(record["body"])
+        at_ns, reason = int(record["at_ns"]), str(record["reason"])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return Scrape(at_ns, reason, names, values) if 0 <= at_ns < 1 << 63 and reason.isprintable() else None
 
 
-def _samples(body: str) -> tuple[SampleNames, list[float]]:
+def samples_of(body: str) -> tuple[SampleNames, list[float]]:
     """Names and value of every sample. Scrapes of one server differ in values alone: names are read once."""
     # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
     text = body.encode("utf-8", "replace").decode("utf-8")

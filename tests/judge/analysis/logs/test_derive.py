@@ -73,7 +73,7 @@ def derive_golden(name: str, folder: Path | None = None) -> Derived:
     counts = ParseCounts()
     stamps = (folder / "server.log.stamps").read_bytes() if folder else b""
     events = parse_log([(GOLDEN / f"{name}.log").read_bytes()], counts)
-    return collect(events, counts, ToRunClock(manifest(), stamps))
+    return collect(events, counts, ToRunClock(manifest().clock, stamps))
 
 
 def test_precise_stamps_become_model_time(tmp_path: Path) -> None:
