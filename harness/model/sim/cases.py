@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError
 from harness.model.compiled.records import IntArray, Records, record_as_dict
-from harness.model.engine.config import PAGED_BLOCK_TOKENS, PAGED_STEP_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig
+from harness.model.engine.config import PAGED_BLOCK_TOKENS, EngineConfig
 from harness.model.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.model.engine.scheduler import STEP_KINDS
 from harness.model.engine.state import STEP_DECODE
@@ -25,7 +25,7 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, one_plan, session_arrays
 from harness.model.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draw, run_draws
 from harness.model.sim.simulate import run_arrays
-from harness.model.spec import RulesName
+from harness.model.spec import RulesName, ServerSpec
 from harness.model.spec.server import PAGED_KEYS
 from harness.processes import parallel_map
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
@@ -82,11 +82,14 @@ class CaseSession(_Part):
 
 
 class CaseConfig(_Part):
-    """A configuration. slots: not under paged rules; the last four: only there."""
+    """Keys of a ServerSpec, three with shorter names in JSON.
 
-    buckets: tuple[Whole, ...] = Field(min_length=1)
-    limit: Whole = Field(ge=1, le=4096)
-    slots: Whole | None = Field(default=None, ge=1, le=4096)
+    kv_slots: not under paged rules; the last four: only there.
+    """
+
+    decode_buckets: tuple[Whole, ...] = Field(min_length=1, alias="buckets")
+    max_num_seqs: Whole = Field(ge=1, le=4096, alias="limit")
+    kv_slots: Whole | None = Field(default=None, ge=1, le=4096, alias="slots")
     slot_tokens: Whole = Field(default=8192, ge=128, le=1 << 20)
     num_gpu_blocks: Whole | None = Field(default=None, ge=2, le=1 << 20)
     block_size: Whole | None = Field(default=None, ge=1, le=1 << 20)
@@ -166,11 +169,11 @@ class Case(_Part):
     @model_validator(mode="after")
     def _keys_fit_the_rules(self) -> Case:
         paged = {
-            **{f"config.{key}": getattr(self.config, key) for key in PAGED_KEYS},
+            **{f"config.{key}": getattr(self.config, key) for key in sorted(PAGED_KEYS)},
             "cost.chunked_prefill": self.cost.chunked_prefill,
             "cost.eager_s": self.cost.eager_s,
         }
-        slots = {"config.slots": self.config.slots, "cost.prefill": self.cost.prefill}
+        slots = {"config.slots": self.config.kv_slots, "cost.prefill": self.cost.prefill}
         needed = ("cost.chunked_prefill",) if self.is_paged else tuple(slots)
         for key in needed:
             if {**paged, **slots}[key] is None:
@@ -249,8 +252,8 @@ def describe(error: ValidationError) -> str:
 
 def run_case(case: Case) -> dict[str, Any]:
     """Simulate one case; raises PlanError, SpecError or ValueError when it cannot be run."""
-    config = case_config(case)
-    model = case_cost_model(case)
+    config = EngineConfig.from_server(server_of(case))
+    model = cost_model_of(case)
     check_durations(config, model)
     arrays = session_arrays([_sessions_of(case)], [0], [0])
     check_slots(arrays, config)
@@ -282,20 +285,13 @@ def _drawn_results(
         yield _figures(case, config, *run_draw(drawn, config, plan))
 
 
-def case_config(case: Case) -> EngineConfig:
-    """The configuration of a case."""
-    config = case.config
-    return EngineConfig(
-        max_num_seqs=config.limit,
-        decode_buckets=tuple(sorted(config.buckets)),
-        kv_slots=config.slots or config.limit,
-        slot_tokens=config.slot_tokens,
-        rules=case.rules,
-        block_tokens=(config.block_size or PAGED_BLOCK_TOKENS) if case.is_paged else PREFILL_CHUNK_TOKENS,
-        num_gpu_blocks=config.num_gpu_blocks,
-        max_num_batched_tokens=config.max_num_batched_tokens or PAGED_STEP_TOKENS,
-        async_scheduling=bool(config.async_scheduling),
-    )
+def server_of(case: Case) -> ServerSpec:
+    """The server of a case. A case may be larger than a server of an experiment, so it is not checked as one."""
+    keys = case.config.model_dump(exclude_none=True)
+    keys["decode_buckets"] = tuple(sorted(case.config.decode_buckets))
+    if case.is_paged:
+        keys.setdefault("block_size", PAGED_BLOCK_TOKENS)
+    return ServerSpec.model_construct(**keys, rules=case.rules)
 
 
 def check_durations(config: EngineConfig, model: CostModel) -> None:
@@ -310,7 +306,7 @@ def check_durations(config: EngineConfig, model: CostModel) -> None:
         raise ValueError("cost.prefill: a prefill would take less than no time")
 
 
-def case_cost_model(case: Case) -> CostModel:
+def cost_model_of(case: Case) -> CostModel:
     """The cost model of a case, its decimals taken as written."""
     cost, chunked = case.cost, case.cost.chunked_prefill
     prefill = cost.prefill or CasePrefill(per_chunk_s=0)

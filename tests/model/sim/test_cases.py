@@ -66,6 +66,19 @@ def test_steps_of_growing_context_are_still_merged() -> None:
     assert [step[4] for step in result["steps"] if step[1] == "decode"] == [35, 39, 4]
 
 
+def test_of_several_keys_that_the_rules_do_not_have_the_first_is_named() -> None:
+    # A set of names has another order in each process.
+    config = {**CASE["config"], "num_gpu_blocks": 9, "max_num_batched_tokens": 64, "async_scheduling": True}
+    (result,) = run({**CASE, "config": config})
+    assert result["error"] == "config.async_scheduling: the rules 'vendor-0.11.1' do not have it"
+
+
+def test_a_server_may_be_larger_than_one_of_an_experiment() -> None:
+    config = {"buckets": [2000], "limit": 2000, "slots": 2000, "slot_tokens": 65536}
+    (result,) = run({**CASE, "config": config, "cost": {**COST, "f_s": {"2000": 0.5}}})
+    assert result["decode_steps"] == {"1->2000": 35 + 39 + 4}
+
+
 def test_steps_are_given_only_when_asked_for() -> None:
     (result,) = run({key: value for key, value in CASE.items() if key != "emit"})
     assert "steps" not in result
