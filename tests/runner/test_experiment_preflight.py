@@ -32,6 +32,7 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.experiment import refuse_unshown_settings
 from harness.runner.progress import silent
 from harness.runner.run import LaunchOptions, RunContext
+from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 
@@ -77,14 +78,7 @@ def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> E
                 "prompt_tokens": {"distribution": "fixed", "value": 200},
             },
             "server": {"observer": False, **server},
-            "limits": {
-                "rearrival_lag_p99_ms": 2000.0,
-                "start_spread_ms": 2000.0,
-                "schedule_moved_share": 1.0,
-                # The stand-in sends an answer in one piece.
-                "first_token_held_ms": 5000.0,
-                "read_together_ms": 5000.0,
-            },
+            "limits": UNHURRIED,
             "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
         }
     )

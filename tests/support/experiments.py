@@ -7,6 +7,15 @@ from typing import Any
 from harness.model.spec import ExperimentSpec
 
 FAST = 20.0
+UNHURRIED: dict[str, float] = {
+    "rearrival_lag_p99_ms": 5000.0,
+    "start_spread_ms": 5000.0,
+    "schedule_moved_share": 1.0,
+    # A stand-in for a server sends an answer in one piece.
+    "first_token_held_ms": 5000.0,
+    "read_together_ms": 5000.0,
+}
+"""Limits of runs on a server at its own speed, where a test is not about how busy its machine is."""
 
 
 def small_experiment(**changes: Any) -> ExperimentSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import ReadOptions, TraceFile, read_trace
-
-
-def written(folder: Path, rows: list[dict[str, Any]], name: str = "in") -> Path:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def imported(*files: Path, **options: Any) -> TraceFile:
-    import_trace(files, files[0].parent / "out.jsonl", name="t", options=ReadOptions(**options))
-    return read_trace(files[0].parent / "out.jsonl")
+from tests.support.trace_rows import imported, written
 
 
 def row(prompt: int, **more: Any) -> dict[str, Any]:

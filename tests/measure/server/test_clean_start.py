@@ -15,6 +15,7 @@ from harness.model.plan import PromptIds, TokenStreams
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from tests.support.emulator_process import Emulator, end, start_ready
+from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = pytest.mark.live
@@ -37,14 +38,7 @@ def null_experiment(url: str, replicates: int, **workload: Any) -> ExperimentSpe
             "replicates": replicates,
             "base_seed": 1,
             "workload": {**LENGTHS, **workload},
-            "limits": {
-                "rearrival_lag_p99_ms": 5000.0,
-                "start_spread_ms": 5000.0,
-                "schedule_moved_share": 1.0,
-                # The stand-in sends an answer in one piece.
-                "first_token_held_ms": 5000.0,
-                "read_together_ms": 5000.0,
-            },
+            "limits": UNHURRIED,
             "server": {"url": url},
             "condition": [{"name": "one"}, {"name": "other"}],
         }

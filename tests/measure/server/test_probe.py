@@ -20,6 +20,7 @@ from harness.measure.records import RunStore
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again
+from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = pytest.mark.live
@@ -33,14 +34,7 @@ def experiment(plain: PlainServer, **keys: Any) -> ExperimentSpec:
         "replicates": 2,
         "base_seed": 1,
         "workload": {"num_sessions": 2, "waits": "none", "generate_tokens": {"distribution": "fixed", "value": 4}},
-        "limits": {
-            "rearrival_lag_p99_ms": 5000.0,
-            "start_spread_ms": 5000.0,
-            "schedule_moved_share": 1.0,
-            # The stand-in sends an answer in one piece.
-            "first_token_held_ms": 5000.0,
-            "read_together_ms": 5000.0,
-        },
+        "limits": UNHURRIED,
         "condition": [{"name": "only"}],
     }
     for name, value in keys.items():

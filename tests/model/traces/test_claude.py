@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import permutations
 from pathlib import Path
@@ -10,23 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
+from tests.support.trace_rows import imported, written
 
 RESUMED_S = 1000.0
-
-
-def written(folder: Path, rows: Iterable[Any], name: str = "log") -> Path:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def imported(*files: Path) -> TraceFile:
-    import_trace(files, files[0].parent / "out.jsonl", name="t")
-    return read_trace(files[0].parent / "out.jsonl")
 
 
 def resumed(

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
+from tests.support.trace_rows import imported
 
 FORK_S = 400.0
 SPAWN = {"source": {"subagent": {"thread_spawn": {"parent_thread_id": "par"}}}}
@@ -24,11 +23,6 @@ def written(folder: Path, rows: Iterable[Any], name: str) -> Path:
     path = folder / f"rollout-{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def imported(*files: Path) -> TraceFile:
-    import_trace(files, files[0].parent / "out.jsonl", name="t")
-    return read_trace(files[0].parent / "out.jsonl")
 
 
 def own_rows(turns: int, total: int, first_s: float = FORK_S) -> list[Any]:
