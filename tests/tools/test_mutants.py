@@ -1,0 +1,34 @@
+"""The mistakes that ``tools/mutants.py`` draws: valid Python, each another program, and the same for a seed."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tools import mutants as tool
+from tools.mutants import AREAS, ROOT, Mutant, draw
+
+pytestmark = pytest.mark.same_everywhere
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_each_mistake_is_valid_python_and_another_program(area: str) -> None:
+    drawn = draw(area, 1, 100)
+    assert len(set(drawn)) == 100
+    assert {mutant.kind for mutant in drawn} >= {"comparison", "and/or", "arithmetic", "not", "return", "+/-1"}
+    for mutant in drawn:
+        before = (ROOT / mutant.path).read_bytes()
+        assert ast.dump(ast.parse(mutant.apply(before))) != ast.dump(ast.parse(before)), mutant
+    assert draw(area, 1, 100) == drawn
+
+
+def test_a_mistake_is_one_place() -> None:
+    mutant = Mutant("", "", 4, "comparison", "<", "<=")
+    assert mutant.apply(b"a = 1 < 2"[2:]) == b"= 1 <= 2"
+
+
+def test_the_tests_of_a_module_come_first() -> None:
+    own, others = tool.tests_of("harness/measure/records/run.py")
+    assert own == ["tests/measure/records/test_run.py", "tests/measure/records/test_run_tampered.py"]
+    assert "tests/measure/records/test_store.py" in others

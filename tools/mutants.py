@@ -1,0 +1,249 @@
+"""Small mistakes, one at a time, in a copy of the checkout: which of them do the tests near the changed module notice?
+
+``python tools/mutants.py SEED [EACH]`` draws EACH mistakes of each area, and writes a line of JSON for each to
+``runs/mutants-SEED.jsonl``; a run that was ended goes on there. A mistake that no test notices is a hole, or changes
+nothing that is promised. Tests that start servers (``live``, ``twin``) take no part. The checkout is only read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).parent.parent
+AREAS = ("model/engine", "judge/compare", "measure/records", "measure/client", "model/traces")
+EACH = 60
+MAX_CPU_S = 150
+"""Of one mutant's tests. What takes longer does not end by itself, and counts as noticed."""
+PACKAGES = ("aiohttp", "duckdb", "matplotlib.figure", "numpy", "pyarrow.dataset", "pydantic", "scipy.stats", "xdist")
+"""What tests import, loaded once."""
+OPTIONS = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not live and not twin", "-W"]
+OPTIONS += ["ignore::pytest.PytestAssertRewriteWarning"]
+SWAPS: Mapping[str, Sequence[str]] = {
+    **{"<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"), "==": ("!=",), "!=": ("==",)},
+    **{"in": ("not in",), "not in": ("in",), "is": ("is not",), "is not": ("is",), "and": ("or",), "or": ("and",)},
+    **{"+": ("-",), "-": ("+",), "*": ("+",), "/": ("*",), "//": ("*",), "%": ("//",)},
+}
+"""What an operator becomes."""
+_OPERATOR = re.compile(r"\b(not\s+in|in|is\s+not|is|and|or)\b|\*\*|<<|>>|//|[<>=!]=|[-+*/%<>]")
+
+
+@dataclass(frozen=True, order=True)
+class Mutant:
+    """``old``, at an offset of a file in bytes, becomes ``new``."""
+
+    area: str
+    path: str
+    offset: int
+    kind: str
+    old: str
+    new: str
+
+    def apply(self, text: bytes) -> bytes:
+        old = self.old.encode()
+        assert text[self.offset :].startswith(old)
+        return text[: self.offset] + self.new.encode() + text[self.offset + len(old) :]
+
+
+class _Places(ast.NodeVisitor):
+    """Collects (offset, kind, old, new) of a module. Annotations, decorators and text are left as they are."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        lines = text.splitlines(keepends=True)
+        self.starts = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
+        self.found: list[tuple[int, str, str, str]] = []
+        self.visit(ast.parse(text))
+
+    def begin(self, node: Any) -> int:
+        return self.starts[node.lineno - 1] + node.col_offset
+
+    def end(self, node: Any) -> int:
+        return self.starts[node.end_lineno - 1] + node.end_col_offset
+
+    def replace(self, kind: str, node: ast.AST, new: str) -> None:
+        self.found.append((self.begin(node), kind, self.text[self.begin(node) : self.end(node)].decode(), new))
+
+    def between(self, kind: str, left: ast.AST, right: ast.AST) -> None:
+        """The operator of two sides; brackets and comments around it do not look like one."""
+        written = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), self.text)
+        match = _OPERATOR.search(written[self.end(left) : self.begin(right)].decode("ascii", "replace"))
+        for new in SWAPS.get(" ".join(match[0].split()), ()) if match else ():
+            self.found.append((self.end(left) + match.start(), kind, match[0], new))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+        for value, neighbour in zip(returned, returned[1:] + returned[:1], strict=True):
+            if ast.dump(value) != ast.dump(neighbour):
+                self.replace("return", value, self.text[self.begin(neighbour) : self.end(neighbour)].decode())
+        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+            self.visit(default)
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":
+            self.visit(node.value)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Its text is for people, and places within it are known from Python 3.12 on."""
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        sides = (node.left, *node.comparators)
+        for left, right in pairwise(sides):
+            self.between("comparison", left, right)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.between("and/or", node.values[0], node.values[1])
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if not any(_is_text(side) for side in (node.left, node.right)):
+            self.between("arithmetic", node.left, node.right)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self.replace("not", node, f"bool({self.text[self.begin(node.operand) : self.end(node.operand)].decode()})")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self.replace("constant", node, str(not node.value))
+        elif isinstance(node.value, int):
+            self.replace("+/-1", node, str(node.value + 1))
+            self.replace("+/-1", node, f"({node.value - 1})")
+        elif isinstance(node.value, float):
+            self.replace("constant", node, repr(node.value * 2 or 1.0))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def draw(area: str, seed: int, each: int) -> list[Mutant]:
+    """``each`` mutants of an area: of every kind as many, as long as there are some."""
+    by_kind: dict[str, list[Mutant]] = defaultdict(list)
+    for path in sorted((ROOT / "harness" / area).rglob("*.py")):
+        for offset, kind, old, new in sorted(set(_Places(path.read_bytes()).found)):
+            by_kind[kind].append(Mutant(area, str(path.relative_to(ROOT)), offset, kind, old, new))
+    dice, drawn = random.Random(f"{seed} {area}"), list[Mutant]()
+    for mutants in by_kind.values():
+        dice.shuffle(mutants)
+    while len(drawn) < each and any(by_kind.values()):
+        drawn += [mutants.pop() for _, mutants in sorted(by_kind.items()) if mutants]
+    return drawn[:each]
+
+
+def tests_of(path: str) -> tuple[list[str], list[str]]:
+    """Files with the tests of a module (``tests/a/test_b*.py`` of ``harness/a/b.py``), and the others of its room."""
+    module = Path(path)
+    room = ROOT / "tests" / module.parent.relative_to("harness")
+    own = {*room.glob(f"test_{module.stem}.py"), *room.glob(f"test_{module.stem}_*.py")}
+    others = set(room.glob("test_*.py")) - own
+    names = [sorted(str(test.relative_to(ROOT)) for test in tests) for tests in (own, others)]
+    return names[0], names[1]
+
+
+def passes(copy: Path, tests: Sequence[str]) -> bool:
+    """Whether tests pass in a copy. They run in a fork of this process, which has imported what they need."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, 5}
+    os.setsid()
+    os.chdir(copy)
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    sys.path[:] = [str(copy), *(place for place in sys.path if place not in {"", str(ROOT), str(ROOT / "tools")})]
+    os.environ["PYTHONPATH"] = str(copy)
+    os._exit(pytest.main([*OPTIONS, *tests]))
+
+
+def is_noticed(mutant: Mutant, copy: Path, stamp: int) -> bool:
+    """Whether a test fails. stamp: another one for each mutant, so that no bytecode of an earlier one is taken."""
+    path, before = copy / mutant.path, (copy / mutant.path).read_bytes()
+    os.environ["NUMBA_DISABLE_JIT"] = str(int(mutant.area == "model/engine"))
+    try:
+        path.write_bytes(mutant.apply(before))
+        os.utime(path, (stamp, stamp))
+        return not all(passes(copy, tests) for tests in tests_of(mutant.path) if tests)
+    finally:
+        path.write_bytes(before)
+        os.utime(path, (stamp + 1, stamp + 1))
+
+
+def results(mutants: Sequence[Mutant], into: Path) -> Iterator[tuple[Mutant, bool]]:
+    """Try each; what ``into`` has of an earlier run is not tried again."""
+    known = {line.rpartition("\t")[0]: line for line in into.read_text().splitlines()} if into.is_file() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "clone", "-q", "--shared", ROOT, copy], check=True)
+        shutil.copytree(ROOT / "harness", copy / "harness", dirs_exist_ok=True)
+        shutil.copytree(ROOT / "tests", copy / "tests", dirs_exist_ok=True)
+        for path in {Path(mutant.path).parent: mutant.path for mutant in mutants}.values():
+            if not all(passes(copy, tests) for tests in tests_of(path) if tests):
+                raise SystemExit(f"mutants: tests of {path} fail without any: run them first")
+        for number, mutant in enumerate(mutants):
+            name = json.dumps(asdict(mutant))
+            if name not in known:
+                known[name] = f"{name}\t{'noticed' if is_noticed(mutant, copy, 2 * number) else 'SURVIVES'}"
+                with into.open("a") as file:
+                    print(known[name], file=file)
+            yield mutant, known[name].endswith("noticed")
+
+
+def main() -> None:
+    """Print how many mutants of each area were noticed, and those that were not."""
+    seed, each = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else EACH
+    for name in PACKAGES:
+        import_module(name)
+    # A failure is enough: no shorter one is sought. tests/conftest.py builds on this profile.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("once", phases=phases, database=None, derandomize=True)
+    hypothesis.settings.load_profile("once")
+    into = ROOT / "runs" / f"mutants-{seed}.jsonl"
+    into.parent.mkdir(exist_ok=True)
+    mutants = [mutant for area in AREAS for mutant in draw(area, seed, each)]
+    random.Random(seed).shuffle(mutants)
+    noticed, tried = Counter[str](), Counter[str]()
+    for mutant, is_seen in results(mutants, into):
+        tried[mutant.area] += 1
+        noticed[mutant.area] += is_seen
+        if not is_seen:
+            line = (ROOT / mutant.path).read_bytes().count(b"\n", 0, mutant.offset) + 1
+            print(f"{mutant.path}:{line}: {mutant.old} -> {mutant.new}", flush=True)
+    for area in AREAS:
+        print(f"{area}: {noticed[area]} of {tried[area]} noticed")
+    print(f"all: {noticed.total()} of {tried.total()} noticed")
+
+
+if __name__ == "__main__":
+    main()
