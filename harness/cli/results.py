@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.api import note_look
-from harness.cli.addresses import RunsOption, SealedArgument, SessionTargetOption, TableFormOption, held_to, sealed_runs
+from harness.cli.addresses import (
+    RunsOption,
+    SealedArgument,
+    SessionTargetOption,
+    TableFormOption,
+    TimeInStepsOption,
+    held_to,
+    sealed_runs,
+)
 from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
@@ -33,6 +41,7 @@ def report(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     session_target: SessionTargetOption = None,
+    time_in_steps: TimeInStepsOption = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`; of an archive: here")
     ] = None,
@@ -54,7 +63,8 @@ def report(
     page = output or beside / f"{sealed[0].experiment}.html"
     if force:
         check_output(page).unlink(missing_ok=True)
-    conclude(terminal(), sealed, check_report_page(page), None, by="report", session_target_s=session_target)
+    summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps)
+    conclude(terminal(), sealed, check_report_page(page), None, by="report", summary=summary)
 
 
 def table(
@@ -70,6 +80,7 @@ def table(
         bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
     ] = False,
     session_target: SessionTargetOption = None,
+    time_in_steps: TimeInStepsOption = False,
     form: TableFormOption = TableForm.text,
 ) -> None:
     """Print what each condition cost, and what its users felt.
@@ -77,7 +88,6 @@ def table(
     Example: `harness table demo --runs runs/today --serving`
     """
     from harness.judge.report import on_terminal
-    from harness.judge.summary import summarise
 
     if serving + reuse_by_wait + predicted > 1:
         hint = "Ask for each in a command of its own"
@@ -89,10 +99,11 @@ def table(
         text = _predicted_written(sealed, form)
         print_folded(text.removesuffix("\n")) if form is TableForm.text else print(text, end="")
         return
+    summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps)
     if form is not TableForm.text:
-        print(conditions_written(held_to(sealed, session_target), form, figures), end="")
+        print(_figures_written(summary, form, figures), end="")
         return
-    out, summary = terminal(), summarise(held_to(sealed, session_target))
+    out = terminal()
     if figures is Figures.conditions:
         _print_answer(out, summary, sealed)
         out.print()
@@ -111,10 +122,30 @@ class Figures(Enum):
 
 def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Figures = Figures.conditions) -> str:
     """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
-    from harness.judge.report.terminal import for_documents
     from harness.judge.summary import summarise
 
-    summary = summarise(sealed)
+    return _figures_written(summarise(sealed), form, figures)
+
+
+def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool) -> ExperimentSummary:
+    """The figures; SpecError where answers are to rest on a time in steps that a run did not measure."""
+    from harness.judge.summary import summarise
+
+    if not time_in_steps:
+        return summarise(sealed)
+    summary = summarise(sealed, basis="s")
+    if missing := [run.label for run in summary.runs if run.is_valid and run.parts is None]:
+        raise SpecError(
+            f"no engine core stamped the steps of {missing[0]}",
+            where="--time-in-steps",
+            hint="Only runs of a vLLM with its observer have it, with one engine (docs/vllm-steps.md); leave it out",
+        )
+    return summary
+
+
+def _figures_written(summary: ExperimentSummary, form: TableForm, figures: Figures) -> str:
+    from harness.judge.report.terminal import for_documents
+
     if form in (TableForm.csv, TableForm.json):
         to_arrow = {
             Figures.conditions: summary.to_arrow,
@@ -173,18 +204,18 @@ def conclude(
     title: str | None,
     by: str = "run",
     source: Path | str = "",
-    session_target_s: float | None = None,
+    summary: ExperimentSummary | None = None,
 ) -> NextStep | None:
     """Print answer and tables, and write the report; what the runs suggest next.
 
     by: the command, for the ledger of frozen runs. source: the file of the experiment, for the next command.
-    session_target_s: of a session, where it is not that of the experiment.
+    summary: of these runs, where it is not as the experiment says.
     """
     from harness.judge.analysis.cost.speeds import drift
     from harness.judge.report import on_terminal, summary_tables, write_report
     from harness.judge.summary import summarise
 
-    summary = summarise(held_to(sealed, session_target_s))
+    summary = summary or summarise(sealed)
     console.print()
     _print_answer(console, summary, sealed)
     for shown in summary_tables(summary):

@@ -18,6 +18,7 @@ from harness.errors import SpecError, unknown_name
 from harness.judge.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.judge.analysis.cost.reconstruct import StepCost
 from harness.judge.analysis.cost.speeds import Speeds, device_findings, device_tables, speeds
+from harness.judge.analysis.cost.step_parts import BETWEEN
 from harness.judge.analysis.figures import (
     Figures,
     RunFigures,
@@ -33,7 +34,7 @@ from harness.judge.analysis.sessions import SessionFigures, session_figures, ses
 from harness.judge.analysis.stats import grouped
 from harness.judge.analysis.validity.invariants import check_experiment
 from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
-from harness.judge.compare.channels import Comparison, check_channels, compare
+from harness.judge.compare.channels import BASES, Comparison, check_channels, compare
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, value_over
 from harness.judge.compare.pairs import common_replicates, counted_runs, num_plans, without_a
 from harness.judge.compare.prices import Prices, prices_by_condition
@@ -42,7 +43,7 @@ from harness.judge.planning.stopping import SequentialStatus, status_until_decid
 from harness.kinds import kind_of_run, origin_note
 from harness.measure.records import Finding, SealedRun, declared_by, kind_of, served_by
 from harness.model.spec import Factor, Factors
-from harness.model.spec.sections import Channel
+from harness.model.spec.sections import Basis
 from harness.table import Cell, Table, table_of, to_html
 
 Shown = TypeVar("Shown")
@@ -191,7 +192,8 @@ class ExperimentSummary:
 
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
-        return self._with_origin([_condition_row(each, self.answers) for each in self.conditions])
+        rows = [_condition_row(each, self.answers) for each in self.conditions]
+        return self._with_origin(_without_steps(rows) if self.parts is None else rows)
 
     def to_pandas(self) -> object:
         """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
@@ -217,7 +219,7 @@ class ExperimentSummary:
         """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
         return device_tables(self.speeds, _comparisons(self.conditions))
 
-    def answer_on(self, condition: str, channel: Channel) -> Answer | None:
+    def answer_on(self, condition: str, channel: Basis) -> Answer | None:
         """The answer to a comparison on one channel; None where there is none."""
         return answer_on(self.answers, condition, channel)
 
@@ -246,13 +248,29 @@ class ExperimentSummary:
 
     def runs_to_arrow(self) -> pa.Table:
         """One row per run, invalid ones included."""
-        return pa.Table.from_pylist([_run_row(run) for run in self.runs])
+        rows = [_run_row(run) for run in self.runs]
+        return pa.Table.from_pylist(_without_steps(rows) if self.parts is None else rows)
+
+    @property
+    def parts(self) -> Table | None:
+        """What lies between A and B of each condition, in s of the run's clock; None where no step was stamped."""
+        rows = [row for condition in self.conditions for row in _part_rows(condition)]
+        if not rows:
+            return None
+        return table_of(
+            "Time in steps (S), and what lies between A and B",
+            "Sums over the runs of a condition. Measured: the times of steps while requests were in flight, S in all. "
+            "Error: measured less modelled. The errors and the time between steps sum to B \u2212 A.",
+            rows,
+            self.origin,
+        )
 
 
-def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> ExperimentSummary:
+def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, basis: Basis = "a") -> ExperimentSummary:
     """Figures of an experiment from its sealed runs.
 
-    runs: of one experiment, in any order. cost_model: prices channel A of every run; default: each run's own.
+    runs: of one experiment, in any order. cost_model: prices channel A of every run; default: each run's own. basis:
+    see ``compare``.
     Raises ValueError when the runs belong to several experiments or there are none.
     """
     names = {run.experiment for run in runs}
@@ -285,7 +303,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     is_predicted = kind_of_run(backend).is_virtual and cost_model is None
     family = Family.of(ordered)
     conditions = tuple(
-        _compared(condition, plain.get(condition.baseline), family, is_predicted=is_predicted)
+        _compared(condition, plain.get(condition.baseline), family, basis, is_predicted=is_predicted)
         for condition in plain.values()
     )
     status = status_until_decided(runs)
@@ -348,12 +366,12 @@ def _of_each(
 
 
 def _compared(
-    condition: ConditionFigures, baseline: ConditionFigures | None, family: Family, *, is_predicted: bool
+    condition: ConditionFigures, baseline: ConditionFigures | None, family: Family, basis: Basis, *, is_predicted: bool
 ) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
     runs = (condition.valid_runs, baseline.valid_runs)
-    comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family.size)
+    comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family.size, basis=basis)
     if comparison is None:
         return condition
     change = _bucket_change(condition, baseline, comparison.replicates)
@@ -371,8 +389,57 @@ def _bucket_change(
     return BucketChange(removed_slots(histogram, old, new), shapley_split(histogram, old, new))
 
 
+def _part_rows(condition: ConditionFigures) -> list[dict[str, Any]]:
+    """A row for each kind of step, and one for the time between steps."""
+    parts = condition.parts
+    if parts is None:
+        return []
+
+    def row(part: str, **figures: float | None) -> dict[str, Any]:
+        columns = dict.fromkeys(("steps", "measured_s", "modelled_s", "error_s", "share_of_B"))
+        return {"condition": condition.name, "part": part, **columns, **figures}
+
+    def seconds(time_ns: int | None) -> float | None:
+        return None if time_ns is None else time_ns / NS_PER_S
+
+    return [
+        *(
+            row(
+                name,
+                steps=group.num_steps,
+                measured_s=group.measured_ns / NS_PER_S,
+                modelled_s=seconds(group.modelled_ns),
+                error_s=seconds(group.error_ns),
+                share_of_B=None if group.error_ns is None or not parts.b_ns else group.error_ns / parts.b_ns,
+            )
+            for name, group in parts.groups.items()
+        ),
+        row(BETWEEN, error_s=parts.between_ns / NS_PER_S, share_of_B=parts.between_ns / (parts.b_ns or 1)),
+        row(
+            "all: S, A, B \u2212 A",
+            steps=sum(group.num_steps for group in parts.groups.values()),
+            measured_s=parts.in_steps_ns / NS_PER_S,
+            modelled_s=seconds(condition.a_ns),
+            error_s=seconds(condition.r_ns),
+            share_of_B=None if condition.r_ns is None or not parts.b_ns else condition.r_ns / parts.b_ns,
+        ),
+    ]
+
+
 # Columns of runs and of conditions alike, and where in their figures the cells are.
 COSTS = same("a_ns", "decode_ns", "prefill_ns", "b_ns", "r_ns", "waiting_session_ns")
+OF_STEPS = {"steps_ns": "steps_ns", "between_steps_ns": "parts.between_ns"}
+# Of a run alone.
+OF_SPEED = {"decode_measured_over_modelled": "parts.decode.speed", "decode_drift": "parts.drift"}
+RATIO_OF_STEPS = ("ratio_s", "ratio_s_low", "ratio_s_high")
+
+
+def _without_steps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the columns of time in steps."""
+    left_out = {*OF_STEPS, *OF_SPEED, *RATIO_OF_STEPS}
+    return [{name: cell for name, cell in row.items() if name not in left_out} for row in rows]
+
+
 WORK = {
     "padding_ratio": "padding.ratio",
     "num_steps": "num_steps",
@@ -395,11 +462,10 @@ ANSWERED = {
     "verdict": "said",
     "note": "note",
 }
-CHANNELS: tuple[Channel, ...] = ("a", "b")
 
 
 def _condition_row(condition: ConditionFigures, every: Sequence[Answer]) -> dict[str, Any]:
-    on: dict[Channel, Answer | None] = {channel: answer_on(every, condition.name, channel) for channel in CHANNELS}
+    on: dict[Basis, Answer | None] = {channel: answer_on(every, condition.name, channel) for channel in BASES}
     ends = {
         f"ratio_{channel}_{end}": figure_at(answer, f"interval.{end}")
         for channel, answer in on.items()
@@ -415,6 +481,7 @@ def _condition_row(condition: ConditionFigures, every: Sequence[Answer]) -> dict
         "num_valid_runs": len(condition.valid_runs),
         "num_counted_runs": len(condition.counted),
         **cells(condition, COSTS),
+        **cells(condition, OF_STEPS),
         **{f"ratio_{channel}": _ratio(condition.comparison, channel, answer) for channel, answer in on.items()},
         **ends,
         **cells(condition.comparison, COMPARED),
@@ -425,11 +492,11 @@ def _condition_row(condition: ConditionFigures, every: Sequence[Answer]) -> dict
     }
 
 
-def _ratio(comparison: Comparison | None, channel: Channel, answer: Answer | None) -> float | None:
+def _ratio(comparison: Comparison | None, channel: Basis, answer: Answer | None) -> float | None:
     """The ratio of a channel, also of B where a simulation has one cost."""
     if answer is not None:
         return answer.ratio
-    return figure_at(comparison, f"ratio_{channel}")
+    return figure_at(comparison, f"{channel}.ratio")
 
 
 def _run_row(run: RunFigures) -> dict[str, Any]:
@@ -438,6 +505,7 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
         "replicate": run.replicate,
         "is_valid": run.is_valid,
         **cells(run, COSTS),
+        **cells(run, {**OF_STEPS, **OF_SPEED}),
         **cells(run, WORK),
         "evictions": run.num_evictions,
         "evictions_dummy": None if run.evictions is None else run.evictions["dummy"],

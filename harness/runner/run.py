@@ -41,7 +41,7 @@ from harness.measure.records import (
     ServerRecord,
     layout,
 )
-from harness.measure.records.manifest import warning
+from harness.measure.records.manifest import WARMED_UP, warning
 from harness.measure.records.schema import RowStream
 from harness.measure.server import provenance
 from harness.measure.server.ask import METRICS, Get, Scraper, asking_process
@@ -50,6 +50,7 @@ from harness.measure.server.life import AttachedServer, LaunchPlan, LogFormat, s
 from harness.measure.server.process import ExitReport
 from harness.measure.server.text_sizes import text_sizes_of
 from harness.measure.server.vocabulary import configured_vocabulary, range_within, remembered
+from harness.measure.server.warm_up import warm_up
 from harness.model.engine.config import changed_keys
 from harness.model.experiment import PlannedRun, unbalanced_order
 from harness.model.plan import PromptIds
@@ -271,6 +272,9 @@ def _measure(
         target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
         target, started = (target, {}) if launch.is_ours else clean_start(target)
+        if launch.warms_up:
+            started = warm_up(plan, server, target, stop.now)
+            timings[WARMED_UP] = clock.now_ns()
         with (
             context.in_worker_slot() as neighbours,
             Scraper(scrapes, metrics, clock=clock, interval_s=interval_s, beside=lateness.so_far),

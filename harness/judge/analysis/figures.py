@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, ScaledClock
 from harness.judge.analysis.cost.padding import Padding, padding, steps_by_n_b, total_padding
 from harness.judge.analysis.cost.reconstruct import (
     ChannelA,
@@ -25,6 +25,7 @@ from harness.judge.analysis.cost.reconstruct import (
     residual_ns,
     waiting_session_ns,
 )
+from harness.judge.analysis.cost.step_parts import StepParts, step_parts
 from harness.judge.analysis.logs.core_requests import engines_of
 from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.analysis.reuse import (
@@ -153,6 +154,7 @@ class Figures:
     W (session-ns), modelled, None when the log has no KV lines. evictions: by who caused them, None without KV lines.
     has_steps: whether the decode steps are known, from a step log or because nothing was decoded.
     computed_prefill_tokens: None where reuse is unknown. ceilings: None without the plan or where reuse is unknown.
+    parts: what lies between A and B; None where no engine core stamped its steps.
     """
 
     a: ChannelA | None
@@ -165,6 +167,12 @@ class Figures:
     evictions: Counter[str] | None
     waiting_session_ns: int | None
     ceilings: Ceilings | None = None
+    parts: StepParts | None = None
+
+    @property
+    def steps_ns(self) -> int | None:
+        """Time in steps (S); None where it was not measured."""
+        return None if self.parts is None else self.parts.in_steps_ns
 
     @property
     def a_ns(self) -> int | None:
@@ -277,6 +285,7 @@ def sums_over(runs: Sequence[RunFigures]) -> dict[str, Any]:
         "evictions": total("evictions", Counter[str]()),
         "waiting_session_ns": total("waiting_session_ns"),
         "ceilings": total("ceilings", Ceilings()),
+        "parts": total("parts", StepParts()),
     }
 
 
@@ -310,6 +319,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     known = with_logged_prefills(requests, kv_events)
     prompt, cached = prompt_tokens(known), cached_tokens(known)
     is_reuse_known = cached is not None
+    a = modelled(steps, known, cost_model, kv_events, log) if is_observed and is_reuse_known else None
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -317,7 +327,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         is_valid=run.is_valid,
         treatment=run.manifest.treatment,
         baseline=run.manifest.baseline,
-        a=modelled(steps, known, cost_model, kv_events, log) if is_observed and is_reuse_known else None,
+        a=a,
         b_ns=channel_b(requests),
         padding=padding(steps),
         has_steps=is_observed,
@@ -336,6 +346,9 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         ceilings=None
         if plan is None or cached_tokens(requests) is None
         else ceilings(requests, kv_events, plan, rule, engine_of),
+        parts=None
+        if log is None
+        else step_parts(log, requests, ScaledClock(run.manifest.clock.scale), None if a is None else cost_model),
         invalid_reasons=run.invalid_reasons,
         plan=run.manifest.drawn_hash,
         **place_of(run),

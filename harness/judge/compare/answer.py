@@ -12,13 +12,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from harness.judge.analysis.stats import GIVEN_COSTS, Interval
-from harness.judge.compare.channels import Comparison
+from harness.judge.compare.channels import BASES, Comparison
 from harness.judge.compare.result import Family, Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.predictions import Prediction
 from harness.judge.planning.stopping import SequentialStatus
 from harness.kinds import kind_of_run
-from harness.model.spec.sections import Channel
+from harness.model.spec.sections import Basis
 
 
 class Source(str, Enum):
@@ -48,13 +48,13 @@ def source_of_prediction(predicted: Sequence[Prediction]) -> Source:
 class Answer:
     """One condition against its baseline on one channel: below 1 it is cheaper.
 
-    is_main: on the channel that answers: A, B where A is missing, or what the stopping rule names. without_a: why A is
-    missing. prices: that the sides had different costs; empty where they had not.
+    is_main: on the channel that answers: what the comparison rests on, or what the stopping rule names. without_a: why
+    A is missing. prices: that the sides had different costs; empty where they had not.
     """
 
     condition: str
     comparison: Comparison
-    channel: Channel
+    channel: Basis
     source: Source
     result: Result
     is_main: bool = True
@@ -94,7 +94,10 @@ class Answer:
         """The runs behind it and what is missing: "8 valid runs, measured, channel B alone (no step log)"."""
         basis = f"{2 * len(self.comparison.replicates)} valid runs, {self.source.value}"
         basis += f", {self.prices}" if self.prices else ""
-        return f"{basis}, channel B alone ({self.without_a})" if self.without_a else basis
+        missing = f" ({self.without_a})" if self.without_a else ""
+        if self.channel == "s":
+            return f"{basis}, by the time in steps (S){missing}"
+        return f"{basis}, channel B alone{missing}" if self.without_a else basis
 
 
 class Compared(NamedTuple):
@@ -111,7 +114,7 @@ def answers(
 ) -> tuple[Answer, ...]:
     """Every answer of an experiment; compared: by condition. status: under the stopping rule, where one was declared.
 
-    Each pair has its main answer, then the other channel beside it. Simulated runs have the main one alone, as both
+    Each pair has its main answer, then the other channels beside it. Simulated runs have the main one alone, as all
     channels are the same cost.
     """
     return tuple(
@@ -123,16 +126,13 @@ def _of_pair(
     name: str, pair: Compared, source: Source, family: Family, status: SequentialStatus | None
 ) -> Iterator[Answer]:
     comparison = pair.comparison
-    main: Channel = "b" if comparison.a is None else "a"
     looks = None if status is None else status.of(name)
-    if looks is not None and comparison.a is not None:
-        main = looks.channel
-    channels: list[Channel] = [main]
-    if comparison.a is not None and not comparison.is_predicted:
-        channels.append("a" if main == "b" else "b")
-    for channel in channels:
-        is_main, figures = channel == main, comparison.a if channel == "a" else comparison.b
-        assert figures is not None, "a channel that is not there has no answer"
+    main: Basis = comparison.rests_on if looks is None else looks.channel
+    others = () if comparison.is_predicted else BASES
+    for channel in dict.fromkeys((main, *others)):
+        is_main, figures = channel == main, comparison.on(channel)
+        if figures is None:
+            continue
         if is_main and looks is not None and pair.num_plans != 1:
             result = result_of_looks(figures.ratio, looks)
         else:
@@ -145,7 +145,7 @@ def main_answers(every: Sequence[Answer]) -> dict[str, Answer]:
     return {answer.condition: answer for answer in every if answer.is_main}
 
 
-def answer_on(every: Sequence[Answer], condition: str, channel: Channel) -> Answer | None:
+def answer_on(every: Sequence[Answer], condition: str, channel: Basis) -> Answer | None:
     """The answer of a condition on a channel; None where there is none."""
     return next((one for one in every if (one.condition, one.channel) == (condition, channel)), None)
 

@@ -1,4 +1,4 @@
-"""One condition against its baseline: ratios of what is comparable, their intervals, and whether both channels agree.
+"""One condition against its baseline: ratios of what is comparable, their intervals, and whether the channels agree.
 
 Totals are compared only where both did the same work, else cost per generated token.
 Definitions: docs/method.md.
@@ -15,13 +15,16 @@ from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Cha
 from harness.judge.analysis.cost.cost_errors import NO_ERROR, Side, cost_error, with_cost_error
 from harness.judge.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.judge.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
+from harness.judge.analysis.cost.step_parts import MAX_DRIFT
 from harness.judge.analysis.figures import RunFigures
-from harness.judge.analysis.stats import Estimate, Interval, log_mean_values, paired
+from harness.judge.analysis.stats import Estimate, Interval, grouped, log_mean_values, paired
 from harness.judge.compare.ratio import Ratio
 from harness.measure.records import Finding
 from harness.measure.records.manifest import info, warning
 from harness.model.engine.cost import CostError
+from harness.model.spec.sections import Basis
 
+BASES: tuple[Basis, ...] = ("a", "s", "b")
 # The runs of a condition and of its baseline, block by block.
 Sides = tuple[list[RunFigures], list[RunFigures]]
 
@@ -54,15 +57,18 @@ class ChannelRatio(Ratio):
 class Comparison:
     """One condition against its baseline over ``replicates``: below 1 it costs less.
 
-    a: channel A; None where a run has no step log or its reuse is unknown, so that B alone answers. channels: what both
-    say of each other; None without A. cause: the costs that tell the sides apart; None without A or a cost file.
+    a: channel A; None where a run has no step log or its reuse is unknown. s: time in steps; None where it was not
+    measured in every run. rests_on: what answers. channels: what that and B say of each other; None where B alone
+    answers. cause: the costs that tell the sides apart; None where A does not answer, or without a cost file.
     num_unpaired: valid runs without a valid partner. is_predicted: simulated, so that both channels are the same cost.
     """
 
     baseline: str
     replicates: tuple[int, ...]
     a: ChannelRatio | None
+    s: ChannelRatio | None
     b: ChannelRatio
+    rests_on: Basis
     work: Work
     baseline_work: Work
     channels: Channels | None
@@ -72,8 +78,12 @@ class Comparison:
 
     @property
     def main(self) -> ChannelRatio:
-        """The channel that answers: A, or B where A is missing."""
-        return self.b if self.a is None else self.a
+        """The channel that answers."""
+        return self.on(self.rests_on) or self.b
+
+    def on(self, basis: Basis) -> ChannelRatio | None:
+        """The ratio on one channel; None where a run does not show it."""
+        return {"a": self.a, "s": self.s, "b": self.b}[basis]
 
     @property
     def ratio_a(self) -> float | None:
@@ -86,17 +96,18 @@ class Comparison:
     @property
     def device_effects(self) -> dict[str, DeviceEffect]:
         """The comparison device by device, by channel; empty with one device."""
-        effects = {"A": None if self.a is None else self.a.devices, "B": self.b.devices}
+        ratios = {"A": self.a, "S": self.s, "B": self.b}
+        effects = {channel: None if ratio is None else ratio.devices for channel, ratio in ratios.items()}
         return {channel: effect for channel, effect in effects.items() if effect is not None}
 
     @property
     def residual_share(self) -> float | None:
-        """r/B of the baseline; None without channel A."""
+        """r/B of the baseline; None where B alone answers."""
         return None if self.channels is None else self.channels.residual_share
 
     @property
     def tau(self) -> float | None:
-        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None without channel A."""
+        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None where B alone answers."""
         return None if self.channels is None else min(self.channels.tau, MAX_TAU)
 
     @property
@@ -108,7 +119,7 @@ class Comparison:
 
     def is_denied(self, low: float, high: float) -> bool:
         """Whether the interval of B lies wholly outside a claim about the ratio: from ``low`` to ``high``."""
-        interval = None if self.a is None or self.is_predicted else self.b.interval
+        interval = None if self.rests_on == "b" or self.is_predicted else self.b.interval
         return interval is not None and (interval.high < low or interval.low > high)
 
     @property
@@ -130,47 +141,54 @@ def block_of(run: RunFigures) -> tuple[int, str]:
     return run.replicate, run.device
 
 
-def compare(
+def compare(  # noqa: PLR0913  # an option each
     baseline: str,
     own: Sequence[RunFigures],
     base: Sequence[RunFigures],
     *,
     is_predicted: bool = False,
     family: int = 1,
+    basis: Basis = "a",
 ) -> Comparison | None:
     """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
 
-    family: comparisons whose intervals are to hold together. None without a common replicate, or where one of them
-    cost or did nothing.
+    family: comparisons whose intervals are to hold together. basis: what is to answer; where a run does not show it,
+    the next of A, S and B that is there. None without a common replicate, or where one of them cost or did nothing.
     """
     pairs = sorted(paired(own, base, block_of), key=lambda pair: pair[0].replicate)
     sides = ([run for run, _ in pairs], [run for _, run in pairs])
     work, baseline_work = map(work_of, sides)
     if not pairs or not all(work) or not all(baseline_work):
         return None
-    a, b = (_channel_ratio(sides, channel, family) for channel in ("a_ns", "b_ns"))
+    a, s, b = (_channel_ratio(sides, basis, family) for basis in BASES)
     if b is None:
         return None
+    there: dict[Basis, ChannelRatio | None] = {"a": a, "s": s, "b": b}
+    is_there: list[Basis] = [name for name in BASES if there[name] is not None]
+    rests_on = basis if basis in is_there else is_there[0]
+    main = None if rests_on == "b" else there[rests_on]
     priced = [[run.a for run in side if run.a is not None] for side in sides]
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in sides[0]),
         a=a,
+        s=s,
         b=b,
+        rests_on=rests_on,
         work=work,
         baseline_work=baseline_work,
-        channels=None if a is None else _channels(sides, a, b, family),
-        cause=None if a is None else cause_of(*priced),
+        channels=None if main is None else _channels(sides, rests_on, main, b, family),
+        cause=cause_of(*priced) if rests_on == "a" else None,
         num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
     )
 
 
-def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, family: int) -> Channels:
-    """What both channels of the same blocks say of each other."""
-    of_base, of_own = (_residual(runs) for runs in (sides[1], sides[0]))
+def _channels(sides: Sides, basis: Basis, a: ChannelRatio, b: ChannelRatio, family: int) -> Channels:
+    """What device time, modelled or measured, and B of the same blocks say of each other."""
+    of_base, of_own = (_residual(runs, basis) for runs in (sides[1], sides[0]))
     gap = estimate_of([of_a - of_b for of_a, of_b in zip(a.values, b.values, strict=True)], sides[0])
-    base = [(run.a_ns or 0, run.b_ns) for run in sides[1]]
+    base = [(_cost_ns(run, basis) or 0, run.b_ns) for run in sides[1]]
     a_ns, b_ns = map(sum, zip(*base, strict=True))
     return Channels(
         a=Seen(a.ratio, a.interval),
@@ -183,17 +201,22 @@ def _channels(sides: Sides, a: ChannelRatio, b: ChannelRatio, family: int) -> Ch
     )
 
 
-def _residual(runs: Sequence[RunFigures]) -> Estimate | None:
-    """ln(B / A) of one side, with what its costs leave unknown."""
-    priced = [run.a for run in runs if run.a is not None]
-    values = log_mean_values([run.b_ns for run in runs], [a.total_ns for a in priced])
+def _cost_ns(run: RunFigures, basis: Basis) -> int | None:
+    return {"a": run.a_ns, "s": run.steps_ns, "b": run.b_ns}[basis]
+
+
+def _residual(runs: Sequence[RunFigures], basis: Basis) -> Estimate | None:
+    """ln(B / device time) of one side, with what its costs leave unknown."""
+    values = log_mean_values([run.b_ns for run in runs], [_cost_ns(run, basis) or 0 for run in runs])
     estimate = estimate_of(values.tolist(), runs)
-    return None if estimate is None else with_cost_error(estimate, cost_error(Side(priced, -1.0)))
+    if estimate is None or basis != "a":
+        return estimate
+    return with_cost_error(estimate, cost_error(Side([run.a for run in runs if run.a is not None], -1.0)))
 
 
-def _channel_ratio(sides: Sides, channel: str, family: int) -> ChannelRatio | None:
+def _channel_ratio(sides: Sides, channel: Basis, family: int) -> ChannelRatio | None:
     """None where the cost of a run is unknown, or all cost nothing."""
-    costs_ns: list[list[int | None]] = [[getattr(run, channel) for run in runs] for runs in sides]
+    costs_ns = [[_cost_ns(run, channel) for run in runs] for runs in sides]
     own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
     if costs_ns != [own_ns, base_ns] or not any(own_ns) or not any(base_ns):
         return None
@@ -203,7 +226,7 @@ def _channel_ratio(sides: Sides, channel: str, family: int) -> ChannelRatio | No
     values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
     by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
     ratio = sum(own_ns) / sum(base_ns)
-    priced = _priced(sides) if channel == "a_ns" else ()
+    priced = _priced(sides) if channel == "a" else ()
     costs = _costs_of(priced)
     effect, blocks = effect_of(values, sides[0]), estimate_of(values, sides[0])
     effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, costs))
@@ -245,8 +268,28 @@ def work_of(runs: Sequence[RunFigures]) -> Work:
     )
 
 
+def check_speeds(runs: Sequence[RunFigures]) -> Iterator[Finding]:
+    """Conditions whose runs took different times for the decode steps that cost the same by the model."""
+    valid = [run for run in runs if run.is_valid and run.parts is not None]
+    for condition, group in grouped(valid, lambda run: run.condition).items():
+        speeds = [run.parts.decode.speed for run in group if run.parts is not None]
+        known = [speed for speed in speeds if speed]
+        if len(known) < 2 or max(known) / min(known) - 1 <= MAX_DRIFT:
+            continue
+        each = ", ".join(
+            f"{speed:.2f} (run {run.replicate})" for run, speed in zip(group, speeds, strict=True) if speed
+        )
+        yield warning(
+            "speed-differs",
+            f"{condition}: decode steps took {each} of their modelled time, so the slowest run "
+            f"{100 * (max(known) / min(known) - 1):.0f} % more than the fastest",
+            "The host had another speed in each run; look for other load on it. Nothing is corrected",
+        )
+
+
 def check_channels(runs: Sequence[RunFigures]) -> Iterator[Finding]:
     """What the channels of single runs say against their cost model, or about what it was fitted on."""
+    yield from check_speeds(runs)
     for run in runs:
         r_ns = run.r_ns if run.is_valid and run.r_ns is not None else 0
         if r_ns < 0:

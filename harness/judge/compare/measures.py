@@ -116,6 +116,10 @@ def _a(run: SealedRun) -> Value | None:
     return per_token(run, run_figures(run).a_ns)
 
 
+def _s(run: SealedRun) -> Value | None:
+    return per_token(run, run_figures(run).steps_ns)
+
+
 def _b(run: SealedRun) -> Value | None:
     return per_token(run, run_figures(run).b_ns)
 
@@ -188,6 +192,13 @@ MEASURES: Mapping[str, Measure] = {
             "A_s_per_token",
             "modelled device time (A) per generated token, s",
             _a,
+            words=COST_WORDS,
+        ),
+        Measure(
+            "S",
+            "S_s_per_token",
+            "time in steps (S), measured in the engine, per generated token, s",
+            _s,
             words=COST_WORDS,
         ),
         Measure(
@@ -267,4 +278,4 @@ MEASURES: Mapping[str, Measure] = {
 }
 # A and B of a simulation are the same cost.
 OF_SIMULATIONS = ("cost",)
-OF_SERVERS = ("A", "B")
+OF_SERVERS = ("A", "S", "B")

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.judge.analysis import RunFigures
 from harness.judge.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause, Seen
+from harness.judge.analysis.cost.step_parts import StepParts
 from harness.judge.analysis.figures import figure_at
 from harness.judge.analysis.stats import Interval
 from harness.judge.compare.answer import change, interval_in_words, main_answers, source_of
 from harness.judge.compare.channels import ChannelRatio, Comparison
 from harness.judge.summary import ConditionFigures, ExperimentSummary
 from harness.kinds import kind_of_run
+from harness.model.spec.sections import Basis
 
 DASH = "\u2013"
 # A change of padding below this share is not worth a clause.
@@ -35,24 +37,28 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One way in which device time is known: modelled (A) or in flight (B); of simulated runs both are one."""
+    """One way in which device time is known: modelled, in steps or in flight; of simulated runs all are one."""
 
     heading: str
     meaning: str
-    is_a: bool
+    basis: Basis
+
+    @property
+    def is_a(self) -> bool:
+        return self.basis == "a"
 
     def cost_ns(self, row: RunFigures | ConditionFigures) -> int | None:
-        return row.a_ns if self.is_a else row.b_ns
+        return {"a": row.a_ns, "s": row.steps_ns, "b": row.b_ns}[self.basis]
 
     def figures(self, comparison: Comparison | None) -> ChannelRatio | None:
         """The comparison on this channel; None where nothing is compared on it."""
-        return None if comparison is None else comparison.a if self.is_a else comparison.b
+        return None if comparison is None else comparison.on(self.basis)
 
     def ratio(self, summary: ExperimentSummary, condition: str) -> float | None:
-        return figure_at(summary.answer_on(condition, "a" if self.is_a else "b"), "ratio")
+        return figure_at(summary.answer_on(condition, self.basis), "ratio")
 
     def interval(self, summary: ExperimentSummary, condition: str) -> Interval | None:
-        return figure_at(summary.answer_on(condition, "a" if self.is_a else "b"), "interval")
+        return figure_at(summary.answer_on(condition, self.basis), "interval")
 
     def ratio_of(self, condition: ConditionFigures, replicate: int) -> float | None:
         """The ratio of one replicate; None where the baseline has no valid run of it."""
@@ -63,12 +69,15 @@ class Channel:
 
 
 def channels_of(summary: ExperimentSummary) -> tuple[Channel, ...]:
-    """The channels that these runs have: one where they are simulated, or where no step log exists."""
+    """The channels that these runs have: one where they are simulated, or where no step is known."""
     if kind_of_run(summary.backend).is_virtual:
-        return (Channel("cost", "cost: simulated device time", is_a=True),)
-    b = Channel("B", "B: time in flight", is_a=False)
-    has_a = any(run.a is not None for run in summary.runs)
-    return (Channel("A", "A: modelled device time", is_a=True), b) if has_a else (b,)
+        return (Channel("cost", "cost: simulated device time", "a"),)
+    is_there = {
+        Channel("A", "A: modelled device time", "a"): any(run.a is not None for run in summary.runs),
+        Channel("S", "S: time in steps", "s"): any(run.parts is not None for run in summary.runs),
+        Channel("B", "B: time in flight", "b"): True,
+    }
+    return tuple(channel for channel, is_known in is_there.items() if is_known)
 
 
 def fixed(value: float | None, decimals: int, unit: int = 1) -> str:
@@ -137,7 +146,8 @@ def _not_said(comparison: Comparison, this: str, other: str) -> str:
     """Why a comparison with both channels has no answer: both figures, and which costs are the likely reason."""
     channels = comparison.channels
     assert channels is not None, "an answer is withheld for what both channels say"
-    both = f"Modelled device time (A) is {_seen(channels.a)}, time in flight (B) {_seen(channels.b)}"
+    name, letter = ("Time in steps (S)", "S") if comparison.rests_on == "s" else ("Modelled device time (A)", "A")
+    both = f"{name} is {_seen(channels.a)}, time in flight (B) {_seen(channels.b)}"
     if comparison.agreement is Agreement.DIFFER:
         gap = channels.gap_interval
         apart = "they contradict each other"
@@ -145,16 +155,16 @@ def _not_said(comparison: Comparison, this: str, other: str) -> str:
             apart = f"they differ by {channels.difference:.4f}, more than \u03c4 = {channels.tau:.4f}"
         elif not channels.are_opposed:
             apart = (
-                f"A / B = {gap.estimate:.4f} ({100 * gap.level:g} % interval: {gap.low:.4f} to {gap.high:.4f}), which "
-                f"is more than {channels.tolerance:.4f} apart"
+                f"{letter} / B = {gap.estimate:.4f} ({100 * gap.level:g} % interval: {gap.low:.4f} to {gap.high:.4f}), "
+                f"which is more than {channels.tolerance:.4f} apart"
             )
         return f"Withheld: {this} against {other}. {both}: {apart}.{_cause(comparison.cause)}"
     if channels.is_overpriced:
-        why = f"A exceeds B by more than {MAX_EXCESS:g} of B and more than its noise, which no device time can"
+        why = f"{letter} exceeds B by more than {MAX_EXCESS:g} of B and its noise, which no device time can"
     else:
         why = (
-            f"in the baseline's own runs A and B lie {channels.residual_share:.4f} of B apart, above {MAX_TAU:g}, so "
-            "that agreement would mean nothing"
+            f"in the baseline's own runs {letter} and B lie {channels.residual_share:.4f} of B apart, above "
+            f"{MAX_TAU:g}, so that agreement would mean nothing"
         )
     return f"Cannot tell: {this} against {other}. {both}; {why}.{_cause(comparison.cause)}"
 
@@ -249,17 +259,20 @@ def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callab
         else f" and {fixed(condition.b_ns, 3, NS_PER_S)} {unit} in flight (B)"
     )
     modelled = "of device time" if not both else "of modelled device time (A)"
-    apart = f" {_apart(condition.a_ns, condition.b_ns)}" if both else ""
+    apart = f" {_apart(condition.a_ns, condition.b_ns, condition.parts)}" if both else ""
     cost = f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {modelled}{both}"
     return f"{cost}; it has no baseline. {runs}.{apart}{felt}"
 
 
-def _apart(a_ns: int, b_ns: int) -> str:
-    """That the channels of one condition do not agree; empty where they lie as near as they have to."""
+def _apart(a_ns: int, b_ns: int, parts: StepParts | None) -> str:
+    """That the channels of one condition do not agree, and by which kind of step; empty where they lie near enough."""
     share = (b_ns - a_ns) / b_ns if b_ns else 0.0
     if abs(share) <= MAX_TAU:
         return ""
-    return f"The channels do not agree: A lies {abs(share):.2f} of B {'below' if share > 0 else 'above'} it."
+    apart_ns = {} if parts is None else parts.apart_ns
+    most = max(apart_ns, key=lambda name: apart_ns[name] * share, default="")
+    named = f"; {most}: {abs(apart_ns[most]) / b_ns:.2f}" if most else ""
+    return f"The channels do not agree: A lies {abs(share):.2f} of B {'below' if share > 0 else 'above'} it{named}."
 
 
 def _felt(summary: ExperimentSummary, condition: ConditionFigures) -> str:

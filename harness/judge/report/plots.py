@@ -33,6 +33,7 @@ from harness.judge.report.svg import (
 )
 from harness.judge.report.view import ReportView
 from harness.judge.summary import ConditionFigures, ExperimentSummary
+from harness.model.spec.sections import Basis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,12 +72,16 @@ def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str
     axes.grid(visible=True, axis="x")
     if len(view.channels) > 1:
         plain: dict[str, Any] = {"color": INK, "linestyle": "none"}
+        looks: dict[Basis, dict[str, Any]] = {
+            "a": {"marker": "o", "markersize": 7, "label": "A, modelled"},
+            "s": {"marker": "s", "markerfacecolor": "none", "markersize": 6.5, "label": "S, in steps"},
+            "b": {"marker": "D", "markerfacecolor": "none", "markersize": 6.5, "label": "B, in flight"},
+        }
         handles = [
-            axes.plot([], [], marker="o", markersize=7, label="A, modelled", **plain)[0],
-            axes.plot([], [], marker="D", markerfacecolor="none", markersize=6.5, label="B, in flight", **plain)[0],
+            *(axes.plot([], [], **looks[channel.basis], **plain)[0] for channel in view.channels),
             axes.plot([], [], marker="o", alpha=0.45, markersize=3, label="one replicate", **plain)[0],
         ]
-        figure.legend(handles=handles, loc="outside upper left", ncols=3, handletextpad=0.3)
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), handletextpad=0.3)
     return sheet.render(figure, name="cost-narrow" if is_narrow else "cost", label=label)
 
 
@@ -88,8 +93,7 @@ def _ratio_rows(
     ratios: list[str] = []
     for row, (condition, _) in enumerate(compared):
         for place, channel in enumerate(view.channels):
-            offset = 0.14 * (2 * place - 1) if len(view.channels) > 1 else 0.0
-            _ratio_marks(axes, row + offset, channel, condition, view)
+            _ratio_marks(axes, row + _offset(place, len(view.channels), 0.28), channel, condition, view)
         shown = [(channel.heading, channel.ratio(view.summary, condition.name)) for channel in view.channels]
         ratios.append("\n".join(f"{name if len(shown) > 1 else ''} {ratio:.4f}" for name, ratio in shown if ratio))
     if not is_narrow:
@@ -108,6 +112,14 @@ def _ratio_rows(
     return names, f"Cost ratios to the baseline. {'; '.join(summary)}."
 
 
+MARKERS: dict[Basis, str] = {"a": "o", "s": "s", "b": "D"}
+
+
+def _offset(place: int, num_channels: int, apart: float) -> float:
+    """Where in its row a channel is drawn. apart: the distance of two channels; three stand closer."""
+    return (apart if num_channels < 3 else 2 / 3 * apart) * (place - (num_channels - 1) / 2)
+
+
 def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionFigures, view: ReportView) -> None:
     """One channel of a comparison: its replicates, its interval, its ratio."""
     comparison, color = condition.comparison, _color(view, condition.name)
@@ -117,7 +129,7 @@ def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionF
     axes.plot(known, [row] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
     if (interval := channel.interval(view.summary, condition.name)) is not None:
         axes.plot([interval.low, interval.high], [row] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
-    marker, face, size = ("o", color, 8.0) if channel.is_a else ("D", SURFACE, 7.0)
+    marker, (face, size) = MARKERS[channel.basis], (color, 8.0) if channel.is_a else (SURFACE, 7.0)
     if (ratio := channel.ratio(view.summary, condition.name)) is None:
         return
     axes.plot([ratio], [row], marker, color=color, markerfacecolor=face, markersize=size, zorder=3)
@@ -131,9 +143,9 @@ def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
             cost_ns = channel.cost_ns(condition)
             if cost_ns is None:
                 continue
-            at, value = row + (0.24 * place - 0.12 if len(view.channels) > 1 else 0.0), cost_ns / NS_PER_S
+            at, value = row + _offset(place, len(view.channels), 0.24), cost_ns / NS_PER_S
             axes.plot([0, value], [at] * 2, color=color, linewidth=1.0)
-            marker, face = ("o", color) if channel.is_a else ("D", SURFACE)
+            marker, face = MARKERS[channel.basis], color if channel.is_a else SURFACE
             axes.plot([value], [at], marker, color=color, markerfacecolor=face, markersize=7)
     axes.set(xlabel=f"cost [{view.seconds_unit}]", xlim=(0, None))
     return [condition.name for condition in view.conditions], "Cost of each condition; nothing is compared."

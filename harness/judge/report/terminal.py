@@ -91,7 +91,8 @@ def _legend(summary: ExperimentSummary) -> str:
     elif len(baselines) > 2:
         against = "each its own baseline (--format csv names it)"
     compared = [each.comparison for each in summary.conditions if each.comparison is not None]
-    main, first = main_answers(summary.answers).values(), channels_of(summary)[0].heading
+    main, channels = main_answers(summary.answers).values(), channels_of(summary)
+    first = next((each.heading for each in channels if any(each.basis == one.channel for one in main)), "A")
     intervals = [one.interval for one in main if one.interval is not None]
     given = GIVEN_COSTS if any(interval.is_given_costs for interval in intervals) else ""
     marks = {
@@ -99,10 +100,10 @@ def _legend(summary: ExperimentSummary) -> str:
         " No interval below three replicates.": any(one.verdict is Verdict.TOO_FEW for one in main),
         " No interval where nothing varied.": any(one.verdict is Verdict.NOTHING_VARIED for one in main),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
-        " Withheld: the ratios of A and B contradict each other.": any(
+        f" Withheld: the ratios of {first} and B contradict each other.": any(
             each.agreement is Agreement.DIFFER for each in compared
         ),
-        " Cannot tell: A does not explain B, or exceeds it.": any(
+        f" Cannot tell: {first} does not explain B, or exceeds it.": any(
             each.agreement is Agreement.CANNOT_TELL for each in compared
         ),
         " No conflict: B is too noisy to say more.": any(each.agreement is Agreement.NO_CONFLICT for each in compared),
@@ -125,7 +126,14 @@ def status_lines(status: SequentialStatus) -> list[str]:
 
 def summary_tables(summary: ExperimentSummary) -> list[Table]:
     """Costs, what users felt, and where several devices made the runs, these."""
-    return [conditions_table(summary), serving_table(summary), *sessions_tables(summary), *summary.device_tables]
+    parts = () if summary.parts is None else (summary.parts,)
+    return [
+        conditions_table(summary),
+        *parts,
+        serving_table(summary),
+        *sessions_tables(summary),
+        *summary.device_tables,
+    ]
 
 
 def on_terminal(table: Table, width: int) -> RenderableType:
@@ -329,8 +337,10 @@ def _cells(summary: ExperimentSummary, condition: ConditionFigures, channels: Se
 
 
 def _shown(summary: ExperimentSummary, condition: ConditionFigures, channel: Channel, place: int) -> Interval | None:
-    """The interval below a ratio: on the first channel only."""
-    return None if place else channel.interval(summary, condition.name)
+    """The interval below a ratio: on the channel that answers, the first where none does."""
+    main = main_answers(summary.answers).get(condition.name)
+    is_main = not place if main is None else channel.basis == main.channel
+    return channel.interval(summary, condition.name) if is_main else None
 
 
 def _ratio(ratio: float | None, mark: str, interval: Interval | None) -> str:

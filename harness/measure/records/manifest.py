@@ -21,6 +21,8 @@ from harness.measure.records.schema import NAMES_OF_LAYOUT_3, READABLE_VERSIONS,
 
 DeviceMetrics = dict[str, dict[str, dict[str, float]]]
 Facts = TypeVar("Facts", bound="_Facts")
+WARMED_UP = "warmed_up_ns"
+"""Among ``timings``: when the warm-up of a fresh server had ended."""
 
 
 def table_at(value: object, *keys: str) -> Mapping[str, Any]:

@@ -35,7 +35,8 @@ class LaunchPlan:
     its first answer is in ``requested``. findings: they hold for every run on this server. scratch_variable: gives the
     server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
     monotonic clock and the uncertainty, ns. appended: files that a server of somebody else appends to, and where the
-    first line of each and what is appended during the run are kept.
+    first line of each and what is appended during the run are kept. warms_up: the server answers requests before the
+    measured part.
     """
 
     backend: str
@@ -55,6 +56,7 @@ class LaunchPlan:
     scratch_variable: str = ""
     read_offset: Callable[[], tuple[int, int]] | None = None
     appended: tuple[tuple[Path, Path], ...] = ()
+    warms_up: bool = False
 
     @property
     def endpoint(self) -> Endpoint:

@@ -19,6 +19,8 @@ from harness.model.spec.base import DeviceNumbers, Spec
 
 ClientName = Literal["epoll", "aiohttp"]
 Channel = Literal["a", "b"]
+# Time in steps (s) is of runs whose engine core stamped them.
+Basis = Literal["a", "s", "b"]
 EVERY = "every"
 MIN_LOOK_BLOCKS = 2
 MAX_PRESET_LOOKS = 20

@@ -71,7 +71,7 @@ class StepDetails(NamedTuple):
 
     prompt_tokens: of the prompts that it completed. queries, hits: tokens of the requests that it admitted for the
     first time, and how many of them were cached; hits is None where that is not shown. parts: of prompts, the tokens
-    before each and its own.
+    before each and its own. num_later_parts: of those, how many continue a prompt of an earlier step.
     """
 
     context_requests: int
@@ -83,6 +83,7 @@ class StepDetails(NamedTuple):
     queries: int
     hits: int | None
     parts: tuple[tuple[int, int], ...]
+    num_later_parts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,10 @@ class CoreSteps:
 
 @dataclass(slots=True)
 class _Request:
-    """A request as far as the lines have shown it. computed, wanted: tokens of its sequence; wanted ends a prefill."""
+    """A request as far as the lines have shown it.
+
+    computed, wanted: tokens of its sequence; wanted ends a prefill. found: cached tokens of its latest admission.
+    """
 
     request_id: str
     queued_ns: int | None
@@ -114,6 +118,7 @@ class _Request:
     prompt: int
     computed: int
     wanted: int
+    found: int
     first_token_ns: int | None = None
     last_ns: int | None = None
     computed_tokens: int = 0
@@ -177,10 +182,10 @@ class _Walk:
                 continue
             known = self.requests.get(handle)
             if known is not None:
-                known.computed, known.wanted = cached or 0, wanted
+                known.computed, known.wanted, known.found = cached or 0, wanted, cached or 0
                 continue
             prompt = wanted if prompt is None else prompt
-            request = _Request(name, queued_ns, values["schedule_ns"], cached, prompt, cached or 0, wanted)
+            request = _Request(name, queued_ns, values["schedule_ns"], cached, prompt, cached or 0, wanted, cached or 0)
             self.requests[handle] = request
             queries += wanted
             hits = None if hits is None or cached is None else hits + cached
@@ -189,7 +194,7 @@ class _Walk:
     def _compute(
         self, batch: Sequence[int], counts: Sequence[int], values: Mapping[str, Any], queries: int, hits: int | None
     ) -> StepDetails | None:
-        of_decodes = decodes = context = completed = 0
+        of_decodes = decodes = context = completed = later = 0
         parts: list[tuple[int, int]] = []
         end_ns, is_known = values["end_ns"], True
         for handle, tokens in zip(batch, counts, strict=True):
@@ -199,6 +204,7 @@ class _Walk:
                 continue
             if request.is_prefill:
                 parts.append((request.computed, tokens))
+                later += request.computed > request.found
                 completed += _prefilled(request, tokens, end_ns)
             else:
                 decodes, of_decodes = decodes + 1, of_decodes + tokens
@@ -210,7 +216,7 @@ class _Walk:
             return None
         of_prompts = sum(tokens for _before, tokens in parts)
         work = (len(parts), of_prompts, decodes, of_decodes)
-        return StepDetails(*work, context, completed, queries, hits, tuple(parts))
+        return StepDetails(*work, context, completed, queries, hits, tuple(parts), later)
 
 
 def _prefilled(request: _Request, tokens: int, end_ns: int | None) -> int:

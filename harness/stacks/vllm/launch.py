@@ -129,6 +129,7 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
         observation=Observation(steps="step-log", has_kv_log=False),
         effective={key: requested_settings(server)[key] for key in LAUNCH_KEYS},
         scratch_variable=scratch_variable(server.env),
+        warms_up=True,
     )
 
 

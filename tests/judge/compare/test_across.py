@@ -11,7 +11,7 @@ from harness.errors import SpecError
 from harness.judge.analysis.stats import holm, t_quantile, t_tail
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import main_answers
-from harness.judge.compare.measures import MEASURES
+from harness.judge.compare.measures import MEASURES, OF_SERVERS
 from harness.judge.summary import summarise
 from harness.measure.records import SealedRun
 from harness.runner import run_experiment
@@ -35,7 +35,7 @@ def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tm
     assert not {"lower", "higher", "cheaper", "dearer"} & {row["verdict"] for row in same}
     assert not any(row["paired"] for row in rows if row["condition"] == other.name)
     # Both channels of a simulation are the same cost: it is one hypothesis.
-    of_simulations = [one for one in MEASURES.values() if one.name not in ("A", "B") and not one.target]
+    of_simulations = [one for one in MEASURES.values() if one.name not in OF_SERVERS and not one.target]
     assert [row["measure"] for row in same] == [one.column for one in of_simulations]
 
 

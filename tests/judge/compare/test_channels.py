@@ -11,9 +11,10 @@ import pytest
 from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement
 from harness.judge.analysis.cost.padding import Padding
 from harness.judge.analysis.cost.reconstruct import ChannelA
+from harness.judge.analysis.cost.step_parts import StepGroup, StepParts
 from harness.judge.analysis.figures import Lateness, ReuseFigures, RunFigures
 from harness.judge.compare.answer import Compared, answers
-from harness.judge.compare.channels import Comparison, compare
+from harness.judge.compare.channels import Comparison, check_speeds, compare
 from harness.judge.compare.result import Family
 from harness.judge.compare.verdict import Verdict
 
@@ -216,3 +217,46 @@ def test_runs_without_a_partner_are_counted() -> None:
     found = compare("base", [run(9, 9), run(9, 9, replicate=5)], [run(9, 9)])
     assert found is not None
     assert found.num_unpaired == 1
+
+
+def in_steps(run: RunFigures, measured_ms: int) -> RunFigures:
+    """The same run with a measured time in steps."""
+    measured_ns = measured_ms * 1_000_000
+    parts = StepParts(run.b_ns - measured_ns, {"decode of 4": StepGroup(100, measured_ns, run.a_ns)})
+    return replace(run, parts=parts)
+
+
+def test_time_in_steps_answers_where_a_is_missing_or_where_it_is_asked_for() -> None:
+    own = [in_steps(run(800, 970, replicate=k), 950 + k) for k in range(3)]
+    base = [in_steps(run(1000, 1015 + k, replicate=k), 1000) for k in range(3)]
+    by_a, by_s = (compare("base", own, base, basis=basis) for basis in ("a", "s"))
+    assert by_a is not None
+    assert by_s is not None
+    assert (by_a.rests_on, by_a.agreement) == ("a", Agreement.DIFFER)
+    assert by_a.cause is None
+    # The ratio of S is close to that of B: agreement is held to it as it is to A.
+    assert (by_s.rests_on, by_s.agreement) == ("s", Agreement.AGREE)
+    assert by_s.main.ratio == pytest.approx(2853 / 3000)
+    assert by_s.residual_share == pytest.approx(1 - 3000 / 3048)
+    assert by_s.cause is None
+
+    without = [replace(each, a=None) for each in own]
+    alone = compare("base", without, base)
+    assert alone is not None
+    (main, beside) = answers({"c": Compared(alone, 3, "no costs of this server")}, "vllm", Family())
+    assert (main.channel, main.is_main, beside.channel, beside.is_main) == ("s", True, "b", False)
+    assert main.basis.endswith("by the time in steps (S) (no costs of this server)")
+
+    # One run that did not measure it, and B answers alone.
+    unstamped = compare("base", [replace(without[0], parts=None), *without[1:]], base)
+    assert unstamped is not None
+    assert (unstamped.rests_on, unstamped.agreement) == ("b", Agreement.B_ALONE)
+
+
+def test_runs_of_one_condition_whose_hosts_had_other_speeds_are_said() -> None:
+    same = [in_steps(run(1000, 1100, replicate=k), 1000 + 10 * k) for k in range(3)]
+    assert list(check_speeds(same)) == []
+    (found,) = check_speeds([*same, in_steps(run(1000, 1400, replicate=3), 1280)])
+    assert found.code == "speed-differs"
+    assert "1.00 (run 0), 1.01 (run 1), 1.02 (run 2), 1.28 (run 3)" in found.evidence
+    assert "28 % more than the fastest" in found.evidence

@@ -15,6 +15,7 @@ from harness.errors import ServerError, SpecError
 from harness.extras.other_stacks.commands import doctor_lines
 from harness.judge.analysis.figures import figures_at, run_figures
 from harness.judge.analysis.logs.derive import rebuild
+from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.prereg.predict import predict_run
 from harness.measure.records import RunStore, SealedRun, layout
 from harness.measure.server.life import LaunchPlan
@@ -96,6 +97,13 @@ def test_each_run_is_a_server_whose_settings_and_steps_are_read_from_its_step_lo
     assert covered.manifest.server.facts["launch"]["requested"]["versions"]["vllm"] == "0.30.0"
     figures = run_figures(covered)
     assert {b for _, b in figures.steps_by_n_b} <= {1, 2, 4, 6}
+    # Warmed up, and none of that is in its steps.
+    warmed = covered.manifest.client_audit["warm_up"]
+    assert warmed == {"requests": 2 * min(6, covered.plan.num_sessions), "failed": 0}
+    log, whole = step_log_of(covered), load_step_log(covered.file(layout.STEP_LOG))
+    assert log is not None
+    assert log.steps.num_rows < whole.steps.num_rows
+    assert covered.table("steps").num_rows == log.decode_steps.num_rows
     assert figures.padding.ratio is not None
     assert figures.evictions is None
 

@@ -14,11 +14,11 @@ import pytest
 
 from harness.errors import ServerError
 from harness.judge.analysis.figures import run_figures
-from harness.measure.records import SealedRun, layout
+from harness.judge.analysis.logs.engine_steps import step_log_of
+from harness.measure.records import SealedRun
 from harness.model.spec.experiment import parse_experiment
 from harness.runner import run_experiment
 from harness.stacks.vllm.launch import find_vllm
-from harness.stacks.vllm.step_log import load_step_log
 from tests.support.checkout import ROOT
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
@@ -76,7 +76,8 @@ def test_settings_are_read_back_and_no_step_is_padded(runs: dict[str, SealedRun]
         assert figures.steps_by_n_b
         assert all(n == b <= 4 for n, b in figures.steps_by_n_b)
         assert figures.b_ns > 0
-        log = load_step_log(run.file(layout.STEP_LOG))
+        log = step_log_of(run)
+        assert log is not None
         assert (log.num_damaged, log.absent, log.unseen) == (0, (), ())
         assert "unknown" not in log.num_by_kind
 
@@ -90,7 +91,9 @@ def test_reuse_is_that_of_whole_blocks_in_answers_and_counters(runs: dict[str, S
             continue
         computed = before["prompt_tokens"] + before["completion_tokens"] - 1
         assert after["cached_tokens"] == min(computed, after["prompt_tokens"] - 1) // block * block
-    steps = load_step_log(run.file(layout.STEP_LOG)).steps.to_pydict()
+    log = step_log_of(run)
+    assert log is not None
+    steps = log.steps.to_pydict()
     assert sum(steps["prefix_hits"]) == sum(row["cached_tokens"] for row in rows) > 0
     assert sum(steps["prefix_queries"]) == sum(row["prompt_tokens"] for row in rows)
     assert not any(row["cached_tokens"] for row in runs["no-caching"].table("requests").to_pylist())

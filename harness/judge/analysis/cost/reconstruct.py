@@ -153,34 +153,83 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
 
     None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
     """
-    needs_contexts = _depends_on_context(cost_model)
-    contexts = decode_contexts(log) if needs_contexts else None
-    rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
-    names = ("kind", "context_tokens", "generation_requests")
-    works = zip(values_of(log.steps, *names), rounded.tolist(), attended_by_step(log), strict=True)
-    rows: list[tuple[Any, ...]] = [(*row, context, attended) for row, context, attended in works]
-    others = [row for row in rows if row[0] not in ("decode", "idle", "dummy")]
-    is_shown = steps.num_rows == log.num_by_kind.get("decode", 0) and all(
-        kind in ("prefill", "mixed") and None not in work for kind, *work in others
-    )
-    if cost_model.chunk_step_fs is None or not is_shown:
+    prices, works = step_prices(log, cost_model), _works(log, cost_model)
+    if prices is None or steps.num_rows != log.num_by_kind.get("decode", 0):
         return None
-    of_decodes = np.array([context for kind, _tokens, _n, context, _ in rows if kind == "decode"], dtype=np.int64)
-    decode_ns, extrapolated = _decode(steps, of_decodes, cost_model)
-    num_eager = sum(log.eager_by_n.values())
+    needs_contexts = _depends_on_context(cost_model)
+    others = [work for work in works if work.kind not in ("decode", *WITHOUT_WORK)]
+    of_decodes = np.array([work.context for work in works if work.kind == "decode"], dtype=np.int64)
+    decode_ns = sum(price for price, work in zip(prices, works, strict=True) if work.kind == "decode")
+    chunks = [(work.tokens, work.n, work.context, work.attended) for work in others]
     return ChannelA(
-        decode_ns=decode_ns + cost_model.eager_ns * num_eager,
-        prefill_ns=sum(
-            cost_model.chunked_step_ns(n, n, context, tokens, part) for _, tokens, n, context, part in others
-        ),
-        num_extrapolated_steps=extrapolated,
-        num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(tokens) for _kind, tokens, *_ in others),
-        context_problem="the step log shows no KV memory" if needs_contexts and contexts is None else "",
-        usage=_summed(
-            _decode_usage(*_sizes(steps), of_decodes), _chunk_usage([work for _kind, *work in others], num_eager)
-        ),
+        decode_ns=decode_ns,
+        prefill_ns=sum(prices) - decode_ns,
+        num_extrapolated_steps=_decode(steps, of_decodes, cost_model)[1],
+        num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(work.tokens) for work in others),
+        context_problem="the step log shows no KV memory" if needs_contexts and decode_contexts(log) is None else "",
+        usage=_summed(_decode_usage(*_sizes(steps), of_decodes), _chunk_usage(chunks, sum(log.eager_by_n.values()))),
         cost_model=cost_model,
     )
+
+
+WITHOUT_WORK = ("idle", "dummy")
+
+
+class _Work(NamedTuple):
+    """A step of a vLLM. tokens: of prompts. n: decodes; context: their summed sequence lengths. b: of a decode step.
+
+    is_counted: whether the log shows its tokens and decodes.
+    """
+
+    kind: str
+    is_counted: bool
+    tokens: int
+    n: int
+    b: int | None
+    is_eager: bool
+    context: int
+    attended: int
+
+
+def _works(log: StepLog, cost_model: StepCost) -> list[_Work]:
+    """Every step, without contexts where no price depends on them."""
+    contexts = decode_contexts(log) if _depends_on_context(cost_model) else None
+    rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
+    rows = values_of(log.steps, "kind", "context_tokens", "generation_requests", "n", "b", "runtime_mode")
+    works: list[_Work] = []
+    for (kind, tokens, decodes, n, b, mode), *of_prices in zip(
+        rows, rounded.tolist(), attended_by_step(log), strict=True
+    ):
+        num = n if kind == "decode" else decodes
+        is_eager = log.has_graphs and mode == "NONE"
+        works.append(_Work(kind, None not in (tokens, num), tokens or 0, num or 0, b, is_eager, *of_prices))
+    return works
+
+
+def step_prices(log: StepLog, cost_model: ChunkedStepCost) -> list[int] | None:
+    """What each step of a vLLM costs by the model, ns; their sum is channel A.
+
+    None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
+    """
+    works = _works(log, cost_model)
+    if cost_model.chunk_step_fs is None or not all(map(_is_shown, works)):
+        return None
+    price = {work: _price_ns(work, cost_model) for work in set(works)}
+    return [price[work] for work in works]
+
+
+def _is_shown(work: _Work) -> bool:
+    if work.kind == "decode":
+        return work.b is not None
+    return work.kind in WITHOUT_WORK or (work.kind in ("prefill", "mixed") and work.is_counted)
+
+
+def _price_ns(work: _Work, cost_model: ChunkedStepCost) -> int:
+    if work.kind in WITHOUT_WORK:
+        return 0
+    if work.b is not None and work.kind == "decode":
+        return cost_model.decode_step_ns(work.b, work.n, work.context) + cost_model.eager_ns * work.is_eager
+    return cost_model.chunked_step_ns(work.n, work.n, work.context, work.tokens, work.attended)
 
 
 def channel_b(requests: pa.Table) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
-from harness.judge.analysis.logs.engine_steps import read_run_steps, step_files, steps_table
+from harness.judge.analysis.logs.engine_steps import measured_since_ns, read_run_steps, step_files, steps_table
 from harness.judge.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
 from harness.judge.analysis.logs.slots import SlotWalk
 from harness.measure.records import ClockRecord, Manifest, SealedRun, layout, schema
@@ -106,7 +106,7 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     scrapes = _pieces(folder / layout.SCRAPES, lambda file: file.readline())
     metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes, derived.counters)
     derived.tables["metrics"] = metrics
-    take_step_log(derived, folder, ScaledClock(manifest.clock.scale))
+    take_step_log(derived, folder, ScaledClock(manifest.clock.scale), measured_since_ns(manifest))
     return derived
 
 
@@ -127,9 +127,9 @@ def of_simulator(tables: dict[str, pa.Table], folder: Path) -> Derived:
     return derived
 
 
-def take_step_log(derived: Derived, folder: Path, clock: ScaledClock) -> None:
-    """Where the run in ``folder`` has a step log, its decode steps are the run's steps."""
-    log, derived.step_log_problem = read_run_steps(folder)
+def take_step_log(derived: Derived, folder: Path, clock: ScaledClock, since_ns: int = 0) -> None:
+    """Where the run in ``folder`` has a step log, its decode steps from an instant on are the run's steps."""
+    log, derived.step_log_problem = read_run_steps(folder, since_ns)
     if log is not None:
         derived.step_log, derived.steps_source = log, "step-log"
         derived.tables["steps"] = steps_table(log, clock)

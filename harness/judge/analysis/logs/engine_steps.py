@@ -5,7 +5,7 @@ A decode step whose padding the server did not show is in no table. Nothing is g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,16 +17,16 @@ import pyarrow as pa
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.measure.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
-from harness.measure.records.manifest import info, invalid, table_at, warning
+from harness.measure.records.manifest import WARMED_UP, info, invalid, table_at, warning
 from harness.model.engine.cost import attended_tokens
 from harness.stacks.vllm.step_log import StepLog, load_step_log, merged
 
 
-def read_run_steps(folder: Path) -> tuple[StepLog | None, str]:
+def read_run_steps(folder: Path, since_ns: int = 0) -> tuple[StepLog | None, str]:
     """The step log in a run's folder, and why it cannot be read; (None, "") for a run without one.
 
     The records of its engine cores where there are any, else those of its API server, which alone knows how many
-    data-parallel engines there are.
+    data-parallel engines there are. since_ns: CLOCK_MONOTONIC; what came before it is left out.
     """
     try:
         stamped, received = (
@@ -37,7 +37,7 @@ def read_run_steps(folder: Path) -> tuple[StepLog | None, str]:
         return None, error.what
     if not stamped and not received:
         return None, ""
-    log = merged(stamped or received)
+    log = _since(merged(stamped or received), since_ns)
     declared = max(each.num_declared_engines for each in (*stamped, *received))
     return replace(log, effective={**log.effective, "data_parallel_size": declared}), ""
 
@@ -45,7 +45,34 @@ def read_run_steps(folder: Path) -> tuple[StepLog | None, str]:
 @once_per_run
 def step_log_of(run: SealedRun) -> StepLog | None:
     """The step log of a sealed run; None where it has none that can be read."""
-    return read_run_steps(step_files(run)[0].parent)[0]
+    return read_run_steps(step_files(run)[0].parent, measured_since_ns(run.manifest))[0]
+
+
+def measured_since_ns(manifest: Manifest) -> int:
+    """The end of the server's warm-up, CLOCK_MONOTONIC; 0 for a run without one."""
+    warmed_up_ns = manifest.timings.get(WARMED_UP)
+    return 0 if warmed_up_ns is None else ScaledClock(manifest.clock.scale).to_monotonic_ns(warmed_up_ns)
+
+
+def _since(log: StepLog, since_ns: int) -> StepLog:
+    """The steps that began, and the requests that came, at an instant or later."""
+    if not since_ns:
+        return log
+    stamps = schema.values_of(log.steps, "began_ns", "at_ns")
+    began = (at_ns if began_ns is None else began_ns for began_ns, at_ns in stamps)
+    cores = (
+        replace(
+            core,
+            steps=tuple(step for step in core.steps if step.values["schedule_ns"] >= since_ns),
+            requests=core.requests.filter(_is_since(core.requests["admitted_ns"].to_pylist(), since_ns)),
+        )
+        for core in log.cores
+    )
+    return replace(log, steps=log.steps.filter(_is_since(began, since_ns)), cores=tuple(cores))
+
+
+def _is_since(instants_ns: Iterable[int], since_ns: int) -> pa.Array:
+    return pa.array([instant_ns >= since_ns for instant_ns in instants_ns], pa.bool_())
 
 
 def step_files(run: SealedRun) -> list[Path]:

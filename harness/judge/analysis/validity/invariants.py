@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
-from harness.judge.analysis.cost.step_parts import step_parts
+from harness.judge.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.judge.analysis.figures import lateness
 from harness.judge.analysis.logs.engine_steps import check_step_log
 from harness.judge.analysis.reuse import cached_tokens
@@ -341,17 +341,25 @@ def _time_in_steps(
     if parts is None or not parts.b_ns:
         return
     errors = [
-        f"{group.name} {100 * (group.modelled_ns / group.measured_ns - 1):+.0f} % ({group.num_steps:,} steps)"
-        for group in parts.groups
+        f"{name} {100 * (group.modelled_ns / group.measured_ns - 1):+.0f} % ({group.num_steps:,} steps)"
+        for name, group in parts.groups.items()
         if group.modelled_ns is not None and group.measured_ns
     ]
     yield info(
         "time-in-steps",
         f"of {parts.b_ns / NS_PER_S:.3f} s in flight (B) the engine was in steps for "
-        f"{parts.in_steps_ns / NS_PER_S:.3f} s, measured inside it, and between steps for "
+        f"{parts.in_steps_ns / NS_PER_S:.3f} s (S), measured inside it, and between steps for "
         f"{parts.between_ns / NS_PER_S:.3f} s"
         + (f"; the cost model's time of a step against the measured: {', '.join(errors)}" if errors else ""),
     )
+    if parts.drift is not None and parts.drift > MAX_DRIFT:
+        speeds = ", ".join(f"{measured_ns / expected_ns:.2f}" for measured_ns, expected_ns in parts.quarters)
+        yield warning(
+            "speed-drifted",
+            f"decode steps took {speeds} of their expected time in the four quarters of the run: the slowest "
+            f"{100 * parts.drift:.0f} % more than the fastest",
+            "The host changed its speed while it ran; look for other load on it. Nothing is corrected",
+        )
 
 
 def _moved_ns(manifest: Manifest) -> int:
