@@ -160,4 +160,5 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "history": section("history"),
     "devices": section("devices"),
     "memory": section("long_run"),
+    "late": section("late"),
 }

@@ -35,7 +35,7 @@ from harness.judge.analysis.stats import grouped
 from harness.judge.analysis.validity.invariants import check_experiment
 from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
 from harness.judge.compare.channels import BASES, Comparison, check_channels, compare
-from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, value_over
+from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, bound_over, value_over
 from harness.judge.compare.pairs import common_replicates, counted_runs, num_plans, without_a
 from harness.judge.compare.prices import Prices, prices_by_condition
 from harness.judge.compare.result import Family, one_plan
@@ -354,7 +354,11 @@ def _pairs(conditions: Sequence[ConditionFigures], prices: Mapping[str, Prices])
 def _measures(runs: Sequence[SealedRun]) -> dict[str, float | None]:
     """Every measure over these runs, but the costs, which have columns of their own."""
     own = (*OF_SERVERS, *OF_SIMULATIONS)
-    return {measure.column: value_over(measure, runs) for name, measure in MEASURES.items() if name not in own}
+    figures: dict[str, float | None] = {}
+    for measure in (measure for name, measure in MEASURES.items() if name not in own):
+        figures[measure.column] = value_over(measure, runs)
+        figures |= {measure.bound_column(end): bound_over(measure, runs, end) for end in measure.ends}
+    return figures
 
 
 def _of_each(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.judge.analysis.cost.devices import independent_samples, positive_mean_interval
 from harness.judge.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
 from harness.judge.analysis.figures import cells, place_of
+from harness.judge.analysis.late_reads import LateReads, TokenChunks, late_reads
 from harness.judge.analysis.logs.core_requests import core_requests
 from harness.judge.analysis.stats import (
     ROUNDING,
@@ -55,6 +56,8 @@ HOW_SURE = (
     "(p99: of 100 values each). Like these: the same server and settings, plans drawn as these were. Rare queues: "
     "where sessions arrive on their own, a few long queues decide the high percentiles, and these runs may hold none"
 )
+# What chunks that were read together leave uncertain.
+BOUNDED = ("ttft", "tpot", "itl")
 METRICS = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -73,7 +76,7 @@ class Latencies:
     session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
     "recomputed", "unknown". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns:
     from the first send to the last end in the window. device, unit: where in a fleet it ran. has_open_arrivals: its
-    sessions start at different times, whoever is still served.
+    sessions start at different times, whoever is still served. late: bounds, where the client read tokens late.
     """
 
     session: IntArray
@@ -90,6 +93,7 @@ class Latencies:
     device: str = ""
     unit: int = 0
     has_open_arrivals: bool = False
+    late: LateReads | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ class Percentile:
     """One percentile over all requests, ns. interval: over runs like these; why: why there is none.
 
     typical_bound: with CONFIDENCE, half of all runs like these have this percentile of their own at or below it; None
-    below seven runs, or where one of them has too few requests for a percentile of its own.
+    below seven runs, or where one of them has too few requests for a percentile of its own. at_least, at_most: what it
+    can be, as the client read tokens late; None where it can be nothing else.
     """
 
     q: float
@@ -105,6 +110,8 @@ class Percentile:
     interval: Interval | None
     why: NoInterval | None
     typical_bound: float | None
+    at_least: float | None = None
+    at_most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +204,11 @@ def latencies(run: SealedRun) -> Latencies:
     again = np.where(cached.is_valid().to_numpy(), "recomputed", "unknown")
     tokens = kept.column("completion_tokens").to_numpy().astype(np.int64)
     ttft_ns, tpot_ns = np.full(len(turn), np.nan), np.full(len(turn), np.nan)
-    itl_ns, itl_row = np.empty(0), np.empty(0, dtype=np.int64)
+    itl_ns, itl_row, late = np.empty(0), np.empty(0, dtype=np.int64), None
     if run.manifest.requested_client.get("stream", True):
-        row, at_ns, num_tokens = _arrivals(*token_chunks(run, kept))
+        chunks = token_chunks(run, kept)
+        late = late_reads(chunks, sent_ns, tokens)
+        row, at_ns, num_tokens = _arrivals(chunks.row, chunks.at_ns, chunks.num_tokens)
         starts = np.flatnonzero(np.diff(row, prepend=-1))
         ends = np.append(starts[1:], len(row))[: len(starts)] - 1
         having = row[starts]
@@ -224,6 +233,7 @@ def latencies(run: SealedRun) -> Latencies:
         device=place["device"],
         unit=place["unit"],
         has_open_arrivals=has_open_arrivals(run),
+        late=late,
     )
 
 
@@ -240,11 +250,8 @@ def _arrivals(row: IntArray, at_ns: IntArray, num_tokens: IntArray) -> tuple[Int
     return row[starts], at_ns[starts], np.add.reduceat(num_tokens, starts) if len(starts) else num_tokens
 
 
-def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
-    """(row of its request, instant, tokens) of every chunk with tokens, by request, in order of arrival.
-
-    The instant: see ``received_ns``.
-    """
+def token_chunks(run: SealedRun, requests: pa.Table) -> TokenChunks:
+    """The chunks with tokens of these requests; their row is the place of the request in the table."""
     chunks = with_tokens(run.table("chunks"))
     wanted = request_keys(requests)
     order = np.argsort(wanted)
@@ -252,10 +259,12 @@ def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray
     place = np.minimum(np.searchsorted(wanted[order], keys), max(0, len(order) - 1))
     row = order[place] if len(order) else np.zeros(len(keys), dtype=np.int64)
     is_wanted = wanted[row] == keys if len(order) else np.zeros(len(keys), dtype=np.bool_)
-    row, at_ns = row[is_wanted], received_ns(chunks)[is_wanted]
-    num_tokens = chunks.column("num_tokens").to_numpy().astype(np.int64)[is_wanted]
+    chunks = chunks.filter(pa.array(is_wanted))
+    row, at_ns, earliest = row[is_wanted], received_ns(chunks), chunks.column("earliest_ns")
+    earliest_ns = np.where(earliest.is_valid().to_numpy(), earliest.fill_null(0).to_numpy(), at_ns)
+    num_tokens = chunks.column("num_tokens").to_numpy().astype(np.int64)
     sorting = np.lexsort((at_ns, row))
-    return row[sorting], at_ns[sorting], num_tokens[sorting]
+    return TokenChunks(row[sorting], at_ns[sorting], num_tokens[sorting], earliest_ns[sorting])
 
 
 def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
@@ -339,7 +348,7 @@ def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
         else:
             groups[f"turn {turn}"] = lambda run, turn=turn: run.turn == turn
     distributions = (
-        _distribution(metric, group, [(run, _values(run, metric, is_in(run))) for run in observed])
+        _distribution(metric, group, [(run, is_in(run)) for run in observed])
         for group, is_in in groups.items()
         for metric in METRICS
     )
@@ -353,13 +362,46 @@ def _values(run: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray
     return values[~np.isnan(values)]
 
 
-def _distribution(metric: str, group: str, observed: Sequence[tuple[Latencies, FloatArray]]) -> Distribution | None:
-    runs, by_run = [run for run, values in observed if len(values)], [values for _, values in observed if len(values)]
-    if not by_run:
+def metric_bounds(run: Latencies, metric: str, is_in: NDArray[np.bool_] | None = None) -> tuple[FloatArray, FloatArray]:
+    """The least and the most that each value of a metric can be, in no order; the values where all are exact.
+
+    is_in: which requests; None: all. Of ITL there are more values where chunks were read together.
+    """
+    is_in = np.ones(len(run.turn), dtype=np.bool_) if is_in is None else is_in
+    late = run.late if metric in BOUNDED else None
+    if late is None:
+        return _values(run, metric, is_in), _values(run, metric, is_in)
+    if metric == "itl":
+        is_here = is_in[late.itl_row]
+        return late.itl_at_least_ns[is_here], late.itl_at_most_ns[is_here]
+    values: FloatArray = getattr(run, f"{metric}_ns")
+    least: FloatArray = getattr(late, f"{metric}_at_least_ns")
+    most = late.tpot_at_most_ns if metric == "tpot" else values
+    is_known = is_in & ~np.isnan(values)
+    low, high = (np.where(np.isnan(end), values, end)[is_known] for end in (least, most))
+    return low, high
+
+
+def _distribution(
+    metric: str, group: str, observed: Sequence[tuple[Latencies, NDArray[np.bool_]]]
+) -> Distribution | None:
+    seen = [(run, is_in, values) for run, is_in in observed if len(values := _values(run, metric, is_in))]
+    if not seen:
         return None
-    samples, unit = independent_samples(by_run, runs)
+    runs = [run for run, _, _ in seen]
+    samples, unit = independent_samples([values for _, _, values in seen], runs)
     hangs_on_queues = metric in QUEUED and any(run.has_open_arrivals for run in runs)
-    return Distribution(metric, group, sum(map(len, samples)), percentiles_of(samples, unit, hangs_on_queues))
+    percentiles = percentiles_of(samples, unit, hangs_on_queues)
+    if any(run.late is not None for run in runs):
+        low, high = zip(*(metric_bounds(run, metric, is_in) for run, is_in, _ in seen), strict=True)
+        percentiles = tuple(_with_bounds(each, np.concatenate(low), np.concatenate(high)) for each in percentiles)
+    return Distribution(metric, group, sum(map(len, samples)), percentiles)
+
+
+def _with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray) -> Percentile:
+    """With what it can be. low_ns, high_ns: the least and the most that each value can be."""
+    value, low, high = percentile.value, *(quantile(values, percentile.q) for values in (low_ns, high_ns))
+    return replace(percentile, at_least=low if low < value else None, at_most=high if high > value else None)
 
 
 def percentiles_of(samples: Sequence[FloatArray], unit: str, hangs_on_queues: bool) -> tuple[Percentile, ...]:
@@ -412,11 +454,15 @@ _PERCENTILE_CELLS = {
     "_low": "interval.low",
     "_high": "interval.high",
     "_typical_bound": "typical_bound",
+    "_at_least": "at_least",
+    "_at_most": "at_most",
 }
 
 
 def percentile_cells(percentiles: Sequence[Percentile]) -> dict[str, float | str | None]:
-    """Percentiles in ms, with the ends of their intervals, the bound of a typical run, and why there is no interval."""
+    """Percentiles in ms, with the ends of their intervals, the bound of a typical run, what they can be where tokens
+    were read late, and why there is no interval.
+    """
     row: dict[str, float | str | None] = {}
     for percentile in percentiles:
         name = f"p{percentile.q * 100:.0f}"

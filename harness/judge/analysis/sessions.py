@@ -163,7 +163,7 @@ def _last_ns(run: SealedRun, requests: pa.Table, columns: dict[str, IntArray]) -
     if not run.manifest.requested_client.get("stream", True):
         return last_ns
     finished = np.flatnonzero(columns["outcome"] == Outcome.FINISHED)
-    row, at_ns, _ = token_chunks(run, requests.take(columns["last_row"][finished]))
+    row, at_ns, *_ = token_chunks(run, requests.take(columns["last_row"][finished]))
     ends = np.flatnonzero(np.diff(row, append=-1))
     last_ns[finished[row[ends]]] = at_ns[ends]
     return last_ns

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.judge.analysis.figures import run_figures
-from harness.judge.analysis.serving import latencies, slo_of
+from harness.judge.analysis.serving import latencies, metric_bounds, slo_of
 from harness.judge.analysis.sessions import session_times
 from harness.judge.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
 from harness.measure.records import SealedRun
@@ -27,6 +27,16 @@ class Value(NamedTuple):
 
     amount: float
     units: float = 1.0
+
+
+class Bounds(NamedTuple):
+    """What a figure of one run can be, in the unit of its column."""
+
+    at_least: float
+    at_most: float
+
+
+End = Literal["at_least", "at_most"]
 
 
 class Counted(str, Enum):
@@ -51,7 +61,8 @@ class Measure:
     it. is_lower_better: which way is better. words: what a shown ratio below and above 1 is called. quantile: over what
     is counted of a run. limit: the largest ratio to a baseline that ``harness gate`` accepts unless the user gives
     another; None: judged only when it is named. least: no run can have less; there a value has no meaning. may_be_zero:
-    of some runs of a ratio of sums. target: the key of [slo] that it depends on.
+    of some runs of a ratio of sums. target: the key of [slo] that it depends on. bounds: what it can be in a run whose
+    tokens the client read late; None where it is exact. ends: which of them can differ from it.
     """
 
     name: str
@@ -66,6 +77,12 @@ class Measure:
     may_be_zero: bool = False
     counted: Counted = Counted.REQUESTS
     target: str = ""
+    bounds: Callable[[SealedRun], Bounds | None] | None = None
+    ends: tuple[End, ...] = ()
+
+    def bound_column(self, end: End) -> str:
+        """The column of a bound: ttft_p50_at_least_ms."""
+        return f"{self.column.removesuffix('_ms')}_{end}_ms"
 
     @property
     def num_needed(self) -> int:
@@ -110,6 +127,40 @@ def _percentile(of: str, q: float) -> Callable[[SealedRun], Value | None]:
         return Value(quantile(values, q) / NS_PER_MS) if len(values) else None
 
     return value
+
+
+def bound_over(measure: Measure, runs: Sequence[SealedRun], end: End) -> float | None:
+    """What the measure over several runs can be at this end; None where it is exact, or not known."""
+    value = None if measure.bounds is None else value_over(measure, runs)
+    if value is None or measure.bounds is None:
+        return None
+    bounds = [measure.bounds(run) for run in runs]
+    exact = [measure.of(run) if bound is None else None for run, bound in zip(runs, bounds, strict=True)]
+    ends = [float(getattr(bound, end)) for bound in bounds if bound is not None]
+    mean = sum([*ends, *(each.amount for each in exact if each is not None)]) / len(runs)
+    return None if not ends or mean == value else mean
+
+
+def _bounds(metric: str, of: Callable[[FloatArray], float]) -> Callable[[SealedRun], Bounds | None]:
+    """The bounds of a figure of a run's latencies, ms; they hold the figure of the values themselves too."""
+
+    def bounds(run: SealedRun) -> Bounds | None:
+        observed = latencies(run)
+        values: FloatArray = getattr(observed, f"{metric}_ns")
+        values = values[~np.isnan(values)]
+        if observed.late is None or not len(values):
+            return None
+        value_ns, *ends_ns = (of(each) for each in (values, *metric_bounds(observed, metric)))
+        return Bounds(min(value_ns, *ends_ns) / NS_PER_MS, max(value_ns, *ends_ns) / NS_PER_MS)
+
+    return bounds
+
+
+def _percentile_bounds(metric: str, q: float) -> Callable[[SealedRun], Bounds | None]:
+    return _bounds(metric, lambda values: quantile(values, q))
+
+
+BOTH: tuple[End, End] = ("at_least", "at_most")
 
 
 def _a(run: SealedRun) -> Value | None:
@@ -223,6 +274,8 @@ MEASURES: Mapping[str, Measure] = {
             _percentile("ttft_ns", 0.5),
             quantile=0.5,
             limit=1.05,
+            bounds=_percentile_bounds("ttft", 0.5),
+            ends=("at_least",),
         ),
         Measure(
             "ttft_p99",
@@ -231,14 +284,26 @@ MEASURES: Mapping[str, Measure] = {
             _percentile("ttft_ns", 0.99),
             quantile=0.99,
             limit=1.10,
+            bounds=_percentile_bounds("ttft", 0.99),
+            ends=("at_least",),
         ),
-        Measure("tpot", "tpot_ms", "mean time per output token, ms", _tpot, limit=1.01),
+        Measure(
+            "tpot",
+            "tpot_ms",
+            "mean time per output token, ms",
+            _tpot,
+            limit=1.01,
+            bounds=_bounds("tpot", lambda values: float(values.mean())),
+            ends=BOTH,
+        ),
         Measure(
             "itl_p50",
             "itl_p50_ms",
             "median time between tokens, ms",
             _percentile("itl_ns", 0.5),
             quantile=0.5,
+            bounds=_percentile_bounds("itl", 0.5),
+            ends=BOTH,
         ),
         Measure(
             "e2e_p50",

@@ -33,6 +33,7 @@ from harness.measure.records.schema import ABORTED, values_of
 # Columns of the requests table that a request has unchanged.
 AS_RECORDED = ("session", "request_id", "response_id", "status", "http_status", "finish_reason", "cached_tokens")
 LATENCIES = ("ttft_ns", "tpot_ns", "e2e_ns", "queue_ns")
+BOUNDS = ("ttft_at_least_ns", "tpot_at_least_ns", "tpot_at_most_ns")
 UNIX_NS = "ns since 1970"
 PERCENTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
@@ -72,6 +73,9 @@ class MeasuredRequest:
     tpot_ns: float | None = _column("mean time between its tokens after the first", "ns")
     e2e_ns: float | None = _column("sent until the end of the response", "ns")
     queue_ns: float | None = _column("from sending to its slot, by the log", "ns")
+    ttft_at_least_ns: float | None = _column("ttft_ns if its chunk came as early as it can; null where exact", "ns")
+    tpot_at_least_ns: float | None = _column("tpot_ns if its last chunk came as early as it can; null: exact", "ns")
+    tpot_at_most_ns: float | None = _column("tpot_ns if its first chunk came as early as it can; null: exact", "ns")
     token_ns: NDArray[np.int64] = _column("instant of each token", UNIX_NS)  # noqa: RUF009  # makes a field
     itl_ns: FloatArray = _column("gap before each token after the first", "ns")  # noqa: RUF009  # makes a field
 
@@ -190,17 +194,20 @@ def _requests(run: SealedRun, wall_ns: int) -> Iterable[MeasuredRequest]:
     known = latencies(run)
     answered = {key: row for row, key in enumerate(zip(known.session.tolist(), known.turn.tolist(), strict=True))}
     gaps = _grouped(known.itl_ns, known.itl_row, len(answered))
-    row_of_token, at_ns, num_tokens = token_chunks(run, sent)
-    tokens = _grouped(np.repeat(at_ns, num_tokens), np.repeat(row_of_token, num_tokens), sent.num_rows)
+    chunks = token_chunks(run, sent)
+    row_of_token, at_ns = (np.repeat(values, chunks.num_tokens) for values in (chunks.row, chunks.at_ns))
+    tokens = _grouped(at_ns, row_of_token, sent.num_rows)
     for place, row in enumerate(sent.to_pylist()):
         if row["sent_ns"] is None or row["done_ns"] is None:
             continue
         key = (row["session"], row["request"])
         figure = answered.get(key)
-        latency: dict[str, Any] = dict.fromkeys(LATENCIES)
+        latency: dict[str, Any] = dict.fromkeys((*LATENCIES, *BOUNDS))
         if figure is not None:
             values = [float(getattr(known, name)[figure]) for name in LATENCIES]
-            latency |= {name: value for name, value in zip(LATENCIES, values, strict=True) if not math.isnan(value)}
+            values += [math.nan if known.late is None else float(getattr(known.late, name)[figure]) for name in BOUNDS]
+            names = (*LATENCIES, *BOUNDS)
+            latency |= {name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)}
         yield MeasuredRequest(
             **{name: row[name] for name in AS_RECORDED},
             **{name: row[name] + wall_ns for name in ("trigger_ns", "due_ns", "sent_ns", "done_ns")},

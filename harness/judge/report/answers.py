@@ -13,6 +13,7 @@ from harness.judge.analysis import RunFigures
 from harness.judge.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause, Seen
 from harness.judge.analysis.cost.step_parts import StepParts
 from harness.judge.analysis.figures import figure_at
+from harness.judge.analysis.serving import Percentile
 from harness.judge.analysis.stats import Interval
 from harness.judge.compare.answer import change, interval_in_words, main_answers, source_of
 from harness.judge.compare.channels import ChannelRatio, Comparison
@@ -88,6 +89,15 @@ def fixed(value: float | None, decimals: int, unit: int = 1) -> str:
 def short_ms(duration_ns: float | None) -> str:
     """Milliseconds with a decimal, from 1,000 on without."""
     return fixed(duration_ns, int(duration_ns is None or duration_ns < 1000 * NS_PER_MS), NS_PER_MS)
+
+
+def bound_words(percentile: Percentile) -> str:
+    """What a percentile can be, as its tokens were read late, in ms: its least and its most; empty where none shows."""
+    ends = {"\u2265": percentile.at_least, "\u2264": percentile.at_most}
+    shown = short_ms(percentile.value)
+    return " ".join(
+        f"{sign}{short_ms(end)}" for sign, end in ends.items() if end is not None and short_ms(end) != shown
+    )
 
 
 def count(number: int, noun: str) -> str:

@@ -27,7 +27,7 @@ from harness.html import content_security_policy, style
 from harness.judge.analysis.reuse_by_wait import HOW_REUSED
 from harness.judge.analysis.serving import HOW_SURE, METRICS
 from harness.judge.report import glossary
-from harness.judge.report.answers import DASH, answers, count, fixed, interval_legend, short_ms
+from harness.judge.report.answers import DASH, answers, bound_words, count, fixed, interval_legend, short_ms
 from harness.judge.report.latency_plots import lateness_plot, serving_plot, sweep_plot
 from harness.judge.report.plots import (
     cost_plot,
@@ -356,6 +356,7 @@ def _environment() -> Environment:
         "milliseconds": partial(fixed, decimals=3, unit=NS_PER_MS),
         "check_value": _check_value,
         "ms": short_ms,
+        "bounds": bound_words,
     }
     environment.filters.update(filters)
     return environment

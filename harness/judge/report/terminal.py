@@ -22,6 +22,7 @@ from harness.judge.report.answers import (
     DASH,
     Channel,
     answers,
+    bound_words,
     channels_of,
     count,
     counted_words,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
 STOP_COLORS = {Verdict.GO_ON: "cyan", Verdict.INCONCLUSIVE: "yellow", Verdict.HIGHER: "red"}
+LATE_LEGEND = "Below a figure, \u2265 and \u2264: what it can be, as the client read tokens late"
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
@@ -169,6 +171,8 @@ def serving_table(summary: ExperimentSummary) -> Table:
         "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
         f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving"
     )
+    if any("\n" in cell for row in rows for cell in row[1:]):
+        caption = f"{caption}. {LATE_LEGEND}"
     return Table(f"Serving figures [ms; per s{_model_time(summary)}]", caption, columns, tuple(rows), summary.origin)
 
 
@@ -276,10 +280,12 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
         )
         for each in by_metric
     )
+    is_late = any(bound_words(one) for each in figures.distributions for one in each.percentiles)
+    late = f" {LATE_LEGEND}." if is_late else ""
     return Table(
         f"{figures.condition}: {figures.num_requests} requests{summary.window} in {figures.num_runs} runs; "
         f"{', '.join(rates)} [ms{_model_time(summary)}]",
-        f"below a percentile: its interval, or why there is none; \u2264: typical run. {HOW_SURE}",
+        f"below a percentile: its interval, or why there is none; \u2264: typical run. {HOW_SURE}{late}",
         ("metric", "requests", "values", "p50", "\u2264", "p90", "\u2264", "p99", "\u2264"),
         tuple(rows),
         summary.origin,
@@ -301,12 +307,16 @@ def _bounded(percentile: Percentile) -> tuple[str, str]:
     below = "" if percentile.why is None else _WHY[percentile.why]
     if interval is not None:
         below = f"{short_ms(interval.low)}\u2013{short_ms(interval.high)}"
-    return f"{short_ms(percentile.value)}\n{below}", DASH if bound is None else short_ms(bound)
+    lines = [short_ms(percentile.value), below, *filter(None, [bound_words(percentile)])]
+    return "\n".join(lines), DASH if bound is None else short_ms(bound)
 
 
 def _percentile(figures: ServingFigures, metric: str, q: float) -> str:
     distribution = figures.of(metric)
-    return DASH if distribution is None else short_ms(distribution.at(q).value)
+    if distribution is None:
+        return DASH
+    percentile = distribution.at(q)
+    return "\n".join([short_ms(percentile.value), *filter(None, [bound_words(percentile)])])
 
 
 def _rate(rate: Rate | None) -> str:

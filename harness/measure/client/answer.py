@@ -110,7 +110,7 @@ class Answer:
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.chunks: list[ChunkStamp] = []
-        # By the stamp of a receive that brought several events: the earliest instant at which they can have come.
+        # By the stamp of a receive that is not exact: the earliest instant at which it can have come.
         self.not_before: dict[int, int] = {}
         # Place of the chunk, and its letters.
         self._text_chunks: list[tuple[int, int]] = []

@@ -18,9 +18,10 @@ from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, DeadlineTimer, monoton
 from harness.measure.client.answer import describe_error_body
 from harness.measure.client.connection import Connection, ConnectionPool, allow_sockets
 from harness.measure.client.exchange import PIECES_AT_ONCE, Exchange, header_lines, request_bytes, request_head
-from harness.measure.client.host import SHORT_SLICE_NS, RunDelay, SchedulerSlice
+from harness.measure.client.host import SHORT_SLICE_NS, SchedulerSlice
 from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
 from harness.measure.client.rows import ABSENT
+from harness.measure.client.visits import Visits
 
 if TYPE_CHECKING:
     from harness.measure.client.replay_state import Due, ReplayState
@@ -43,8 +44,6 @@ TURN_NS = 20 * NS_PER_US
 TURN_LEAD_NS = 60 * NS_PER_US
 MAX_WAITING_JOBS = 256
 FAR_AWAY_NS = 1 << 62
-# A thread that slept runs so soon after its wake-up, besides the time that it waits for a core.
-WAKE_NS = 100 * NS_PER_US
 EVENT_START = b"data:"
 # The purpose of a deadline. Deadlines of the same instant are met in this order.
 PREPARE, SEND, LEAVE = range(3)
@@ -68,10 +67,6 @@ class EpollReplay:
         self.offsets = OffsetLog()
         self.spun_ns = self.num_wakeups = self.num_reconnects = self.ended_ns = 0
         self._next_beat_ns = 0
-        # When the latest poll returned, which showed all that was there; and the same of the poll before it: what the
-        # latest poll showed came after that. When the latest poll began to sleep (0: it did not), and the most that
-        # this thread waited for a core in it.
-        self._polled_ns = self._not_before_ns = self._slept_from_ns = self._waited_ns = 0
         # (instant, what for, row)
         self._deadlines: list[tuple[int, int, int]] = []
         self._jobs: deque[Callable[[], object]] = deque()
@@ -87,7 +82,7 @@ class EpollReplay:
         choose_start: called once everything is ready; returns that start.
         """
         state, clock = self._state, self._state.clock
-        with select.epoll() as self._epoll, DeadlineTimer() as self._timer, closing(RunDelay()) as self._run_delay:
+        with select.epoll() as self._epoll, DeadlineTimer() as self._timer, closing(Visits()) as self._visits:
             self._pool = ConnectionPool(self._epoll, self._target.endpoint.host, self._target.endpoint.port)
             self._epoll.register(self._timer.fd, EPOLLIN)
             try:
@@ -165,26 +160,11 @@ class EpollReplay:
 
     def _poll(self, timeout_s: float, now_ns: int) -> list[tuple[int, int]]:
         """Events of epoll. now_ns: the present instant where this may sleep, else 0."""
-        self._not_before_ns, self._slept_from_ns, self._waited_ns = self._polled_ns, now_ns, 0
+        self._visits.begin(now_ns)
         events = self._epoll.poll(timeout_s, MAX_EVENTS)
         # Of more events than that, the rest was there too.
-        if len(events) < MAX_EVENTS:
-            self._polled_ns = monotonic_ns()
+        self._visits.end(is_all=len(events) < MAX_EVENTS)
         return events
-
-    def _earliest_ns(self, exchange: Exchange) -> int:
-        """The earliest instant at which what was just received can have come.
-
-        After the poll before, which did not show it, and after the last receive. A poll that slept was woken by the
-        first that came: then it was not before this thread could run again.
-        """
-        earliest_ns, waited_ns = self._not_before_ns, self._run_delay.since_last_ns()
-        if self._slept_from_ns and waited_ns is not None:
-            self._waited_ns += waited_ns
-            woken_ns = self._polled_ns - self._waited_ns - WAKE_NS
-            if woken_ns > self._slept_from_ns + WAKE_NS:
-                earliest_ns = max(earliest_ns, woken_ns)
-        return max(earliest_ns, exchange.last_received_ns, self._rows.sent_ns[exchange.row])
 
     def _spin(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
         """Wait for a near deadline without giving up the core."""
@@ -206,7 +186,7 @@ class EpollReplay:
         self._next_beat_ns = now_ns + HEARTBEAT_NS
         if now_ns >= self.offsets.next_ns:
             self.offsets.sample()
-        self._run_delay.since_last_ns()
+        self._visits.forget_waits()
         for connection, problem in self._pool.overdue(now_ns):
             self._break(connection, "timeout", problem)
         self._state.beat(now_ns)
@@ -257,7 +237,10 @@ class EpollReplay:
                 self._break(connection, "connection", f"closed by the server ({connection.describe_progress()})")
             return
         if data.count(EVENT_START) > 1:
-            exchange.answer.not_before[received_ns] = self._earliest_ns(exchange)
+            # The kernel's stamp is that of the last segment.
+            exchange.answer.not_before[received_ns] = max(
+                self._visits.earliest_ns(), exchange.last_received_ns, self._rows.sent_ns[exchange.row]
+            )
         exchange.take(received_ns, kernel_stamp_ns(ancillary), data)
         if exchange.problem:
             self._break(connection, "bad_response", exchange.problem)

@@ -1,18 +1,20 @@
 """The portable replay client, on asyncio and aiohttp: same state and rows as the epoll loop, coarser timing.
 
 For hosts without epoll, for every https server, and as a second opinion on the epoll client. The same ``Exchange``
-reads answers, so both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its
-rows.
+reads answers, so both clients judge them alike. It retries nothing and has no kernel stamps: each of its stamps is an
+upper bound, and it notes the lower one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -22,6 +24,7 @@ from harness.errors import printable
 from harness.measure.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
 from harness.measure.client.exchange import Exchange
 from harness.measure.client.rows import ABSENT
+from harness.measure.client.visits import Visits
 from harness.measure.records.schema import ABORTED
 
 if TYPE_CHECKING:
@@ -59,10 +62,22 @@ class PortableReplay:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self._run())
+            return self._run_in_loop()
         # Called from a notebook, whose own loop runs in this thread.
         with ThreadPoolExecutor(1) as elsewhere:
-            return elsewhere.submit(lambda: asyncio.run(self._run())).result()
+            return elsewhere.submit(self._run_in_loop).result()
+
+    def _run_in_loop(self) -> int:
+        """As ``asyncio.run``, with a loop that notes its polls."""
+        with closing(Visits()) as self._visits:
+            loop = asyncio.SelectorEventLoop(_NotingSelector(self._visits))
+            try:
+                return loop.run_until_complete(self._run())
+            finally:
+                loop.run_until_complete(_cancel_others())
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.run_until_complete(loop.shutdown_default_executor())
+                loop.close()
 
     async def _run(self) -> int:
         state = self._state
@@ -78,11 +93,13 @@ class PortableReplay:
             read_bufsize=1 << 20,
             # No compressed body was requested, and a small one could unpack to a very large one.
             auto_decompress=False,
+            trace_configs=[self._trace()],
         ) as self._http:
             start_ns = monotonic_ns() + START_LEAD_NS
             self._start(state.release(state.clock.from_monotonic_ns(start_ns)))
             while not state.is_finished and not self._failures:
                 self._on_slack()
+                self._visits.forget_waits()
                 state.beat(monotonic_ns())
                 if self._is_stopped():
                     await self._stop()
@@ -92,6 +109,16 @@ class PortableReplay:
                 await self._stop()
                 raise self._failures[0]
         return start_ns
+
+    def _trace(self) -> aiohttp.TraceConfig:
+        """Stamps a request when its body is handed over: a connection may have to be made before."""
+
+        async def on_body(_session: Any, context: Any, _chunk: Any) -> None:
+            self._rows.sent_ns[context.trace_request_ctx] = monotonic_ns()
+
+        trace = aiohttp.TraceConfig()
+        trace.on_request_chunk_sent.append(on_body)
+        return trace
 
     async def _stop(self) -> None:
         for task in self._tasks:
@@ -161,10 +188,10 @@ class PortableReplay:
             "X-Request-Id": self._rows.request_id[row],
         }
         exchange = Exchange(row, answer, body)
-        _CURRENT.set(exchange)
         self._rows.sent_ns[row] = monotonic_ns()
+        _CURRENT.set(_Receiver(exchange, self._visits, self._rows.sent_ns[row]))
         try:
-            async with self._http.post(self._url, data=body, headers=headers) as response:
+            async with self._http.post(self._url, data=body, headers=headers, trace_request_ctx=row) as response:
                 status, problem = await self._read(exchange, response)
         except asyncio.TimeoutError:
             status, problem = "timeout", "no end within the limit"
@@ -195,23 +222,60 @@ class PortableReplay:
         return "", ""
 
 
-# The exchange that the running task performs.
-_CURRENT: ContextVar[Exchange] = ContextVar("exchange")
+async def _cancel_others() -> None:
+    """Cancel the tasks that an exception left behind, and see them to their end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class _NotingSelector(selectors.DefaultSelector):
+    """The selector of the loop: it notes when each poll began and returned."""
+
+    def __init__(self, visits: Visits) -> None:
+        super().__init__()
+        self._visits = visits
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._visits.begin(0 if timeout is not None and timeout <= 0 else monotonic_ns())
+        events = super().select(timeout)
+        self._visits.end()
+        return events
+
+
+class _Receiver(NamedTuple):
+    """What becomes of the receives of a request. sent_ns: CLOCK_MONOTONIC."""
+
+    exchange: Exchange
+    visits: Visits
+    sent_ns: int
+
+    def take(self, data: bytes) -> None:
+        exchange = self.exchange
+        earliest_ns = max(self.visits.earliest_ns(), exchange.last_received_ns, self.sent_ns)
+        received_ns = monotonic_ns()
+        exchange.answer.not_before[received_ns] = earliest_ns
+        exchange.take(received_ns, NO_KERNEL_STAMP, data)
+
+
+# What receives the answer to the request that the running task performs.
+_CURRENT: ContextVar[_Receiver] = ContextVar("receiver")
 
 
 class _Connection(ResponseHandler):
     """A connection that passes each receive to the exchange too, because aiohttp accepts some broken HTTP."""
 
-    exchange: Exchange | None = None
+    receiver: _Receiver | None = None
 
     def set_response_params(self, **options: Any) -> None:
         """Called by aiohttp, in the task of a request, before the request is sent."""
-        self.exchange = _CURRENT.get()
+        self.receiver = _CURRENT.get()
         super().set_response_params(**options)
 
     def data_received(self, data: bytes) -> None:
-        if data and self.exchange is not None:
-            self.exchange.take(monotonic_ns(), NO_KERNEL_STAMP, data)
+        if data and self.receiver is not None:
+            self.receiver.take(data)
         super().data_received(data)
 
 

@@ -11,7 +11,6 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from harness.model.plan import Plan
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 ABSENT = -1
 # 240 kB: small beside a prompt, and written in a fraction of a millisecond.
@@ -44,9 +44,19 @@ NOTHING: Mapping[int, int] = MappingProxyType({})
 TEXTS = pa.schema(
     [("row", pa.int32()), *((name, pa.string()) for name in ("response_id", "finish_reason", "token_digest"))]
 )
-# Stamps of the receive (monotonic, and realtime of the kernel), number of tokens, whether other events came with it.
-pack_chunk = struct.Struct("<qqib").pack
-CHUNK_RECORD = np.dtype([("received_ns", "<i8"), ("kernel_ns", "<i8"), ("num_tokens", "<i4"), ("is_coalesced", "i1")])
+# Stamps of the receive (monotonic, and realtime of the kernel), the earliest instant at which it can have come (ABSENT
+# where its stamp is exact), number of tokens, whether other events came with it, whether it is the first with tokens.
+pack_chunk = struct.Struct("<qqqibb").pack
+CHUNK_RECORD = np.dtype(
+    [
+        ("received_ns", "<i8"),
+        ("kernel_ns", "<i8"),
+        ("earliest_ns", "<i8"),
+        ("num_tokens", "<i4"),
+        ("is_coalesced", "i1"),
+        ("is_first", "i1"),
+    ]
+)
 
 
 class SpillFile:
@@ -162,7 +172,7 @@ class RequestRows:
 
 
 class ChunkRows:
-    """One record per received chunk, 21 bytes each; past ``BLOCK_CHUNKS`` they wait in a file.
+    """One record per received chunk, 30 bytes each; past ``BLOCK_CHUNKS`` they wait in a file.
 
     Kernel stamps stay CLOCK_REALTIME until the offsets are known. folder: as of ``SpillFile``.
     """
@@ -174,9 +184,6 @@ class ChunkRows:
         self._num_chunks = array("i")
         self._records = bytearray()
         self._file: SpillFile | None = None
-        # Of each chunk with tokens that was read together with others: whether it is the first of its answer, the
-        # earliest instant at which it can have come, and its two stamps.
-        self._together = array("q")
 
     @property
     def num_spilled(self) -> int:
@@ -185,15 +192,15 @@ class ChunkRows:
 
     def extend(self, row: int, stamps: Sequence[ChunkStamp], not_before: Mapping[int, int] = NOTHING) -> None:
         """Append all chunks of one request. not_before: as an ``Answer`` has it."""
-        if not_before:
-            with_tokens = [stamp for stamp in stamps if stamp[2]]
-            for place, (received_ns, kernel_ns, _, _) in enumerate(with_tokens):
-                if received_ns in not_before:
-                    self._together.extend((place == 0, not_before[received_ns], kernel_ns, received_ns))
         if stamps:
             self._row.append(row)
             self._num_chunks.append(len(stamps))
-            self._records += b"".join(starmap(pack_chunk, stamps))
+            first = next((place for place, stamp in enumerate(stamps) if stamp[2]), ABSENT)
+            for place, (received_ns, kernel_ns, num_tokens, is_coalesced) in enumerate(stamps):
+                earliest_ns = not_before.get(received_ns, ABSENT)
+                self._records += pack_chunk(
+                    received_ns, kernel_ns, earliest_ns, num_tokens, is_coalesced, place == first
+                )
 
     def spill(self) -> None:
         """Move a full block to the file; call between events (about 0.2 ms when there is one to move)."""
@@ -201,18 +208,19 @@ class ChunkRows:
             self._move()
 
     def together_facts(self, offsets: OffsetLog | None) -> dict[str, Any]:
-        """How many chunks were read together with others, and how much earlier they can have come than their stamp.
+        """How many chunks have a stamp that is not exact, and how much earlier they can have come than it says.
 
         First tokens apart from all chunks; ms of wall time, the sum and the longest.
         """
-        is_first, earliest, kernel, received = np.frombuffer(self._together, dtype=np.int64).reshape(-1, 4).T
-        at = received
-        if offsets is not None:
-            monotonic, is_trusted = offsets.to_monotonic(kernel, received)
-            at = np.where(is_trusted, monotonic, received)
-        widths_ms = np.maximum(0, at - earliest) / NS_PER_MS
+        self._move()
+        widths: dict[str, list[FloatArray]] = {"first": [], "all": []}
+        for records in self._record_blocks():
+            inexact = records[(records["earliest_ns"] != ABSENT) & (records["num_tokens"] > 0)]
+            width_ms = np.maximum(0, _stamps(inexact, offsets)[0] - inexact["earliest_ns"]) / NS_PER_MS
+            widths["first"].append(width_ms[inexact["is_first"] == 1])
+            widths["all"].append(width_ms)
         counts = {"first": len(self._num_chunks), "all": sum(self._num_chunks)}
-        of = {"first": widths_ms[is_first == 1], "all": widths_ms}
+        of = {name: np.concatenate([np.empty(0), *parts]) for name, parts in widths.items()}
         return {
             "read_together": {
                 name: {
@@ -224,6 +232,13 @@ class ChunkRows:
                 for name, widths in of.items()
             }
         }
+
+    def _record_blocks(self) -> Iterator[NDArray[np.void]]:
+        """All records in the file, in the order of ``extend``."""
+        assert self._file is not None
+        size = BATCH_CHUNKS * CHUNK_RECORD.itemsize
+        for place in range(0, self._file.num_bytes, size):
+            yield np.frombuffer(self._file.read(place, size), dtype=CHUNK_RECORD)
 
     def _move(self) -> None:
         self._file = self._file or SpillFile(self._folder)
@@ -265,26 +280,30 @@ class ChunkRows:
         records = np.frombuffer(data, dtype=CHUNK_RECORD)
         row = np.repeat(np.frombuffer(self._row, dtype=np.int32)[entries], num_chunks)
         firsts = np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
-        received = np.ascontiguousarray(records["received_ns"])
+        received, earliest = (np.ascontiguousarray(records[name]) for name in ("received_ns", "earliest_ns"))
+        at, is_trusted = _stamps(records, offsets)
+        is_inexact = (earliest != ABSENT) & (earliest < at)
         columns: dict[str, pa.Array] = {
             "session": pa.array(np.frombuffer(rows.session, dtype=np.int32)[row]),
             "request": pa.array(np.frombuffer(rows.request, dtype=np.int32)[row]),
             "chunk": pa.array((np.arange(len(row)) - firsts).astype(np.int32)),
             "received_ns": pa.array(_to_clock(received, clock)),
-            "kernel_ns": _kernel_column(np.ascontiguousarray(records["kernel_ns"]), received, clock, offsets),
+            # A chunk without a stamp has a number that no clock can hold.
+            "kernel_ns": pa.array(_to_clock(np.where(is_trusted, at, 0), clock), mask=~is_trusted),
+            "earliest_ns": pa.array(_to_clock(np.where(is_inexact, earliest, 0), clock), mask=~is_inexact),
             "num_tokens": pa.array(np.ascontiguousarray(records["num_tokens"])),
             "is_coalesced": pa.array(records["is_coalesced"].astype(np.bool_)),
         }
         return pa.record_batch([columns[name] for name in CHUNKS.names], schema=CHUNKS)
 
 
-def _kernel_column(realtime: IntArray, received: IntArray, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Array:
-    """realtime: CLOCK_REALTIME ns, negative where there is no stamp."""
+def _stamps(records: NDArray[np.void], offsets: OffsetLog | None) -> tuple[IntArray, NDArray[np.bool_]]:
+    """When each chunk came (CLOCK_MONOTONIC ns), and whether that is the kernel's stamp: it may be absent or wrong."""
+    received, kernel = (np.ascontiguousarray(records[name]) for name in ("received_ns", "kernel_ns"))
     if offsets is None:
-        return pa.nulls(len(received), pa.int64())
-    monotonic, is_trusted = offsets.to_monotonic(realtime, received)
-    # A chunk without a stamp has a number that no clock can hold.
-    return pa.array(_to_clock(np.where(is_trusted, monotonic, 0), clock), mask=~is_trusted)
+        return received, np.zeros(len(received), dtype=np.bool_)
+    monotonic, is_trusted = offsets.to_monotonic(kernel, received)
+    return np.where(is_trusted, monotonic, received), is_trusted
 
 
 def _nullable(values: Sequence[int], kind: DTypeLike) -> pa.Array:

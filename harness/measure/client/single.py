@@ -84,13 +84,13 @@ def replay_here(
                 "num_reconnects": loop.num_reconnects,
                 "clock_offset_samples_ns": offsets.some(MAX_OFFSET_SAMPLES),
                 "clock_steps": offsets.steps(),
-                **state.chunks.together_facts(offsets),
             }
         else:
             from harness.measure.client.portable import PortableReplay
 
             start_ns = PortableReplay(state, target, is_stopped=is_stopped, on_slack=deliver).run()
             offsets, facts = None, {}
+        facts |= state.chunks.together_facts(offsets)
         requests = state.rows_table()
         usage = cpu.read()
     sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)

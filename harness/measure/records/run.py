@@ -272,7 +272,7 @@ class SealedRun:
 
     def _read_table(self, name: str) -> pa.Table:
         path = self.table_file(name)
-        return schema.empty(name) if path is None else self._parquet(path)
+        return schema.empty(name) if path is None else schema.with_newer_columns(name, self._parquet(path))
 
     def _parquet(self, path: Path) -> pa.Table:
         try:

@@ -92,6 +92,14 @@ CHUNKS = pa.schema(
         column("chunk", _INT32, "which piece of the answer, from 0"),
         column("received_ns", _INT64, "when the client had it", CLOCK_NS),
         column("kernel_ns", _INT64, "when the kernel had received it, where it was stamped", CLOCK_NS, nullable=True),
+        column(
+            "earliest_ns",
+            _INT64,
+            "the earliest instant at which it can have come, where the client read it late; null where its stamp is "
+            "exact",
+            CLOCK_NS,
+            nullable=True,
+        ),
         column("num_tokens", _INT32, "tokens in it; the first with any is the first token", "tokens"),
         column("is_coalesced", _BOOL, "whether one read brought it together with others, so that they share a stamp"),
     ]
@@ -189,6 +197,27 @@ LATENCIES = pa.schema(
         column("queue_ns", _INT64, "from sending to its slot, by the log; null without a KV log", "ns", nullable=True),
         column("ttft_ns", _INT64, "from sending to its first token; null without streaming", "ns", nullable=True),
         column("tpot_ns", _FLOAT, "mean time between its tokens after the first", "ns", nullable=True),
+        column(
+            "ttft_at_least_ns",
+            _INT64,
+            "ttft_ns if its chunk came as early as it can; null where exact",
+            "ns",
+            nullable=True,
+        ),
+        column(
+            "tpot_at_least_ns",
+            _FLOAT,
+            "tpot_ns if its last chunk came as early as it can; null where exact",
+            "ns",
+            nullable=True,
+        ),
+        column(
+            "tpot_at_most_ns",
+            _FLOAT,
+            "tpot_ns if its first chunk came as early as it can; null where exact",
+            "ns",
+            nullable=True,
+        ),
         column("e2e_ns", _INT64, "sent until the end of the response", "ns", nullable=True),
         column("prompt_tokens", _INT32, "prompt as the server counted it", "tokens", nullable=True),
         column("cached_tokens", _INT32, "reused part of it; null where unknown", "tokens", nullable=True),
@@ -281,6 +310,14 @@ def conform_stream(name: str, rows: RowStream) -> RowStream:
             yield from conform(name, pa.Table.from_batches([batch])).to_batches()
 
     return RowStream(TABLES[name], rows.num_rows, batches)
+
+
+def with_newer_columns(name: str, table: pa.Table) -> pa.Table:
+    """A stored table with the columns that it lacks since an earlier release wrote it, filled with nulls."""
+    for place, field in enumerate(TABLES[name]):
+        if field.nullable and field.name not in table.column_names:
+            table = table.add_column(place, field, pa.nulls(table.num_rows, field.type))
+    return table
 
 
 def empty(name: str) -> pa.Table:

@@ -284,9 +284,10 @@ def _run_row(run: SealedRun) -> dict[str, object]:
 
 _LATENCIES = f"""
 with first_tokens as (
-    select experiment, condition, replicate, session, request, min(coalesce(kernel_ns, received_ns)) as first_ns,
-        max(coalesce(kernel_ns, received_ns)) as last_ns
-    from chunks where num_tokens > 0 group by all
+    select experiment, condition, replicate, session, request, min(at_ns) as first_ns, max(at_ns) as last_ns,
+        arg_min(coalesce(earliest_ns, at_ns), row(at_ns, chunk)) as first_earliest_ns,
+        arg_max(coalesce(earliest_ns, at_ns), row(at_ns, chunk)) as last_earliest_ns
+    from (select *, coalesce(kernel_ns, received_ns) as at_ns from chunks) where num_tokens > 0 group by all
 ), admissions as (
     select experiment, condition, replicate, regexp_replace(request_id, '{ENGINE_SUFFIX}', '') as response_id,
         min(log_ns) as admitted_ns
@@ -299,6 +300,12 @@ select r.experiment, r.condition, r.replicate, r.is_valid, r.session, r.request,
     case when is_streamed then t.first_ns - r.sent_ns end as ttft_ns,
     case when is_streamed and r.completion_tokens > 1
         then (t.last_ns - t.first_ns)::double / (r.completion_tokens - 1) end as tpot_ns,
+    case when is_streamed and t.first_earliest_ns < t.first_ns then t.first_earliest_ns - r.sent_ns
+        end as ttft_at_least_ns,
+    case when is_streamed and r.completion_tokens > 1 and t.last_earliest_ns < t.last_ns
+        then greatest(t.last_earliest_ns - t.first_ns, 0)::double / (r.completion_tokens - 1) end as tpot_at_least_ns,
+    case when is_streamed and r.completion_tokens > 1 and t.first_earliest_ns < t.first_ns
+        then (t.last_ns - t.first_earliest_ns)::double / (r.completion_tokens - 1) end as tpot_at_most_ns,
     r.done_ns - r.sent_ns as e2e_ns, r.prompt_tokens, r.cached_tokens, r.completion_tokens
 from requests r
 join (select experiment, condition, replicate,
@@ -362,7 +369,10 @@ def _source_of(connection: duckdb.DuckDBPyConnection, name: str, runs: list[Seal
         )
     else:
         files = {path: run for run in runs if (path := run.table_file(name)) is not None}
-        source = f"select * from read_parquet({_path_list(files)}, filename = 'source_file')"
+        # By name: an older record lacks columns that a newer one has.
+        read = f"read_parquet({_path_list(files)}, filename = 'source_file', union_by_name = true)"
+        _create_table(connection, f"columns_of_{name}", schema.TABLES[name].empty_table())
+        source = f"select * from internal.columns_of_{name} union all by name select * from {read}"
     if not files:
         return None
     rows = [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in files.items()]

@@ -171,6 +171,7 @@ class _Rows:
                 pa.array(np.concatenate([np.arange(count, dtype=np.int32) for count in counts])),
                 pa.array(received),
                 pa.nulls(len(received), pa.int64()),
+                pa.nulls(len(received), pa.int64()),
                 pa.array(np.repeat(np.array(tokens, dtype=np.int32), counts)),
                 pa.array(np.zeros(len(received), dtype=np.bool_)),
             ],

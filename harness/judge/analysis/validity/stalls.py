@@ -74,10 +74,10 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
 
 
 def check_read_together(manifest: Manifest) -> Iterator[Finding]:
-    """How much earlier than their stamps chunks can have come, because the client read several at once.
+    """How much earlier than their stamps chunks can have come, because the client read them late.
 
     A socket's stamp is that of the last segment, so a client that wakes late gives the first chunk the time of the
-    last one.
+    last one. The aiohttp client has no such stamps: each chunk gets the time of its read.
     """
     facts, limit_ms = manifest.client_audit.get("read_together"), limits_of(manifest).read_together_ms
     if facts is None:
@@ -90,11 +90,13 @@ def check_read_together(manifest: Manifest) -> Iterator[Finding]:
         f"the mean over all of them, {facts[name]['max_ms']:.1f} ms at most)"
         for name, what in (("first", "first tokens"), ("all", "chunks"))
     ]
+    has_kernel_stamps = manifest.client_audit.get("client") != "aiohttp"
+    why = "together with later ones, so that they have the stamp of the last" if has_kernel_stamps else "late"
     yield (invalid if max(means_ms.values()) > limit_ms else warning)(
         "read-together",
-        f"the client read {' and '.join(words)} together with later ones, so that they have the stamp of the last: "
+        f"the client read {' and '.join(words)} {why}: "
         f"TTFT, TPOT and ITL are known to within that; the limit is {limit_ms:g} ms (wall)",
-        "Leave the client a core of its own, or raise limits.read_together_ms and say so",
+        "Set client.realtime, leave the client a core of its own, or raise limits.read_together_ms and say so",
     )
 
 

@@ -45,10 +45,10 @@ def assert_left_as_planned(run: SealedRun) -> None:
     assert run.is_valid, run.invalid_reasons
     statuses = {(row["session"], row["request"]): row["status"] for row in run.table("requests").to_pylist()}
     assert statuses == {(0, 0): "aborted", (0, 1): "ok", (1, 0): "aborted", (1, 1): "ok", (2, 0): "ok"}
-    # A busy test machine may move the emulator's schedule.
+    # A busy test machine may move the emulator's schedule, and have the client read late.
     codes = {finding.code for finding in run.manifest.findings}
     assert "left-as-planned" in codes
-    assert codes <= {"left-as-planned", "schedule-moved"}
+    assert codes <= {"left-as-planned", "schedule-moved", "server-stalled", "read-together"}
     figures = run_figures(run)
     assert (figures.num_failed, figures.num_aborted) == (0, 2)
     assert [again.cached_tokens for again in figures.reuse.rearrivals] == [512, 512]
