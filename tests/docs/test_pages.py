@@ -19,6 +19,7 @@ LONGER_FOR_A_REASON = {
     "data-dictionary.md": "every column of the records, held to their schema",
     "error-rates.md": "measurements with the command of each, most of it tables",
     "findings.md": "each line that a user may meet: searched for it, not read",
+    "glossary.md": "each word of the figures: looked up, not read",
     "method.md": "every figure with its formula: a reviewer searches a single page",
     "planning-method.md": "every planning figure with its formula, and what was measured of each",
     "paper-rules.md": "the paper's printed figures beside the same under other rules",
