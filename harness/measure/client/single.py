@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.errors import SpecError
-from harness.measure.client.host import SHORT_SLICE_NS, CpuMeter, SchedulerSlice, real_time
+from harness.measure.client.host import SHORT_SLICE_NS, CpuMeter, SchedulerSlice, preferred, real_time
 from harness.measure.client.replay_state import ReplayEvent, ReplayState
 from harness.measure.client.target import ReplayResult, Target, client_for
 from harness.model.plan.tokens import AS_PLANNED
@@ -64,6 +64,7 @@ def replay_here(
         _undisturbed(),
         # Before the slice, which is for other policies alone.
         real_time(options.realtime) as is_real_time,
+        preferred(options.realtime and not is_real_time) as nice,
         SchedulerSlice() as turns,
     ):
         cpu = CpuMeter()
@@ -107,6 +108,7 @@ def replay_here(
         "client_pauses_ns": state.pauses_ns,
         **usage,
         "is_real_time": is_real_time,
+        "nice": nice,
         "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,
     }
     chunks = state.chunks.stream(state.rows, state.clock, offsets)

@@ -22,7 +22,7 @@ import psutil
 from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.answer import NO_KERNEL_STAMP
-from harness.measure.client.host import can_be_real_time, tells_run_delay
+from harness.measure.client.host import best_nice, can_be_real_time, tells_run_delay
 from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 from harness.measure.server.process import FREE_PORT_RANGE, free_port
 from harness.measure.server.provenance import (
@@ -34,6 +34,7 @@ from harness.measure.server.provenance import (
 from harness.processes import num_cores
 
 GIB = 1 << 30
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 HARNESS = "rbln-harness"
 PYTHON_RANGE = ((3, 10), (3, 13))
 GOOD_CLOCK_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
@@ -113,9 +114,10 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
         Check(
             name="priority of the replay",
             ok=can_be_real_time() or None,
-            found="SCHED_RR is allowed" if can_be_real_time() else "SCHED_RR is not allowed",
+            found=_priority(),
             need="reads on time beside a busy server (client.realtime)",
-            how="Give this account a limit rtprio of 1 (ulimit -r), or the container CAP_SYS_NICE",
+            how="Give this account a limit rtprio of 1 (ulimit -r) or nice of 35 (ulimit -e), or the container "
+            "CAP_SYS_NICE",
         ),
         Check(
             name="time spent waiting for a core",
@@ -153,6 +155,19 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             how="Run sudo apt install build-essential",
         ),
     ]
+
+
+def _priority() -> str:
+    """What this account may do for the thread of the replay."""
+    if can_be_real_time():
+        return "SCHED_RR is allowed"
+    nice = best_nice()
+    if nice >= os.getpriority(os.PRIO_PROCESS, 0):
+        return "SCHED_RR is not allowed, nor a better nice value"
+    with suppress(OSError):
+        if AUTOGROUP.read_text().strip() == "1":
+            return f"SCHED_RR is not allowed; nice {nice} is, within a session (autogroup)"
+    return f"SCHED_RR is not allowed; nice {nice} is"
 
 
 def required_libraries() -> list[str]:

@@ -36,8 +36,8 @@ class ClientSpec(Spec):
     processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")
     realtime: bool = Field(
         default=False,
-        description="SCHED_RR for the replay where the system allows it: it runs as soon as it wakes, before a server "
-        "that shares its cores",
+        description="SCHED_RR for the replay where the system allows it, else a better nice value: it runs as soon as "
+        "it wakes, before a server that shares its cores",
     )
     scrape_interval_s: float = Field(default=1.0, gt=0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,8 @@ from harness.measure.client.host import (
     SHORT_SLICE_NS,
     SchedulerSlice,
     StallMeter,
+    best_nice,
+    preferred,
     stall_facts,
     stamp_facts,
 )
@@ -83,3 +87,39 @@ def test_a_scheduler_slice_is_given_back() -> None:
         assert granted in {None, SHORT_SLICE_NS}
     with SchedulerSlice() as second:
         assert second.ask(10**18) in {None, MAX_SLICE_NS}
+
+
+def test_a_better_nice_value_is_given_back() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with preferred(False) as kept:
+        assert kept == before
+    with preferred(True) as better:
+        assert os.getpriority(os.PRIO_PROCESS, 0) == better == best_nice() <= before
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+WITHOUT_ROOT = """
+import os, resource, sys
+from harness.measure.client.host import RLIMIT_NICE, best_nice, can_be_real_time, preferred
+limit = int(sys.argv[1])
+try:
+    resource.setrlimit(RLIMIT_NICE, (limit, limit))
+except ValueError:
+    sys.exit("no limit can be raised here")
+resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
+os.setuid(65534)
+assert not can_be_real_time()
+with preferred(True) as nice:
+    print(nice, os.getpriority(os.PRIO_PROCESS, 0))
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up what it may do")
+@pytest.mark.parametrize(("limit", "nice"), [(0, 0), (25, -5), (40, -15)])
+def test_an_account_without_real_time_gets_the_nice_value_that_its_limit_allows(limit: int, nice: int) -> None:
+    command = ["nice", "-n", str(-os.getpriority(os.PRIO_PROCESS, 0)), sys.executable, "-c", WITHOUT_ROOT, str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "no limit can be raised here" in done.stderr:
+        pytest.skip("a container whose root may not raise limits")
+    assert done.stdout.split() == [str(nice), str(nice), "0"]
