@@ -129,9 +129,11 @@ def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it
         "0,100,1,210,40,10,0",
         "1,400,0,0,-5,10,0",
         "1,400,1,0,50,10,0",
+        "2,450,0,0,50,10,0",
     ]
     trace = imported(tmp_path, rows, name="in.csv")
-    (recording,) = trace.recordings
+    recording, later = trace.recordings
+    assert (recording.start_ns, later.start_ns) == (0, 350 * NS_PER_MS)
     assert [one.keep_tokens for one in recording.requests] == [0, 210]
     assert recording.requests[1].wait_ns == 300 * NS_PER_MS
     assert trace.head.broken == {"a row without its numbers": 1}
