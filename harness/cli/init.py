@@ -36,7 +36,7 @@ AGENTS_AT_A_TIME = 8
 SHOWN_KEYS = (
     *("rules", "cost_model", "max_num_seqs", "decode_buckets", "prefix_caching"),
     *("kv_slots", "max_active_seqs"),
-    *("num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"),
+    *("num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"),
 )
 # The kind of server that --for measures: somebody else started it.
 ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
@@ -270,7 +270,7 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     from harness.model.spec import ServerSpec
     from harness.runner.backends.attached import ABOUT, EVEN_REPLICATES, AttachedBackend
     from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
-    from harness.stacks.rbln.rules.kv_rules import PAGED
+    from harness.stacks.rbln.rules.kv_rules import is_paged
 
     server = ServerSpec(url=url, api_key_env=api_key_env)
     report, form = _probed(server)
@@ -295,7 +295,7 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
         server=tuple(lines),
         room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),
         prompt_form=form,
-        has_costs=shown.get("rules") != PAGED or "cost_model" in shown,
+        has_costs=not is_paged(shown.get("rules", "")) or "cost_model" in shown,
     )
 
 
@@ -323,11 +323,11 @@ def _shown_lines(shown: dict[str, Any]) -> list[str]:
     from harness.model.spec import ServerSpec
     from harness.model.spec.server import default_buckets
     from harness.shipped import shipped_names
-    from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, PAGED
+    from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, is_paged
 
     usual, limit = ServerSpec(), shown.get("max_num_seqs", ServerSpec().max_num_seqs)
     settings = dict(shown)
-    if shown.get("rules") == PAGED:
+    if is_paged(shown.get("rules", "")):
         settings = {key: value for key, value in shown.items() if key != "max_active_seqs"}
     elif "usable_kv_slots" in shown:
         # Below the limit, the vendor sets one slot aside.

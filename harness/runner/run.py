@@ -70,7 +70,7 @@ from harness.stacks.rbln.launch.device_watch import (
     from_exporter,
 )
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
-from harness.stacks.rbln.rules.kv_rules import rules_in_force
+from harness.stacks.rbln.rules.kv_rules import RULE_SETS, rule_set
 
 
 class LaunchOptions(NamedTuple):
@@ -376,7 +376,8 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
         )
     needs_observer = run.server.observer and kind_named(launch.backend).has_stack
     findings += launch_findings(shown, needs_observer=needs_observer)
-    findings += rules_findings(run.server.rules, manifest.serving_version)
+    served = RULE_SETS.get(in_force.get("rules", ""))
+    findings += rules_findings(run.server.rules, manifest.serving_version, served)
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
 
 
@@ -443,8 +444,7 @@ def manifest_of(run: PlannedRun, context: RunContext, **observed: Any) -> Manife
     # By name: what "auto" stands for changes with every release.
     if run.server.is_paged:
         return manifest
-    rules = rules_in_force(run.server.rules, manifest.serving_version).name
-    in_force = {"rules": rules, **manifest.effective.get("server", {})}
+    in_force = {"rules": rule_set(run.server.rules).name, **manifest.effective.get("server", {})}
     return manifest.model_copy(update={"effective": {**manifest.effective, "server": in_force}})
 
 

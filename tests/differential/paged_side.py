@@ -15,6 +15,7 @@ from harness.errors import PlanError
 from harness.model.engine import CostModel
 from harness.model.engine.paged import PagedConfig, PagedScheduler
 from harness.model.plan.blocks import token_block_keys
+from harness.stacks.rbln.rules.kv_rules import PAGED, RULE_SETS
 from tests.differential.engine_side import SALT_BITS
 from tests.differential.histories import (
     GENERATED,
@@ -84,7 +85,7 @@ def draw_paged_history(seed: int, num_steps: int) -> History:
 class PagedEngine:
     """The harness's engine in the state after its start."""
 
-    def __init__(self, geometry: PagedGeometry) -> None:
+    def __init__(self, geometry: PagedGeometry, rules: str = PAGED) -> None:
         self._block_size = geometry.block_tokens
         config = PagedConfig(
             max_num_seqs=geometry.max_num_seqs,
@@ -96,6 +97,7 @@ class PagedEngine:
             prefix_caching=geometry.prefix_caching,
             long_prefill_tokens=geometry.long_prefill_tokens,
             async_scheduling=geometry.async_scheduling,
+            caps_lone_requests=RULE_SETS[rules].caps_lone_requests,
         )
         self.scheduler = PagedScheduler(config, COSTS)
 

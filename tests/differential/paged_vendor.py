@@ -57,13 +57,16 @@ def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
         is_encoder_decoder=False,
         async_scheduling=geometry.async_scheduling,
     )
-    return VllmConfig(
+    config = VllmConfig(
         model_config=model_of(artifact, geometry.slot_tokens),
         cache_config=memory,
         scheduler_config=scheduling,
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device="cpu"),
     )
+    # A build for the CPU switches it off; the scheduler itself knows it everywhere.
+    config.scheduler_config.async_scheduling = geometry.async_scheduling
+    return config
 
 
 def dispatcher_of(config: VllmConfig, capture_sizes: tuple[int, ...]) -> CudagraphDispatcher:
@@ -166,7 +169,9 @@ class PagedVendor:
         self.abort(aborts_inside)
         ended = self._update(decided)
         free = scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
-        waiting = (*scheduler.skipped_waiting, *scheduler.waiting)
+        # Renamed in vLLM 0.31.0.
+        held = scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
+        waiting = (*held, *scheduler.waiting)
         return PagedSeen(
             requests=tuple(handle_of(name) for name in names),
             tokens=decided.tokens,

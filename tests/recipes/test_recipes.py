@@ -160,7 +160,7 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
         f"harness/extras/twin/requirements-stack-{new}.lock",
         lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0"),
     )
-    house.edit("harness/stacks/rbln/rules/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
+    house.edit("harness/stacks/rbln/rules/kv_rules.py", 'releases=("0.12.1a8",)', f'releases=("0.12.1a8", "{new}")')
     like_0_12_0 = (
         '{"vllm": "0.33.0", "null_fields": [], "has_usage_details": true, "has_empty_tool_calls": false,'
         ' "names_fields": true, "kv_device": "CPU", "reports_pool": true, "counts_preemptions": true,'

@@ -48,6 +48,7 @@ VALUES: Mapping[str, Any] = {
     "num_gpu_blocks": 512,
     "block_size": 32,
     "max_num_batched_tokens": 2048,
+    "long_prefill_tokens": 512,
     "async_scheduling": True,
     "model": "folder",
     "step_log": "steps.jsonl",
@@ -130,7 +131,9 @@ def test_a_server_for_each_condition_is_advised_only_where_that_helps(
 
 
 @pytest.mark.parametrize("name", ["emulator", "sim", "twin", "rbln"])
-@pytest.mark.parametrize("key", ["num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"])
+@pytest.mark.parametrize(
+    "key", ["num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"]
+)
 def test_a_stack_without_paged_kv_memory_refuses_its_keys(name: str, key: str) -> None:
     with pytest.raises(SpecError, match=rf"server\.{key}: .* not have it\. Leave the key out"):
         backend_named(name).check_server(ServerSpec.model_validate({key: VALUES[key]}))

@@ -31,6 +31,7 @@ parser.add_argument("--host")
 numbers = "port max-num-seqs max-model-len num-gpu-blocks-override block-size max-num-batched-tokens"
 for name in numbers.split():
     parser.add_argument(f"--{name}", type=int)
+parser.add_argument("--long-prefill-token-threshold", type=int, default=0)
 parser.add_argument("--cudagraph-capture-sizes", type=int, nargs="+")
 parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
 for name in ("cudagraph-metrics", "enable-logging-iteration-details", "enable-prompt-tokens-details", "enforce-eager"):
@@ -44,6 +45,7 @@ config = Space(
     scheduler_config=Space(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens or 8192,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
         enable_chunked_prefill=True,
         async_scheduling=True,
     ),

@@ -48,6 +48,7 @@ from harness.stacks.rbln.launch.serving import (
     server_env,
     visible_devices,
 )
+from harness.stacks.rbln.rules.kv_rules import rules_for_version
 
 HOST_SCRIPT = Path(remote_host.__file__).resolve()
 """Runs in the Python of the serving stack on the other host."""
@@ -266,7 +267,9 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             },
         },
         observation=declared(server, patch_record),
-        effective=settings_applied(server, stack.config, stack.versions, patch_record),
+        effective=settings_applied(
+            server, stack.config, rules_for_version(stack.versions.get("vllm-rbln", "")), patch_record
+        ),
         device_command=() if stack.devices is None else tuple(host.command("rbln-smi", "-j")),
         read_offset=host.read_clock,
     )

@@ -71,7 +71,7 @@ class TwinBackend(ServerBackend):
             artifact_spec(server)
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
-        return rules_in_force(find_twin(self.folder or server.environment).version)
+        return rules_in_force(find_twin(self.folder or server.environment).site_packages)
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)

@@ -130,7 +130,8 @@ _FLAG_OF = {
 }
 SERVER_KEYS = (
     *("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model"),
-    *("prefix_caching", "num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"),
+    *("prefix_caching", "num_gpu_blocks", "block_size"),
+    *("max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"),
 )
 """Keys of a ServerSpec that are flags. Every key of an EmulatorConfig is."""
 

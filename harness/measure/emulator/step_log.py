@@ -34,6 +34,7 @@ def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
             "enforce_eager": False,
             "max_num_seqs": paged.max_num_seqs,
             "max_num_batched_tokens": paged.max_num_batched_tokens,
+            "long_prefill_token_threshold": paged.long_prefill_tokens,
             "enable_chunked_prefill": True,
             "async_scheduling": paged.async_scheduling,
             "num_gpu_blocks": paged.num_gpu_blocks,

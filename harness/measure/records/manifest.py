@@ -347,6 +347,12 @@ class Manifest(_Record):
         return str(table_at(self.server.facts, "launch", "requested", "versions").get("vllm-rbln", ""))
 
     @property
+    def vllm_version(self) -> str:
+        """Version of vLLM that served, from its environment or as it stated; "" where it is unknown."""
+        requested = table_at(self.server.facts, "launch", "requested")
+        return str(table_at(requested, "versions").get("vllm") or requested.get("version") or "")
+
+    @property
     def stack(self) -> str:
         """ "vllm-rbln 0.12.0" or "vllm 0.30.0": what served; "" where no stack did, or its version is unknown."""
         versions = table_at(self.server.facts, "launch", "requested", "versions")

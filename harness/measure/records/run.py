@@ -116,7 +116,8 @@ class SealedRun:
         requested = self._parsed(ServerSpec, self.manifest.requested_server, "server")
         named = requested.rules if requested.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
         named_server = requested.model_copy(update={"rules": named})
-        return named_server.model_copy(update={"rules": named_server.rule_set(self.manifest.serving_version).name})
+        version = self.manifest.vllm_version if named_server.is_vllm else self.manifest.serving_version
+        return named_server.model_copy(update={"rules": named_server.rule_set(version).name})
 
     @property
     def simulated_server(self) -> ServerSpec:

@@ -19,7 +19,7 @@ from harness.model.compiled.records import IntArray, Records, new_records, recor
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import PAGED_KEYS
-from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
@@ -58,8 +58,8 @@ class PagedConfig:
     capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
     without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
     max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
-    (--long-prefill-token-threshold); 0: no such limit. async_scheduling: each step is decided when the step before it
-    begins.
+    (--long-prefill-token-threshold); 0: no such limit. caps_lone_requests: that limit also holds for a request without
+    others. async_scheduling: each step is decided when the step before it begins.
     """
 
     max_num_seqs: int
@@ -71,6 +71,7 @@ class PagedConfig:
     prefix_caching: bool = True
     long_prefill_tokens: int = 0
     async_scheduling: bool = False
+    caps_lone_requests: bool = False
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
@@ -139,8 +140,8 @@ class EngineConfig:
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).
-    num_gpu_blocks, max_num_batched_tokens, async_scheduling: paged rules only, see PagedConfig; block_tokens is their
-    block size, and kv_slots has no meaning there.
+    num_gpu_blocks, max_num_batched_tokens, long_prefill_tokens, async_scheduling: paged rules only, see PagedConfig;
+    block_tokens is their block size, and kv_slots has no meaning there.
     partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
     flash-attention artifact); None: one region holds a whole request (eager attention).
     """
@@ -156,10 +157,11 @@ class EngineConfig:
     max_active_seqs: int | None = None
     num_gpu_blocks: int | None = None
     max_num_batched_tokens: int = PAGED_STEP_TOKENS
+    long_prefill_tokens: int = 0
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
-        if self.rules == PAGED:
+        if is_paged(self.rules):
             _ = self.paged
             return
         if self.max_num_seqs < 1:
@@ -203,13 +205,14 @@ class EngineConfig:
             rules=server.rule_set().name,
             block_tokens=block_tokens,
             max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
+            long_prefill_tokens=server.long_prefill_tokens or 0,
             async_scheduling=bool(server.async_scheduling),
         )
 
     @classmethod
     def of_shape(cls, shape: ServerShape, rules: str) -> EngineConfig:
         """A server of this shape under these rules, everything else as the defaults have it."""
-        block_tokens = PAGED_BLOCK_TOKENS if rules == PAGED else PREFILL_CHUNK_TOKENS
+        block_tokens = PAGED_BLOCK_TOKENS if is_paged(rules) else PREFILL_CHUNK_TOKENS
         return cls(**shape._asdict(), rules=rules, block_tokens=block_tokens)
 
     @property
@@ -229,7 +232,9 @@ class EngineConfig:
             self.max_num_batched_tokens,
             self.slot_tokens,
             self.prefix_caching,
+            long_prefill_tokens=self.long_prefill_tokens,
             async_scheduling=self.async_scheduling,
+            caps_lone_requests=self.rule_set.caps_lone_requests,
         )
 
     @property
@@ -349,6 +354,7 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
             "num_gpu_blocks": config.paged.num_gpu_blocks,
             "block_size": config.block_tokens,
             "max_num_batched_tokens": config.max_num_batched_tokens,
+            "long_prefill_tokens": config.long_prefill_tokens,
             "async_scheduling": config.async_scheduling,
             "decode_buckets": list(config.paged.capture_sizes),
         }

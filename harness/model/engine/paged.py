@@ -1,7 +1,7 @@
 """vLLM's own scheduler and paged KV memory: chunked prefill, prefix caching, preemption. No clock, no arrivals.
 
-Source: vLLM 0.30.0, v1/core/sched/scheduler.py (Scheduler), v1/core/kv_cache_manager.py, v1/core/block_pool.py and
-v1/core/single_type_kv_cache_manager.py (FullAttentionManager), with the settings that ``vllm serve`` has by default.
+Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py (Scheduler), and of v1/core kv_cache_manager.py, block_pool.py
+and single_type_kv_cache_manager.py (FullAttentionManager), with the settings that ``vllm serve`` has by default.
 Asynchronous scheduling: v1/core/sched/async_scheduler.py, and step_with_batch_queue of v1/engine/core.py.
 """
 
@@ -194,6 +194,7 @@ class PagedScheduler:
         self._skipped: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._scheduled: list[tuple[_Request, int]] = []
+        self._prompt_limit = 0
         self._current: _Decided | None = None
         self._ahead: _Decided | None = None
 
@@ -252,6 +253,9 @@ class PagedScheduler:
     def _decide(self, preempted_before: tuple[int, ...] = ()) -> _Decided:
         """Source: scheduler.py, schedule() and _update_after_schedule()."""
         self._scheduled = []
+        # From vLLM 0.31.0 on a request without others may take the whole budget: there is nobody to hold up.
+        is_capped = self.config.caps_lone_requests or self.num_running + self.num_waiting > 1
+        self._prompt_limit = self.config.long_prefill_tokens if is_capped else 0
         budget, preempted = self._schedule_running(self.config.max_num_batched_tokens)
         # A step that had to preempt admits nobody.
         admissions = () if preempted else self._schedule_waiting(budget)
@@ -400,8 +404,7 @@ class PagedScheduler:
         return min(request.num_known, self.config.max_model_len - 1) - request.num_computed
 
     def _chunk(self, num_tokens: int) -> int:
-        limit = self.config.long_prefill_tokens
-        return min(num_tokens, limit) if limit else num_tokens
+        return min(num_tokens, self._prompt_limit) if self._prompt_limit else num_tokens
 
     def _fits(self, request: _Request, matched: Sequence[int]) -> bool:
         """Whether all tokens that a waiting request has now fit into free blocks (scheduler_reserve_full_isl)."""

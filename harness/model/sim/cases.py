@@ -84,7 +84,7 @@ class CaseSession(_Part):
 class CaseConfig(_Part):
     """Keys of a ServerSpec, three with shorter names in JSON.
 
-    kv_slots: not under paged rules; the last four: only there.
+    kv_slots: not under paged rules; the last five: only there.
     """
 
     decode_buckets: tuple[Whole, ...] = Field(min_length=1, alias="buckets")
@@ -94,6 +94,7 @@ class CaseConfig(_Part):
     num_gpu_blocks: Whole | None = Field(default=None, ge=2, le=1 << 20)
     block_size: Whole | None = Field(default=None, ge=1, le=1 << 20)
     max_num_batched_tokens: Whole | None = Field(default=None, ge=1, le=1 << 20)
+    long_prefill_tokens: Whole | None = Field(default=None, ge=0, le=1 << 20)
     async_scheduling: bool | None = None
 
 

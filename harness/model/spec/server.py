@@ -13,7 +13,15 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from harness.model.spec.base import DeviceNumbers, Spec
 from harness.redact import redacted_arguments, redacted_env, redacted_text
-from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, RuleSet, check_active_limit, check_rules, rule_set
+from harness.stacks.rbln.rules.kv_rules import (
+    AUTO,
+    PAGED,
+    RuleSet,
+    check_active_limit,
+    check_rules,
+    rule_set,
+    rules_for_vllm,
+)
 
 
 class ServerShape(NamedTuple):
@@ -42,7 +50,9 @@ class ServerShape(NamedTuple):
 
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
-PAGED_KEYS = frozenset({"num_gpu_blocks", "block_size", "max_num_batched_tokens", "async_scheduling"})
+PAGED_KEYS = frozenset(
+    {"num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"}
+)
 """Keys of a ServerSpec that only a server with paged KV memory has."""
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
@@ -107,6 +117,12 @@ class ServerSpec(Spec):
         ge=1,
         description="paged KV memory: most tokens of an engine step; default: the server's, which vLLM takes from the "
         "device: 2,048 below 70 GiB (so modelled ones), 8,192 on H100 and H200, 16,384 from 160 GiB",
+    )
+    long_prefill_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="paged KV memory: most tokens of one prompt in a step (--long-prefill-token-threshold); default: "
+        "the server's, which is 0: no such limit",
     )
     async_scheduling: bool | None = Field(
         default=None,
@@ -231,8 +247,10 @@ class ServerSpec(Spec):
         return self.rule_set().is_paged
 
     def rule_set(self, version: str = "") -> RuleSet:
-        """Its rules; for ``auto`` those of vLLM itself, or of the vllm-rbln ``version``, default the newest stable."""
-        return rule_set(PAGED if self.rules == AUTO and self.is_vllm else self.rules, version)
+        """Its rules; for ``auto`` those of the ``version`` of vLLM itself or vllm-rbln that serves, else the newest."""
+        if self.rules == AUTO and self.is_vllm:
+            return rules_for_vllm(version) or rule_set(PAGED)
+        return rule_set(self.rules, version)
 
     @property
     def num_kv_slots(self) -> int:

@@ -23,7 +23,7 @@ from harness.model.spec import ServerSpec
 from harness.model.spec.server import PAGED_KEYS
 from harness.runner.run import LaunchOptions, RunContext, perform_run
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
-from harness.stacks.rbln.rules.kv_rules import rules_for_version
+from harness.stacks.rbln.launch.releases import rules_installed
 
 Line = tuple[str, str]
 """A line of the file, and the comment beside it."""
@@ -129,9 +129,9 @@ STACK_KEYS = ENGINE_KEYS | {"artifact", "environment", "devices", "patch", "obse
 """Settings that a launch of the real stack applies, or that the stack shows."""
 
 
-def rules_in_force(version: str) -> dict[str, Any]:
-    """The rules of a vllm-rbln ``version``, as a setting in force; empty for an unknown version."""
-    rules = rules_for_version(version)
+def rules_in_force(site_packages: Path) -> dict[str, Any]:
+    """The rules of the vllm-rbln installed there, as a setting in force; empty where its sources are unknown ones."""
+    rules = rules_installed(site_packages)
     return {} if rules is None else {"rules": rules.name}
 
 

@@ -67,7 +67,7 @@ class RblnBackend(ServerBackend):
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         # Another host's stack is known once its server starts.
-        return {} if server.ssh else rules_in_force(find_rbln_stack(server.environment).versions.get("vllm-rbln", ""))
+        return {} if server.ssh else rules_in_force(find_rbln_stack(server.environment).site_packages)
 
     def check_host(self, server: ServerSpec) -> None:
         _require_artifact(server)

@@ -47,6 +47,7 @@ _FLAGS = {
     "--num-gpu-blocks-override": "num_gpu_blocks",
     "--block-size": "block_size",
     "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--long-prefill-token-threshold": "long_prefill_tokens",
     "--async-scheduling": "async_scheduling",
 }
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
@@ -86,7 +87,10 @@ def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
 
 def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
     """The arguments after ``vllm``."""
-    sizes = ("--num-gpu-blocks-override", "--block-size", "--max-num-batched-tokens")
+    sizes = (
+        *("--num-gpu-blocks-override", "--block-size"),
+        *("--max-num-batched-tokens", "--long-prefill-token-threshold"),
+    )
     optional = [(flag, getattr(server, _FLAGS[flag])) for flag in sizes]
     switches = {
         "enable-prefix-caching": server.prefix_caching,

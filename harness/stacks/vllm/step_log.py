@@ -77,6 +77,7 @@ _SETTINGS = {
     "num_gpu_blocks": "num_gpu_blocks",
     "block_size": "block_size",
     "max_num_batched_tokens": "max_num_batched_tokens",
+    "long_prefill_tokens": "long_prefill_token_threshold",
     "async_scheduling": "async_scheduling",
 }
 STEP_LOG_KEYS = frozenset(_SETTINGS)

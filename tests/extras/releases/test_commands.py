@@ -55,3 +55,24 @@ def test_two_releases_are_simulated_side_by_side_and_an_unknown_one_is_refused(t
     assert {row["only_in"] for row in names} <= {"0.11.2", "0.12.0"}
     unknown = harness("stack", "compare", "0.11.2", "7.0.0", *words)
     assert (unknown.returncode, "7.0.0: no rules of this release are known" in unknown.stderr) == (2, True)
+
+
+def test_two_releases_of_vllm_itself_are_simulated_by_the_rules_of_each(tmp_path: Path) -> None:
+    words = ("gpu-capture-sizes", "--backend", "sim", "--runs", str(tmp_path), "--format", "json")
+    words += ("--set", "replicates=1", "--set", "workload.num_sessions=1")
+    called = harness("stack", "compare", "0.30.0", "0.33.0", *words, "--set", "server.long_prefill_tokens=64")
+    _decisions, figures, _names = json.loads(called.stdout)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"0.30.0", "0.33.0"}
+    # In 0.30 the threshold cuts the prompt of an agent that is alone, too.
+    slowest = [row for row in figures if row["figure"] == "ttft_p99"]
+    assert slowest
+    assert all(row["old"] > row["new"] for row in slowest)
+
+
+def test_an_environment_without_vllm_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    words = ("gpu-capture-sizes", "--backend", "vllm", "--runs", str(tmp_path / "runs"))
+    missing = harness("stack", "compare", str(tmp_path / "old"), str(tmp_path / "new"), *words)
+    assert (missing.returncode != 0, f"no vllm command in {tmp_path}/old" in missing.stderr) == (True, True)
+    assert not (tmp_path / "runs").exists()
+    again = harness("stack", "compare", "0.30.0", "0.30.0", "gpu-capture-sizes", "--backend", "sim")
+    assert (again.returncode, "0.30.0: both are the same release" in again.stderr) == (2, True)

@@ -67,6 +67,7 @@ def test_its_step_log_is_read_as_that_of_a_real_server(server: Emulator, step_lo
         "num_gpu_blocks": 200,
         "block_size": 16,
         "max_num_batched_tokens": 256,
+        "long_prefill_tokens": 0,
         "async_scheduling": False,
     }
     steps = log.steps.to_pylist()

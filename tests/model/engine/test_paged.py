@@ -30,6 +30,7 @@ def server(
     caching: bool = True,
     threshold: int = 0,
     ahead: bool = False,
+    caps_lone: bool = False,
 ) -> PagedScheduler:
     config = PagedConfig(
         max_num_seqs=seqs,
@@ -41,6 +42,7 @@ def server(
         prefix_caching=caching,
         long_prefill_tokens=threshold,
         async_scheduling=ahead,
+        caps_lone_requests=caps_lone,
     )
     return PagedScheduler(config, COSTS)
 
@@ -86,11 +88,61 @@ def test_running_requests_come_before_a_waiting_prompt_which_gets_what_is_left_o
     assert step.duration_ns == 10_000 + 5_000 + 63_000
 
 
-def test_a_long_prompt_takes_no_more_than_its_threshold_of_a_step() -> None:
-    scheduler = server(threshold=20)
-    scheduler.submit(0, 50, 1, keys(0))
+def test_a_long_prompt_takes_no_more_than_its_threshold_of_a_step_unless_it_is_alone() -> None:
+    def steps_of(num_requests: int, *, caps_lone: bool) -> list[tuple[int, ...]]:
+        scheduler = server(threshold=20, caps_lone=caps_lone)
+        for request in range(num_requests):
+            scheduler.submit(request, 50, 1, keys(request))
+        return [step.tokens for step in steps_until_idle(scheduler)]
 
-    assert [step.tokens for step in steps_until_idle(scheduler)] == [(20,), (20,), (10,)]
+    assert steps_of(1, caps_lone=True) == [(20,), (20,), (10,)]
+    assert steps_of(1, caps_lone=False) == [(50,)]
+    assert steps_of(2, caps_lone=False) == steps_of(2, caps_lone=True) == [(20, 20), (20, 20), (10, 10)]
+
+
+def test_the_threshold_holds_beside_a_request_that_only_waits_and_not_after_the_last_other_left() -> None:
+    scheduler = server(threshold=20, seqs=1)
+    scheduler.submit(0, 50, 1, keys(0))
+    scheduler.submit(1, 50, 1, keys(1))
+
+    assert [(step.requests, step.tokens) for step in steps_until_idle(scheduler)] == [
+        ((0,), (20,)),
+        ((0,), (20,)),
+        ((0,), (10,)),
+        ((1,), (50,)),
+    ]
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 120), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=8),
+    threshold=st.integers(1, 40),
+    caps_lone=st.booleans(),
+)
+def test_what_a_step_computes_of_a_prompt_follows_from_who_is_there(
+    prompts: list[tuple[int, int, int]], threshold: int, caps_lone: bool
+) -> None:
+    """In plain words: with others, or in 0.30 always, at most the threshold; else all that the budget holds."""
+    scheduler = server(threshold=threshold, caps_lone=caps_lone, blocks=200)
+    left = {request: prompt for request, (prompt, _, _) in enumerate(prompts)}
+
+    def step_once() -> None:
+        is_capped = caps_lone or scheduler.num_running + scheduler.num_waiting > 1
+        step = scheduler.schedule()
+        for request, tokens in zip(step.requests, step.tokens, strict=True):
+            if is_capped:
+                assert tokens <= threshold
+            elif left[request]:
+                assert tokens == min(left[request], 64)
+            left[request] = max(left[request] - tokens, 0)
+        scheduler.finish_step()
+
+    for request, (prompt, answer, steps_before) in enumerate(prompts):
+        for _ in range(steps_before):
+            step_once()
+        scheduler.submit(request, prompt, answer, keys(request))
+    while scheduler.has_work:
+        step_once()
+    assert not any(left.values())
 
 
 def test_a_session_that_returns_reuses_its_full_blocks_and_computes_at_least_the_last_token() -> None:

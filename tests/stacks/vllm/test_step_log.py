@@ -194,8 +194,8 @@ def test_a_server_shows_every_step_and_its_settings(tmp_path: Path) -> None:
     serve(sys.executable, [little_vllm(tmp_path)], STEP_LOG.variables(file))
     log = load_step_log(file)
     check_served(log)
-    # The constructed configuration leaves this setting out, as another release may.
-    assert log.absent == ("async_scheduling",)
+    # The constructed configuration leaves these settings out, as another release may.
+    assert log.absent == ("long_prefill_token_threshold", "async_scheduling")
 
 
 @pytest.mark.twin
@@ -216,9 +216,9 @@ def test_attributes_that_a_release_does_not_have_are_named_and_null(tmp_path: Pa
     script = SERVE.replace("    iteration.num_preempted_reqs = 1\n", "")
     serve(sys.executable, [little_vllm(tmp_path, source)], STEP_LOG.variables(file), script)
     log = load_step_log(file)
-    assert log.absent == ("async_scheduling", "skipped_waiting", "preempted")
+    assert log.absent == ("long_prefill_token_threshold", "async_scheduling", "skipped_waiting", "preempted")
     assert log.steps["preempted"].null_count == 3
-    assert log.unseen[-1].endswith("has no async_scheduling, skipped_waiting, preempted")
+    assert log.unseen[-1].endswith("has no long_prefill_token_threshold, async_scheduling, skipped_waiting, preempted")
     assert log.steps["n"].to_pylist() == [3, None, 6]
 
 

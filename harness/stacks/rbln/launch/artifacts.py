@@ -18,7 +18,7 @@ from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.launch.devices import DeviceReport
 from harness.stacks.rbln.launch.inside.remote_host import describe_artifact
-from harness.stacks.rbln.rules.kv_rules import rules_for_version
+from harness.stacks.rbln.rules.kv_rules import RuleSet
 
 CONFIG_FILE = "rbln_config.json"
 EAGER_LIMIT_TOKENS = 32_768
@@ -142,12 +142,12 @@ def blocks_override(config: ArtifactConfig, server: ServerSpec) -> int | None:
 
 
 def settings_applied(
-    server: ServerSpec, config: ArtifactConfig, versions: Mapping[str, str], patch: Mapping[str, Any]
+    server: ServerSpec, config: ArtifactConfig, rules: RuleSet | None, patch: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings that a launch of the real stack applies, as JSON values: through the artifact and the command line.
 
-    The stack ends at its start for an unknown argument, and logs the effect of the others. rules: only for a release
-    whose rules are known. patch: the manifest's record of the patch.
+    The stack ends at its start for an unknown argument, and logs the effect of the others. rules: of the
+    release; None: unknown. patch: the manifest's record of the patch.
     """
     by_launch = (
         *("artifact", "environment", "devices", "observer", "extra_args", "env", "ssh", "max_active_seqs"),
@@ -155,7 +155,6 @@ def settings_applied(
         "cost_model",
     )
     requested = requested_settings(server)
-    rules = rules_for_version(versions.get("vllm-rbln", ""))
     return {
         **{key: requested[key] for key in by_launch},
         "decode_buckets": list(config.decoder_batch_sizes),

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.measure.records import Finding, layout
 from harness.measure.records.manifest import DeviceMetrics, LaunchReport
-from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set, rules_for_version
+from harness.stacks.rbln.rules.kv_rules import AUTO, RuleSet, rule_set
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
@@ -274,9 +274,11 @@ def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding
     return findings
 
 
-def rules_findings(rules: str, version: str) -> list[Finding]:
-    """A warning when the vllm-rbln ``version`` that serves ("": none, or unknown) does not follow ``rules``."""
-    served = rules_for_version(version)
+def rules_findings(rules: str, version: str, served: RuleSet | None) -> list[Finding]:
+    """A warning when the vllm-rbln ``version`` that serves ("": none, or unknown) does not follow ``rules``.
+
+    served: the rules that its launch read in its sources; None: unknown ones.
+    """
     if not version or (served is not None and rules in (AUTO, served.name)):
         return []
     if served is None:

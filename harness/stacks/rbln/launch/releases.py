@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -30,15 +31,19 @@ from harness.stacks.rbln.launch.sources import (
     Statement,
     digest_of,
     function_statements,
-    open_sources,
     strings,
-    vllm_beside,
 )
-from harness.stacks.rbln.rules.kv_rules import rules_for_version
+from harness.stacks.rbln.rules.kv_rules import RuleSet, rules_for_version, rules_for_vllm
 
-USES = ("rules", "patch", "observer", "log grammar", "metrics", "launch")
+USES = {
+    RBLN: ("rules", "patch", "observer", "log grammar", "metrics", "launch"),
+    VLLM: ("rules", "step log", "launch"),
+}
 """What relies on facts: scheduler rules, the added log line, step records, log lines, counters, launch settings."""
-FACTS = Path(__file__).with_name("facts.json")
+FACTS = {
+    RBLN: Path(__file__).with_name("facts.json"),
+    VLLM: Path(__file__).parents[2] / "vllm" / "facts.json",
+}
 
 
 class _Row(BaseModel):
@@ -73,8 +78,9 @@ class Fact(_Row):
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Fact:
-        if sum(map(bool, (self.functions, self.formats, self.names))) != 1 or not set(self.affects) <= set(USES):
-            raise ValueError(f"{self.name}: give functions, formats or names, and affects of {', '.join(USES)}")
+        uses = dict.fromkeys(use for uses in USES.values() for use in uses)
+        if sum(map(bool, (self.functions, self.formats, self.names))) != 1 or not set(self.affects) <= set(uses):
+            raise ValueError(f"{self.name}: give functions, formats or names, and affects of {', '.join(uses)}")
         return self
 
     @property
@@ -106,21 +112,26 @@ class Fact(_Row):
 
 
 class Table(_Row):
-    """releases: vllm-rbln releases that were read, oldest first, with the vLLM that each pins."""
+    """releases: releases of ``package`` that were read, oldest first, with the vLLM that each pins, or itself is."""
 
+    package: Literal["vllm_rbln", "vllm"] = RBLN
     releases: dict[str, str]
     facts: tuple[Fact, ...]
 
     def release_of(self, fact: Fact, version: str) -> str:
-        """The release number under which ``fact`` is recorded for vllm-rbln ``version``; "" when not read."""
+        """The release number under which ``fact`` is recorded for ``version`` of the package; "" when not read."""
         return version if fact.package == RBLN and version in self.releases else self.releases.get(version, "")
 
+    def rules_for(self, version: str) -> RuleSet | None:
+        """The rules of a version of the package, by the version alone."""
+        return rules_for_version(version) if self.package == RBLN else rules_for_vllm(version)
 
-def load_table(path: Path | None = None) -> tuple[Path, Table]:
-    """Path and content of the table: the shipped file, or ``path``; SpecError says what is wrong with it."""
-    place = path or FACTS
+
+def load_table(path: Path | None = None, package: str = RBLN) -> tuple[Path, Table]:
+    """Path and content of a package's table: the shipped file, or ``path``; SpecError says what is wrong with it."""
+    place = path or FACTS[package]
     try:
-        return place, Table.model_validate_json(place.read_bytes())
+        table = Table.model_validate_json(place.read_bytes())
     except OSError as error:
         raise SpecError(
             f"cannot be read ({error.strerror})", where=str(place), hint="Install the harness again"
@@ -130,18 +141,26 @@ def load_table(path: Path | None = None) -> tuple[Path, Table]:
         raise SpecError(
             f"is not a table of facts: {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(place)
         ) from error
+    if table.package != package:
+        raise SpecError(
+            f"holds facts of {table.package}, and the release is a {package}",
+            where=str(place),
+            hint="Leave --table out",
+        )
+    return place, table
 
 
 def recorded(table: Table, release: Release) -> Table:
     """The table with ``release`` added, and its vLLM where its sources are at hand. Earlier records are replaced."""
-    sources = {RBLN: release.rbln} | ({} if release.vllm is None else {VLLM: release.vllm})
+    sources = {release.named.package: release.named} | ({} if release.vllm is None else {VLLM: release.vllm})
     facts = [
         fact.model_copy(update={"known": _with(fact, source.version, fact.seen_in(source.read))})
         if (source := sources.get(fact.package)) is not None
         else fact
         for fact in table.facts
     ]
-    return Table(releases={**table.releases, release.rbln.version: release.vllm_version}, facts=tuple(facts))
+    releases = {**table.releases, release.named.version: release.vllm_version}
+    return table.model_copy(update={"releases": releases, "facts": tuple(facts)})
 
 
 def _with(fact: Fact, release: str, statements: Sequence[Statement]) -> tuple[Known, ...]:
@@ -206,14 +225,19 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCheck:
-    """The result. compared_with: the nearest release among those read, or the requested release."""
+    """The result. compared_with: the nearest release among those read, or the requested release.
 
+    rules: those that a server of this release follows; None where nobody has read what decides there.
+    """
+
+    package: str
     version: str
     vllm_version: str
     vllm_source: Literal["read", "recorded", "not found"]
     compared_with: str
     facts: tuple[FactCheck, ...]
     uses: tuple[Use, ...]
+    rules: RuleSet | None
 
     @property
     def holds(self) -> bool:
@@ -242,7 +266,7 @@ def check_release(
     seen: dict[str, list[Statement]] = {}
     digests: dict[str, str | None] = {}
     for fact in table.facts:
-        source = release.rbln if fact.package == RBLN else release.vllm
+        source = release.named if fact.package == RBLN else release.vllm
         if source is not None:
             seen[fact.name] = fact.seen_in(source.read)
             digests[fact.name] = digest_of(seen[fact.name])
@@ -254,7 +278,7 @@ def check_release(
     if not releases:
         raise SpecError("the table of facts records no release", hint="`harness stack record WHEEL` records one")
     comparison = _Comparison(table, digests, releases)
-    version = release.rbln.version
+    version = release.named.version
     nearest = min(reversed(releases), key=lambda name: (len(comparison.changed(table.facts, name)), name != version))
     reference = {
         package: find(package, number) for package, number in ((RBLN, nearest), (VLLM, table.releases[nearest]))
@@ -262,25 +286,42 @@ def check_release(
     checks = [comparison.check(fact, seen.get(fact.name, []), nearest, reference[fact.package]) for fact in table.facts]
     is_recorded = any(fact.package == VLLM and digests[fact.name] is not None for fact in table.facts)
     return ReleaseCheck(
+        package=release.named.package,
         version=version,
         vllm_version=release.vllm_version,
         vllm_source="read" if release.vllm is not None else "recorded" if is_recorded else "not found",
         compared_with=nearest,
         facts=tuple(checks),
-        uses=tuple(comparison.use(what, checks, release.rbln) for what in USES),
+        uses=tuple(comparison.use(what, checks, release.named) for what in USES[table.package]),
+        rules=comparison.rules(table.facts)[0],
     )
 
 
 def usable_with(site_packages: Path) -> str:
     """One line: what may be used with the release installed there, and what may not, with the reason."""
     try:
-        rbln = open_sources(site_packages)
-        uses = check_release(load_table()[1], Release(rbln, vllm_beside(rbln))).uses
+        uses = _check_installed(site_packages).uses
     except SpecError as error:
         return str(error)
     usable = ", ".join(use.what for use in uses if use.verdict == "yes")
     refused = "".join(f"; {use.what}: {use.verdict} ({use.why})" for use in uses if use.verdict != "yes")
     return f"usable: {usable or 'nothing'}{refused}"
+
+
+def rules_installed(site_packages: Path) -> RuleSet | None:
+    """The rules of the vllm-rbln installed there, as ``harness stack check`` says them; None where it says unknown.
+
+    By its sources, not by its version: a pre-release may decide as the release before it.
+    """
+    try:
+        return _check_installed(site_packages).rules
+    except SpecError:
+        return None
+
+
+@cache
+def _check_installed(site_packages: Path) -> ReleaseCheck:
+    return check_release(load_table()[1], Release.of(site_packages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,14 +379,20 @@ class _Comparison:
             return Use(what, "unknown", f"{unseen} facts in vLLM were not read")
         return Use(what, "yes", f"{len(concerned)} facts as in releases that were read")
 
+    def rules(self, facts: Sequence[Fact]) -> tuple[RuleSet | None, str]:
+        """The rules of the newest release with the same facts about them, and that release; None, "" for none."""
+        deciding = [fact for fact in facts if "rules" in fact.affects]
+        same = [release for release in reversed(self.releases) if not self.changed(deciding, release)]
+        known = ((rules, release) for release in same if (rules := self.table.rules_for(release)) is not None)
+        return next(known, (None, same[0] if same else ""))
+
     def _rules(self, concerned: Sequence[FactCheck]) -> Use:
         facts = [check.fact for check in concerned]
-        same = [release for release in reversed(self.releases) if not self.changed(facts, release)]
-        for release in same:
-            if (rules := rules_for_version(release)) is not None:
-                return Use("rules", "yes", f"{rules.name}: {len(facts)} facts as in {release}")
-        if same:
-            return Use("rules", "unknown", f"as in {same[0]}, whose rules are not among this harness's")
+        rules, release = self.rules(facts)
+        if rules is not None:
+            return Use("rules", "yes", f"{rules.name}: {len(facts)} facts as in {release}")
+        if release:
+            return Use("rules", "unknown", f"as in {release}, whose rules are not among this harness's")
         if any(check.state == "unseen" for check in concerned):
             return Use("rules", "unknown", "the vLLM it is pinned to was neither found nor recorded")
         named = ", ".join(check.fact.name for check in concerned if check.state == "changed")

@@ -36,6 +36,7 @@ from harness.stacks.rbln.launch.artifacts import (
 from harness.stacks.rbln.launch.devices import DeviceReport
 from harness.stacks.rbln.launch.inside.remote_host import PACKAGES
 from harness.stacks.rbln.launch.patches import make_overlay, patch_status, require_pristine, unpatched
+from harness.stacks.rbln.launch.releases import rules_installed
 from harness.stacks.rbln.rules.kv_rules import release_of
 
 OBSERVER = Plugin("rbln_observer", "RBLN_OBSERVER_FILE")
@@ -231,7 +232,7 @@ def serve_plan(server: ServerSpec, artifact: ServedArtifact, stack: Stack, setup
         )
         | {**setup.requested, "npus": list(setup.npus)},
         observation=declared(server, patch_record),
-        effective=settings_applied(server, artifact.config, stack.versions, patch_record),
+        effective=settings_applied(server, artifact.config, rules_installed(stack.site_packages), patch_record),
         device_command=tuple(setup.device_command),
         scratch_variable=scratch_variable(env),
     )

@@ -40,15 +40,39 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A vllm-rbln and the vLLM that serves with it; vllm: None when its sources are not at hand."""
+    """A vllm-rbln and the vLLM that serves with it; vllm: None when its sources are not at hand.
 
-    rbln: Sources
+    A release of vLLM itself is both.
+    """
+
+    named: Sources
     vllm: Sources | None
 
     @property
     def vllm_version(self) -> str:
         """The version of that vLLM, or the version that the release pins."""
-        return self.rbln.vllm_pin if self.vllm is None else self.vllm.version
+        return self.named.vllm_pin if self.vllm is None else self.vllm.version
+
+    @classmethod
+    def of(cls, path: Path, vllm: Path | None = None) -> Release:
+        """The release in ``path``: a vllm-rbln, with the vLLM in ``vllm`` or beside it, or else vLLM itself."""
+        try:
+            rbln = open_sources(path)
+        except NoPackageError as error:
+            try:
+                itself = open_sources(path, VLLM)
+            except NoPackageError:
+                raise error from None
+            if vllm is not None:
+                raise SpecError(
+                    "holds vLLM itself, which has no other vLLM beside it", where=str(path), hint="Leave --vllm out"
+                ) from None
+            return cls(itself, itself)
+        return cls(rbln, vllm_beside(rbln) if vllm is None else open_sources(vllm, VLLM))
+
+
+class NoPackageError(SpecError):
+    """A path can hold sources, and holds none of the package that was looked for."""
 
 
 def open_sources(path: Path, package: str = RBLN) -> Sources:
@@ -99,7 +123,7 @@ def _in_folder(path: Path, package: str) -> Sources:
     places = [path, *sorted(path.glob("lib/python3*/site-packages"))]
     root = next((place for place in places if (place / package / "__init__.py").is_file()), None)
     if root is None:
-        raise SpecError(f"holds no {package}", where=str(path), hint=_HINT)
+        raise NoPackageError(f"holds no {package}", where=str(path), hint=_HINT)
 
     def read(name: str) -> str | None:
         file = root / name
@@ -117,7 +141,7 @@ def _in_folder(path: Path, package: str) -> Sources:
 def _sources(place: Path, package: str, read: Read, names: list[str]) -> Sources:
     metadata = [name for name in names if name.startswith(f"{package}-") and name.endswith(".dist-info/METADATA")]
     if not metadata or not any(name.startswith(f"{package}/") for name in names):
-        raise SpecError(f"holds no {package}", where=str(place), hint=_HINT)
+        raise NoPackageError(f"holds no {package}", where=str(place), hint=_HINT)
     text = read(metadata[-1]) or ""
     version, pin = _VERSION.search(text), _PIN.search(text)
     if version is None:

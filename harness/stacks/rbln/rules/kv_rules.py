@@ -12,26 +12,29 @@ AUTO = "auto"
 """Stands for the rules of the release that serves; where no release serves, for ``NEWEST_STABLE``."""
 NEWEST_STABLE = "vendor-0.12.0"
 PAGED = "vllm-paged"
-"""vLLM itself, on any device that pads decode steps to captured sizes."""
+"""The newest rules of vLLM itself, on any device that pads decode steps to captured sizes."""
 
 
 @dataclass(frozen=True)
 class RuleSet:
     """How a server schedules requests and manages KV memory, as flags of the engine.
 
-    releases: vllm-rbln releases with these rules; empty: simulation only, not comparable with a measurement.
+    releases: vllm-rbln releases with these rules, a pre-release by its whole version. vllm: releases of vLLM itself.
+    Both empty: simulation only, not comparable with a measurement.
     has_inner_blocks: two-level KV memory; else a prompt length per slot. is_index_repaired: a reused inner block is
     removed from its old slot, and blocks without a hash are freed to the front of the queue. evicts_by_last_use: slots
     are evicted by last use, not by allocation. keeps_matched_blocks: inner blocks matched by a look-up go to the tail
     of the free queue. sets_slot_aside: admission counts a slot as taken while 0 < n < max_num_seqs. has_active_limit:
     supports --max-num-active-seqs. survives_copy_failure: a failed copy of cached KV becomes a full prefill, while
     counters still report the hit; else the engine dies. is_paged: paged KV memory and chunked prefill, as
-    in vLLM itself.
+    in vLLM itself. caps_lone_requests: ``long_prefill_tokens`` also holds for a request that no other waits or runs
+    beside.
     """
 
     name: str
     description: str
     releases: tuple[str, ...] = ()
+    vllm: tuple[str, ...] = ()
     has_inner_blocks: bool = True
     is_index_repaired: bool = False
     evicts_by_last_use: bool = False
@@ -40,6 +43,7 @@ class RuleSet:
     has_active_limit: bool = False
     survives_copy_failure: bool = False
     is_paged: bool = False
+    caps_lone_requests: bool = False
 
 
 _TABLE = (
@@ -57,14 +61,14 @@ _TABLE = (
     RuleSet(
         "vendor-0.12.0",
         "as vendor-0.11.2, but a failed copy of cached KV becomes a full prefill instead of ending the engine",
-        releases=("0.11.3", "0.12.0"),
+        releases=("0.11.3a22", "0.12.0"),
         is_index_repaired=True,
         survives_copy_failure=True,
     ),
     RuleSet(
         "vendor-0.12.1",
         "the same with `max_active_seqs`, an admission limit below the compiled one",
-        releases=("0.12.1",),
+        releases=("0.12.1a8",),
         is_index_repaired=True,
         survives_copy_failure=True,
         has_active_limit=True,
@@ -91,14 +95,29 @@ _TABLE = (
         sets_slot_aside=True,
     ),
     RuleSet(
+        "vllm-paged-0.30",
+        "what the scheduler of vLLM 0.30.0 does: `vllm-paged`, but `long_prefill_tokens` also cuts the prompt of a "
+        "request that is alone",
+        vllm=("0.30.0",),
+        has_inner_blocks=False,
+        is_paged=True,
+        caps_lone_requests=True,
+    ),
+    RuleSet(
         PAGED,
-        "what the scheduler of vLLM 0.30.0 does on a GPU: paged KV memory, chunked prefill, decode padded to captured "
-        "sizes; asynchronous scheduling on request",
+        "what the scheduler of vLLM 0.31.0 to 0.33.0 does on a GPU: paged KV memory, chunked prefill, decode padded to "
+        "captured sizes; asynchronous scheduling on request",
+        vllm=("0.31.0", "0.32.0", "0.33.0"),
         has_inner_blocks=False,
         is_paged=True,
     ),
 )
 RULE_SETS = {rules.name: rules for rules in _TABLE}
+
+
+def is_paged(name: str) -> bool:
+    """Whether the rules called ``name`` are those of vLLM itself; ``auto`` and unknown names are not."""
+    return name in RULE_SETS and RULE_SETS[name].is_paged
 
 
 def check_rules(name: str) -> str:
@@ -136,20 +155,27 @@ def rule_set(name: str, version: str = "") -> RuleSet:
 
 
 def rules_for_version(version: str) -> RuleSet | None:
-    """The rules of a vllm-rbln version ("0.12.1a8", "0.11.2.post1"); None for an unknown release."""
-    release = ".".join(map(str, release_of(version)[:3]))
-    return next((rules for rules in _TABLE if release in rules.releases), None)
+    """The rules of a vllm-rbln version ("0.12.1a8", "0.11.2.post1"); None for one that nobody has read.
+
+    A pre-release may decide as the release before it or as the one after it, so that each has to be read itself.
+    """
+    return next((rules for rules in _TABLE if _read_version(version) in rules.releases), None)
+
+
+def rules_for_vllm(version: str) -> RuleSet | None:
+    """The rules of a version of vLLM itself ("0.32.0+cpu"); None for one that nobody has read."""
+    return next((rules for rules in _TABLE if _read_version(version) in rules.vllm), None)
+
+
+def _read_version(version: str) -> str:
+    """A version without what builds and post-releases add, which change no decision."""
+    return re.sub(r"(\.post\d+)?(\+.*)?$", "", version)
 
 
 def release_of(version: str) -> tuple[int, ...]:
     """The release number in a version: (0, 12, 1) in "0.12.1a8"; () where there is none."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()
-
-
-def rules_in_force(name: str, version: str = "") -> RuleSet:
-    """The rules that a server really follows: those of its release where known, else those requested."""
-    return rules_for_version(version) or rule_set(name)
 
 
 def rules_in_words() -> str:

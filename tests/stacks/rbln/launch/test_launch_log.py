@@ -11,6 +11,7 @@ from harness.judge.analysis.validity.invariants import check_settings
 from harness.measure.records import Manifest
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings
+from harness.stacks.rbln.rules.kv_rules import rules_for_version
 
 RBLN = "(EngineCore pid=9) 1795254182.886212 9 INFO vllm_rbln.x"
 LOG = [
@@ -212,6 +213,6 @@ def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
     ],
 )
 def test_a_server_of_another_version_than_the_rules_is_said_so(rules: str, version: str, said: str | None) -> None:
-    found = rules_findings(rules, version)
+    found = rules_findings(rules, version, rules_for_version(version))
     assert [one.code for one in found] == (["rules-differ"] if said else [])
     assert all(said is not None and said in one.evidence for one in found)

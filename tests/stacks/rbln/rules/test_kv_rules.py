@@ -17,6 +17,7 @@ from harness.stacks.rbln.rules.kv_rules import (
     RULE_SETS,
     rule_set,
     rules_for_version,
+    rules_for_vllm,
     rules_in_words,
 )
 
@@ -48,14 +49,26 @@ def test_a_version_has_the_rules_of_its_release(version: str, name: str) -> None
     assert found.name == rule_set(AUTO, version).name == name
 
 
-@pytest.mark.parametrize("version", ["", "0.12", "0.11.10", "99.0.0", "main"])
+@pytest.mark.parametrize("version", ["", "0.12", "0.11.10", "0.12.1", "0.12.1a0", "0.11.3a0", "99.0.0", "main"])
 def test_a_release_that_nobody_has_read_has_no_rules_of_its_own(version: str) -> None:
     assert rules_for_version(version) is None
     assert rule_set(AUTO, version).name == NEWEST_STABLE
 
 
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("0.30.0", "vllm-paged-0.30"), ("0.31.0", "vllm-paged"), ("0.32.0+cpu", "vllm-paged"), ("0.33.0", "vllm-paged")],
+)
+def test_a_version_of_vllm_itself_has_the_rules_of_its_release(version: str, name: str) -> None:
+    found = rules_for_vllm(version)
+    assert found is not None
+    assert found.name == name
+    assert ServerSpec(model="m").rule_set(version).name == name
+    assert ServerSpec(model="m").rule_set("0.99.0").name == ServerSpec(model="m").rule_set().name == "vllm-paged"
+
+
 def test_no_two_rule_sets_claim_one_release() -> None:
-    releases = [release for rules in RULE_SETS.values() for release in rules.releases]
+    releases = [release for rules in RULE_SETS.values() for release in (*rules.releases, *rules.vllm)]
     assert len(set(releases)) == len(releases)
 
 

@@ -23,6 +23,7 @@ SETTINGS = {
     "enforce_eager": "model_config.enforce_eager",
     "max_num_seqs": "scheduler_config.max_num_seqs",
     "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
+    "long_prefill_token_threshold": "scheduler_config.long_prefill_token_threshold",
     "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
     "async_scheduling": "scheduler_config.async_scheduling",
     "num_gpu_blocks": "cache_config.num_gpu_blocks",
