@@ -87,6 +87,21 @@ class EagerSteps:
         return f"predicted gain: {saving_ns / NS_PER_S:.2f} s, {100 * share:.1f} % of the time in flight"
 
 
+def refuse_drafts(log: StepLog, condition: str) -> None:
+    """SpecError for the log of a server with speculative decoding, whose sizes no number of requests can tell.
+
+    Source: vLLM 0.33.0, config/compilation.py, adjust_cudagraph_sizes_for_spec_decode(); v1/cudagraph_dispatcher.py.
+    """
+    if drafts := log.num_drafts:
+        raise SpecError(
+            f"condition {condition!r} drafts {drafts} tokens a step: a captured size then counts tokens, is rounded to "
+            f"a multiple of {drafts + 1}, and a step in which a request has fewer drafts takes no whole graph, so "
+            "that numbers of requests say nothing of sizes",
+            where="advise",
+            hint="Measure lists of sizes as conditions, and compare them: harness compare",
+        )
+
+
 def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = "") -> Iterator[str]:
     """The advice for one condition (default: the baseline) as lines, its experiment written into the folder ``output``.
 
@@ -98,6 +113,8 @@ def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = 
     ]
     if not logs:
         raise SpecError(f"condition {name!r} has no valid run with a step log", where="advise", hint="Run it first")
+    for _run, log in logs:
+        refuse_drafts(log, name)
     first = logs[0][0]
     captured = first.manifest.decode_buckets
     eager = EagerSteps.of([log for _run, log in logs], first.cost_model)
@@ -115,6 +132,12 @@ def capture_advice(runs: Sequence[SealedRun], output: Path, *, condition: str = 
         yield f"    n = {n}: {count:,}{measured}{model}"
     proposed = covering_sizes(eager.count, captured)
     yield f"proposal: server.decode_buckets = {list(proposed)}"
+    ranks = logs[0][1].effective.get("tensor_parallel_size") or 1
+    if ranks > 1:
+        yield (
+            f"  the server is spread over {ranks} devices: the cost model, which says nothing of this, has to be "
+            "fitted on as many"
+        )
     if captured and min(eager.count) > captured[-1]:
         yield f"  or server.max_num_seqs = {captured[-1]}, where fewer requests at once are enough"
     yield f"  {eager.gain(sum(run_figures(run).b_ns for run, _log in logs))}"

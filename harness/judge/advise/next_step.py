@@ -159,6 +159,8 @@ def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") 
     advise = shlex.join(["harness", "predict", "advise", first.name, *where])
     if valid[0].server.is_paged:
         logs = [log for run in valid if (log := step_log_of(run)) is not None]
+        # Under speculative decoding a captured size counts tokens: requests without a graph propose none.
+        logs = [log for log in logs if not log.num_drafts]
         num_eager = sum(sum(log.eager_by_n.values()) for log in logs)
         eager = (num_eager, sum(log.decode_steps.num_rows for log in logs))
         return NextStep(baseline, None, None, advise, eager) if num_eager else None

@@ -20,7 +20,7 @@ from harness.measure.records.inputs import changed_inputs
 from harness.measure.server.provenance import source_sha256
 from harness.model.experiment import PlannedRuns, resolve
 from harness.model.plan import read_plan
-from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set, rules_for_version
 
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
 
@@ -191,7 +191,7 @@ def _differences(run: SealedRun, frozen: Preregistration, record: Preregistratio
         yield what, "Restore the frozen file and perform the run again"
     elif file_sha256(run.file(layout.COST_MODEL)) != costs.sha256:
         yield "its copy of the cost model is not the file that its manifest names", "Restore the run from a copy"
-    served = RULE_SETS.get(str(manifest.server_spec.get("rules"))) if manifest.serving_version else None
+    served = rules_for_version(manifest.serving_version)
     named = frozen.condition_rules.get(run.condition) or str(manifest.requested_server.get("rules", AUTO))
     predicted = rule_set(frozen.prediction_rules or named)
     if served is not None and predicted.releases and predicted != served:

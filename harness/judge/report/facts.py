@@ -10,8 +10,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.errors import HarnessError
 from harness.judge.planning.stopping import ran_until_decided
 from harness.measure.records import Manifest, SealedRun
+from harness.measure.records.manifest import table_at
+from harness.model.engine.config import sequences_that_fit
 from harness.model.spec.workload import strange_keys
 
 Facts = tuple[str, tuple[tuple[str, str], ...]]
@@ -37,6 +40,7 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
         ("Workload", [_workload(manifest) for manifest in manifests]),
         ("Plans", [_plans(runs)]),
         ("Server, before a condition changes it", [_part(manifest, "server", inner=True) for manifest in manifests]),
+        ("KV memory", [_kv_memory(run) for run in runs]),
         ("Client", [_part(manifest, "client") for manifest in manifests]),
         ("Limits", [_part(manifest, "limits") for manifest in manifests]),
         ("Standing", [_standing(manifest) for manifest in manifests]),
@@ -73,6 +77,26 @@ def _plans(runs: Sequence[SealedRun]) -> Mapping[str, Any]:
             if name != "workload" and value != "":
                 values.setdefault(name, {})[fact_text(value)] = None
     return {name: ", ".join(each) + " (by run)" * (len(each) > 1) for name, each in values.items()}
+
+
+def _kv_memory(run: SealedRun) -> Mapping[str, Any]:
+    """Of paged KV memory: how many of the plan's longest requests fit at a time, in each engine; {} for slots."""
+    try:
+        if not run.server.is_paged:
+            return {}
+    except HarnessError:
+        return {}
+    plan, shown = run.plan_if_readable, table_at(run.manifest.effective, "server")
+    blocks, size = shown.get("num_gpu_blocks"), shown.get("block_size")
+    if plan is None or not isinstance(blocks, int) or not isinstance(size, int):
+        return {"longest requests at a time": "unknown: the server shows no number of blocks, or not their size"}
+    longest = max(request.stream_tokens for request in plan.requests)
+    return {
+        "longest requests at a time": sequences_that_fit(blocks, size, longest),
+        "longest request, tokens": longest,
+        "tokens of a block": size,
+        "blocks": blocks,
+    }
 
 
 def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str, Any]:

@@ -295,6 +295,14 @@ def paged_block_tokens(server: ServerSpec) -> int:
     return CPU_BLOCK_TOKENS if server.is_vllm and is_too_small else PAGED_BLOCK_TOKENS
 
 
+def sequences_that_fit(num_gpu_blocks: int, block_size: int, longest_tokens: int) -> int:
+    """Requests of ``longest_tokens``, prompt and answer, whose KV fits into paged memory at a time.
+
+    One block is vLLM's placeholder, and the last token of an answer needs no KV. Nothing shared is counted.
+    """
+    return (num_gpu_blocks - 1) // max(1, -(-(longest_tokens - 1) // block_size))
+
+
 def captured_sizes(sizes: Sequence[int], max_num_batched_tokens: int | None) -> tuple[int, ...]:
     """The sizes that vLLM captures of those asked for: none above the token budget.
 

@@ -134,6 +134,12 @@ class StepLog:
         return not self.effective.get("enforce_eager") and self.effective.get("cudagraph_mode") not in (None, "NONE")
 
     @property
+    def num_drafts(self) -> int:
+        """Tokens that speculative decoding drafts for a request and step; 0 without it."""
+        drafts = self.effective.get("num_speculative_tokens")
+        return drafts if isinstance(drafts, int) and drafts > 0 else 0
+
+    @property
     def decode_steps(self) -> pa.Table:
         """at_ns, n, b and runtime_mode of the pure decode steps whose padding was shown."""
         # n and b are null for every other step.

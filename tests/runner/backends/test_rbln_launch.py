@@ -77,7 +77,8 @@ def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Pa
     assert plan.observation.steps == "bucket-log"
     assert plan.observation.patch["mode"] == "overlay"
     assert plan.effective["decode_buckets"] == [1, 2, 4, 8]
-    assert plan.effective["rules"] == "vendor-0.11.1"
+    # Its sources decide, and this stack has none that do: its version alone makes no rules.
+    assert "rules" not in plan.effective
     assert json.loads(json.dumps(plan.to_json()))["requested"]["versions"]["vllm-rbln"] == "0.11.1"
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
 from release_wheels import QUEUE, SCHEDULER, SOURCE, empty_table, stack, wheel
 
 from harness.errors import SpecError
-from harness.stacks.rbln.launch.releases import ReleaseCheck, Table, check_release, load_table, recorded
+from harness.stacks.rbln.launch.releases import (
+    FACTS,
+    ReleaseCheck,
+    Table,
+    check_release,
+    load_table,
+    recorded,
+    rules_installed,
+    write_table,
+)
 from harness.stacks.rbln.launch.sources import Release, open_sources, vllm_beside, wheel_beside
 
 
@@ -116,6 +126,30 @@ def test_the_vllm_that_is_pinned_counts_as_recorded_and_an_unknown_one_as_unknow
     assert (found.vllm_source, _verdicts(found)["rules"]) == ("recorded", "yes")
     found = _check(table, wheel(tmp_path, "0.12.1", {SCHEDULER: SOURCE}, pin="0.99.0"))
     assert (found.vllm_source, _verdicts(found)["rules"]) == ("not found", "unknown")
+
+
+def test_a_run_follows_the_rules_that_the_check_names_whatever_the_version_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.12.1a0 decided as 0.12.0 did, and 0.12.1a8 no longer does."""
+    known = _read(tmp_path, stack(tmp_path, "0.12.0"), stack(tmp_path, "0.12.1a8", SOURCE.replace("[0]", "[-1]")))
+    place = tmp_path / "known.json"
+    write_table(known, place)
+    monkeypatch.setitem(FACTS, "vllm_rbln", place)
+    sources = {"0.12.0": SOURCE, "0.12.1": SOURCE.replace("[0]", "[-1]"), None: SOURCE.replace("[0]", "[1]")}
+    for number, (expected, source) in enumerate(sources.items()):
+        release = stack(tmp_path, f"0.12.1a{number}", source)
+        site = tmp_path / f"site-{number}"
+        for path in (release, tmp_path / "vllm-0.30.0-py3-none-any.whl"):
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(site)
+        for package in ("vllm_rbln", "vllm"):
+            (site / package / "__init__.py").write_text("")
+        name = None if (rules := rules_installed(site)) is None else rules.name
+        checked = _check(known, release).rules
+        assert name == (None if checked is None else checked.name)
+        assert name == (None if expected is None else f"vendor-{expected}")
+    assert rules_installed(tmp_path / "nothing") is None
 
 
 def test_source_that_is_no_python_is_one_line(tmp_path: Path) -> None:
