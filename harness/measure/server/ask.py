@@ -8,6 +8,7 @@ while a replay runs does so from ``asking_process``: a request by httpx holds th
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import sys
@@ -193,6 +194,9 @@ def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generat
 
 def answer_requests(fd: int) -> None:
     """The process that asks. URL and headers come from the line ``fd``, then deadlines; each is answered by a Reply."""
+    with suppress(OSError):
+        # Such a process takes no core from a replay when it wakes.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # With click, httpx loads a command line of its own, and rich: twice the time that the rest takes.
     sys.modules["click"] = None  # pyright: ignore[reportArgumentType]
     # Loads everything while the server still starts.
