@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,7 +17,7 @@ from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock
 from harness.errors import ServerError
 from harness.measure.client.host import CpuMeter, StallMeter, stall_facts
 from harness.measure.client.null_server import NullServer
-from harness.measure.client.self_audit import audit_plan, self_audit
+from harness.measure.client.self_audit import audit_plan, self_audit, summary
 from harness.model.experiment import build_plan
 from harness.model.spec import ClientSpec, WorkloadSpec
 
@@ -113,3 +114,8 @@ def test_the_small_processes_beside_each_run_load_no_large_package(module: str) 
     asked = f"import sys, {module}; print(*{{'numpy', 'httpx', 'pydantic', 'pyarrow'}} & {{*sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
+
+
+def test_a_summary_of_nothing_is_its_count() -> None:
+    assert summary(np.array([])) == {"count": 0}
+    assert summary(np.array([1.0, 2.0, 3.0])) == {"count": 3, "p50": 2.0, "p99": pytest.approx(2.98), "max": 3.0}
