@@ -16,22 +16,24 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import find_twin, known_stacks, twin_variables
-from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"
 PAGED_TWIN = "0.12.0"
 """The release of vllm-rbln whose twin holds vLLM 0.30.0."""
+PAGED_RULES = "vllm-paged-0.30"
+"""What that vLLM decides."""
 LEDGERS = CHECKOUT / "runs" / "differential"
 
 
 def main(num_steps: str = "1000000", *versions: str) -> int:
-    """Compare ``num_steps`` steps for each vllm-rbln version and for "vllm-paged": all installed ones, or those named.
+    """Compare ``num_steps`` steps for each vllm-rbln version and "vllm-paged-0.30": all installed, or those named.
 
     0 when none differs; 1 when one differs, when one that was named is not installed, or when nothing was compared.
     """
     statuses: list[int] = []
-    for version in versions or [*(stack.version for stack in known_stacks()), PAGED]:
+    for version in versions or [*(stack.version for stack in known_stacks()), PAGED_RULES]:
         try:
             statuses.append(play_version(version, num_steps))
         except HarnessError as error:
@@ -46,9 +48,9 @@ def main(num_steps: str = "1000000", *versions: str) -> int:
 
 def play_version(version: str, num_steps: str) -> int:
     """Compare the rules of one version with its own classes; the exit status. HarnessError: it is not installed."""
-    is_paged, clock = version == PAGED, MonotonicClock()
+    is_paged, clock = version == PAGED_RULES, MonotonicClock()
     twin = find_twin(PAGED_TWIN if is_paged else version)
-    rules = PAGED if is_paged else rule_set(AUTO, version).name
+    rules = PAGED_RULES if is_paged else rule_set(AUTO, version).name
     variables = {**os.environ, **twin_variables(twin), "VLLM_LOGGING_LEVEL": "CRITICAL"}
     if is_paged:
         # vLLM alone, without the platform of vllm-rbln.

@@ -15,8 +15,8 @@ import pytest
 
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
-from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, rule_set
-from tests.differential.million import PAGED_TWIN
+from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
+from tests.differential.million import PAGED_RULES, PAGED_TWIN
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NUM_HISTORIES = 64
@@ -80,7 +80,7 @@ def test_paged_rules_agree_with_vllms_own_scheduler_on_every_step(twin: TwinEnvi
         twin,
         "tests.differential",
         *("--artifact", str(artifact), "--seeds", f"0:{NUM_HISTORIES}", "--steps", "120"),
-        *("--workers", "1", "--rules", PAGED),
+        *("--workers", "1", "--rules", PAGED_RULES),
         plugins="",
     )
 
