@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.late import emulator
+from benchmarks.emulator import wait_for_address
 from benchmarks.wire import Seen, wire
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import HarnessError, SpecError
 from harness.judge.analysis.serving import latencies
 from harness.measure.records import RunStore
@@ -32,7 +32,7 @@ from harness.runner.backends.emulator import EMULATED_MODEL
 NUM_REQUESTS, CONCURRENCY, PROMPT_TOKENS, ANSWER_TOKENS = 40, 4, 200, 64
 TIMEOUT_S = 300.0
 MS_PER_S = 1000.0
-NS_PER_MS = 1e6
+END_WITHIN_S = 20
 
 
 class Reported(NamedTuple):
@@ -324,6 +324,22 @@ def _cell(values: list[float | None]) -> str:
         return "-"
     middle, low, high = (f"{value:.3g}" for value in (statistics.median(known), min(known), max(known)))
     return f"{middle} [{low} .. {high}]"
+
+
+@contextmanager
+def emulator(folder: Path) -> Generator[str]:
+    """The URL of an emulator that runs until the block ends."""
+    config, log = folder / "config.json", folder / "server.log"
+    table: dict[str, Any] = {"port": 0, "time_scale": 1.0, "server": {"kv_slots": 64}}
+    config.write_text(json.dumps(table))
+    command = [sys.executable, "-m", "harness.measure.emulator", "--config", str(config)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield wait_for_address(process, log)
+    finally:
+        process.terminate()
+        process.wait(END_WITHIN_S)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def test_a_client_that_reads_in_time_has_the_first_token_of_the_wire() -> None:
 
 
 def test_only_a_run_far_from_the_wire_has_to_be_marked() -> None:
-    near, said, unsaid = LateRun(4, 0, True, False), LateRun(9, 10, False, True), LateRun(-9, 0, True, False)
+    near, said, unsaid = LateRun(4, 0, ""), LateRun(9, 10, "invalid"), LateRun(-9, 0, "")
     assert [run.is_held for run in (near, said, unsaid)] == [True, True, False]
 
 
