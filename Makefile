@@ -99,7 +99,7 @@ vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (
 # One core computes, the other has the API server and the client.
 AGREEMENT ?= runs/vllm-cpu-agreement
 AGREEMENT_FILE := examples/vllm-cpu/agreement.toml
-vllm-cpu-agreement: dev  ## half an hour on an idle machine: A, S and B of four servers on the real vLLM of VLLM_CPU, calibrated first
+vllm-cpu-agreement: dev  ## 40 minutes on an idle machine: A, S and B of four servers on the real vLLM of VLLM_CPU, calibrated first
 	@$(BIN)/python tools/tiny_model.py runs/vllm-cpu-model 6 512
 	@taskset -c 1 $(BIN)/harness server calibrate vllm-cpu --backend vllm --quick --experiment $(AGREEMENT_FILE) \
 	  --set environment=$(VLLM_CPU) --set cost_model=examples/vllm-cpu/pace.toml --set 'workload.token_id_range=[300,2000]' \
