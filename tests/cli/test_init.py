@@ -22,7 +22,7 @@ from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
 from harness.model.traces.recording import load_trace
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
-from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS
+from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, is_paged
 from tests.model.traces.test_mooncake import sharing
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
@@ -103,7 +103,7 @@ def test_a_first_experiment_of_vllm_passes_its_check_where_a_vllm_is(
 
 PAGED = "--rules vllm-paged --cost-model emulated-gpu"
 SHAPES = [
-    *(f"--rules {name}" for name in (AUTO, *RULE_SETS) if name != "vllm-paged"),
+    *(f"--rules {name}" for name in (AUTO, *RULE_SETS) if not is_paged(name)),
     "--decode-buckets 8",
     "--max-num-seqs 1",
     "--max-num-seqs 12",
@@ -116,6 +116,7 @@ SHAPES = [
     "--cost-model emulated-gpu",
     "--rules vendor-0.12.1 --max-num-active-seqs 3",
     PAGED,
+    PAGED.replace("vllm-paged", "vllm-paged-0.30"),
     f"{PAGED} --max-num-seqs 12",
     f"{PAGED} --decode-buckets 1",
     f"{PAGED} --num-gpu-blocks 1024 --block-size 128",

@@ -170,10 +170,12 @@ def _title(package: str) -> str:
 
 
 def _as_text(result: ReleaseCheck) -> str:
+    from harness.stacks.rbln.launch.sources import RBLN
+
     how = {"read": "read", "recorded": "not read; its record counts", "not found": "neither found nor recorded"}
     beside = f" with vLLM {result.vllm_version or '?'} ({how[result.vllm_source]})"
     lines = [
-        f"{_title(result.package)} {result.version}{'' if result.package == 'vllm' else beside}: "
+        f"{_title(result.package)} {result.version}{beside if result.package == RBLN else ''}: "
         f"{len(result.facts) - len(result.changed)} of {len(result.facts)} facts as in {result.compared_with}"
     ]
     for checked in result.changed:

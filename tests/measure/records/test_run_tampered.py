@@ -19,6 +19,7 @@ from harness.measure.records.disk import file_entry
 from harness.model.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
 from harness.runner import run_experiment
 from tests.support.command_line import harness
+from tests.support.experiments import small_experiment
 
 SPEC = ExperimentSpec(
     name="tiny",
@@ -154,8 +155,8 @@ def test_every_command_says_in_one_line_that_a_derived_table_was_changed(
 
 
 def test_resuming_keeps_no_run_that_was_changed(store: RunStore, run: SealedRun):
-    flip(run.path / layout.SERVER_LOG)
-    with pytest.raises(RecordsError, match=r"server\.log: differs"):
+    flip(run.path / layout.PLAN)
+    with pytest.raises(RecordsError, match=r"plan\.jsonl: differs"):
         run_experiment(SPEC, runs_root=store.root, resume=True)
 
 
@@ -224,18 +225,44 @@ def test_an_experiment_is_asked_for_by_its_name_alone(store: RunStore, name: str
     assert store.sealed(name) == []
 
 
-def test_a_deleted_derived_table_is_rebuilt_and_one_of_other_content_is_not_written(store: RunStore, run: SealedRun):
+@pytest.fixture(scope="module")
+def emulated_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a log, which the simulator's have not."""
+    root = tmp_path_factory.mktemp("emulated")
+    run_experiment(small_experiment(condition=[{"name": "base"}]), runs_root=root)
+    return root
+
+
+@pytest.fixture
+def emulated(emulated_once: Path, tmp_path: Path) -> RunStore:
+    return RunStore(shutil.copytree(emulated_once, tmp_path / "emulated"))
+
+
+@pytest.mark.live
+def test_a_deleted_derived_table_is_rebuilt_and_one_of_other_content_is_not_written(emulated: RunStore):
+    run = emulated.run("small", "base", 0)
     (run.path / "derived" / "steps.parquet").unlink()
     rebuild(run)
-    assert store.verify() == 2
+    assert emulated.verify() == 1
     flip(run.path / layout.SERVER_LOG)
     with pytest.raises(RecordsError, match=r"server\.log: differs"):
-        rebuild(store.run("tiny", "base", 0))
+        rebuild(emulated.run("small", "base", 0))
 
 
-def test_a_reader_that_has_a_derived_table_open_keeps_it_while_it_is_rebuilt(run: SealedRun):
+@pytest.mark.live
+def test_a_reader_that_has_a_derived_table_open_keeps_it_while_it_is_rebuilt(emulated: RunStore):
+    run = emulated.run("small", "base", 0)
     path = run.path / "derived" / "steps.parquet"
     with path.open("rb") as reader:
-        before = path.read_bytes()
+        before, inode = path.read_bytes(), path.stat().st_ino
         rebuild(run)
+        assert path.stat().st_ino != inode
         assert reader.read() == before
+
+
+def test_a_deleted_table_of_the_simulator_is_not_rebuilt_and_said_to_be_missing(run: SealedRun):
+    path = run.path / "derived" / "steps.parquet"
+    path.unlink()
+    with pytest.raises(RecordsError, match=r"steps\.parquet: is missing .*Restore the file"):
+        rebuild(run)
+    assert not path.exists()
