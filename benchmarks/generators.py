@@ -45,7 +45,7 @@ class Reported(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What each tool is told. folder: where it writes."""
+    """The options of each tool. folder: where it writes."""
 
     url: str
     model: str

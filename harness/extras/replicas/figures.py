@@ -1,7 +1,7 @@
 """What routing does to reuse and cost: figures of simulated replicas, and policies compared on the same plans.
 
-Reuse that is lost by routing (the session came back elsewhere) is told from reuse that is lost by eviction (it came
-back, and its slot was gone).
+Two losses of reuse are kept apart: by routing (the session came back to another replica) and by eviction (it came back
+to the same one, and its slot was gone).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from harness.clock import NS_PER_S
-from harness.extras.replicas.virtual import Key, Replica, ReplicaRun
+from harness.extras.replicas.virtual import Replica, ReplicaRun
 from harness.judge.analysis.cost.reconstruct import union_ns
-from harness.judge.analysis.reuse import INNER_BLOCKS, ONE_POOL, ReuseRule, rearrivals
+from harness.judge.analysis.reuse import INNER_BLOCKS, ONE_POOL, ReuseRule, continuations, rearrivals
 from harness.judge.compare.measures import Value
 from harness.judge.compare.ratio import paired_ratio
 from harness.judge.compare.result import Family, result_of
@@ -76,7 +76,7 @@ def figures_of(run: ReplicaRun) -> ReplicaFigures:
         min(each.cached_tokens or 0, each.reusable_tokens, most.reusable_tokens)
         for each, most in zip(here, anywhere, strict=True)
     )
-    before = _turns_before(run)
+    parents, _kept = continuations(run.plan)
     spans: list[list[tuple[int, int]]] = [[] for _ in run.replicas]
     for session, request, sent_ns, done_ns in values_of(requests, "session", "request", "sent_ns", "done_ns"):
         spans[run.served_by[session, request]].append((sent_ns, done_ns))
@@ -89,7 +89,7 @@ def figures_of(run: ReplicaRun) -> ReplicaFigures:
         padding=padding_of(run.replicas),
         num_requests=tuple(map(len, spans)),
         num_returns=len(returns),
-        num_home=sum(run.served_by[key] == run.served_by[before[key]] for key in returns),
+        num_home=sum(run.served_by[key] == run.served_by[parents.get(key, (key[0], key[1] - 1))] for key in returns),
         reusable_tokens=reusable,
         lost_by_routing_tokens=reusable - on_replica,
         lost_by_eviction_tokens=on_replica - kept,
@@ -112,15 +112,6 @@ def _rule_of(run: ReplicaRun) -> ReuseRule:
     if not isinstance(scheduler, PagedScheduler):
         return INNER_BLOCKS
     return ReuseRule(scheduler.config.block_size, keeps_generated=True)
-
-
-def _turns_before(run: ReplicaRun) -> Mapping[Key, Key]:
-    """The request that each one continues."""
-    before = {key: (key[0], key[1] - 1) for key in run.served_by if key[1]}
-    for session in run.plan.sessions:
-        if session.continues is not None:
-            before[session.index, 0] = (session.continues, len(run.plan.sessions[session.continues].requests) - 1)
-    return before
 
 
 def _ttft_s(run: ReplicaRun, requests: pa.Table) -> list[float]:

@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Policy(ABC):
-    """Chooses a replica for each request, and is told when requests are over."""
+    """Chooses a replica for each request. Call ``finished`` when one is over."""
 
     name = ""
     meaning = ""

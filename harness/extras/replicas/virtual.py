@@ -92,7 +92,7 @@ class ReplicaRun(VirtualClients):
         self.served_by: dict[Key, int] = {}
         self.first_token_ns: dict[Key, int] = {}
         self.end_ns = 0
-        keys = BlockKeys(plan, config.block_tokens if config.rule_set.is_paged else 128)
+        keys = BlockKeys(plan, config.block_tokens) if config.rule_set.is_paged else BlockKeys(plan)
         self._prompt_keys = keys.prompt
         # Paged memory reuses blocks of answers too.
         self._keys = keys.stream if config.rule_set.is_paged else keys.prompt
