@@ -195,7 +195,7 @@ def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generat
 def answer_requests(fd: int) -> None:
     """The process that asks. URL and headers come from the line ``fd``, then deadlines; each is answered by a Reply."""
     with suppress(OSError):
-        # Such a process takes no core from a replay when it wakes.
+        # The kernel lets such a process preempt others less when it wakes (sched(7)); a replay may share its core.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # With click, httpx loads a command line of its own, and rich: twice the time that the rest takes.
     sys.modules["click"] = None  # pyright: ignore[reportArgumentType]
