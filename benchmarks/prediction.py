@@ -18,10 +18,10 @@ from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
 from harness.errors import HarnessError, SpecError
 from harness.judge.analysis.stats import FloatArray, binomial_cdf
-from harness.measure.emulator.core import StepEnd
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.compiled.records import records_of
 from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model
+from harness.model.engine.core import StepEnd
 from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.model.experiment import build_plan
 from harness.model.plan import Plan

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepStart
 from harness.measure.emulator.logs import kv_event_line
-from harness.measure.emulator.model import ContextHash
 from harness.model.engine import DECODE, EngineConfig, KvEvent, Scheduler, load_cost_model
+from harness.model.engine.core import EngineCore, EngineRequest, StepStart
 from harness.model.plan.blocks import token_block_keys
 
 MESSAGE = re.compile(r"(\[(?:PFX|BUCKET)\] .*)$")
@@ -67,7 +66,7 @@ def follow(
     trace: list[dict[str, Any]], messages: list[str], config: EngineConfig, asked: Callable[[str], Asked]
 ) -> Followed:
     """Compare every step of ``trace`` and every one of ``messages``. asked: what the request of an engine id asked."""
-    follower = _Follower(EmulatorCore(Scheduler(config, load_cost_model("paper"))), messages, asked)
+    follower = _Follower(EngineCore(Scheduler(config, load_cost_model("paper"))), messages, asked)
     try:
         for record in trace:
             follower.take(record)
@@ -84,7 +83,7 @@ class _Differs(Exception):  # noqa: N818 - a finding, not a fault
 
 @dataclass
 class _Follower:
-    core: EmulatorCore
+    core: EngineCore
     messages: list[str]
     asked: Callable[[str], Asked]
     seen: Followed = field(default_factory=Followed)
@@ -129,7 +128,6 @@ class _Follower:
             prompt=prompt,
             max_tokens=asked.max_tokens,
             block_keys=token_block_keys(prompt),
-            context=ContextHash.of(prompt, 0),
             planned_tokens=asked.max_tokens,
             arrival_ns=record["start_ns"],
         )

@@ -1,7 +1,7 @@
 """Several servers behind a router in one virtual time: a whole plan on k engine cores, without sockets or waiting.
 
-Each replica steps the emulator's core; the clock jumps to the next event of a client or a replica. With one replica the
-steps are those of ``harness.measure.emulator.virtual``.
+Each replica is an EngineCore; the clock jumps to the next event of a client or a replica. With one replica the
+steps are those of ``harness.model.sim.driver``.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 
 from harness.clock import ScaledClock
 from harness.errors import PlanError
 from harness.extras.replicas.policies import Asked, Policy
 from harness.measure.client.rows import RequestRows
-from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd
-from harness.measure.emulator.model import ContextHash
 from harness.measure.records.schema import ABORTED
 from harness.model.engine import DECODE, CostModel, EngineConfig
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.engine.paged import scheduler_of
-from harness.model.plan import BlockKeys, Plan
+from harness.model.plan import Plan
 from harness.model.plan.event_queue import ClientEvent, VirtualClients
+from harness.model.sim.driver import UnreadRequests
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
 
@@ -40,7 +39,7 @@ class Replica:
     batches: decode steps by (n, b).
     """
 
-    core: EmulatorCore
+    core: EngineCore
     ends_ns: Sequence[int] = ()
     decode_ns: int = 0
     prefill_ns: int = 0
@@ -88,18 +87,11 @@ class ReplicaRun(VirtualClients):
         super().__init__(plan)
         config = EngineConfig.from_server(server)
         self.router = router
-        self.replicas = [Replica(EmulatorCore(scheduler_of(config, costs))) for _ in router.open]
+        self.replicas = [Replica(EngineCore(scheduler_of(config, costs))) for _ in router.open]
         self.served_by: dict[Key, int] = {}
         self.first_token_ns: dict[Key, int] = {}
         self.end_ns = 0
-        keys = BlockKeys(plan, config.block_tokens) if config.rule_set.is_paged else BlockKeys(plan)
-        self._prompt_keys = keys.prompt
-        # Paged memory reuses blocks of answers too.
-        self._keys = keys.stream if config.rule_set.is_paged else keys.prompt
-        longest = max(request.prompt_tokens for request in plan.requests)
-        # Only the length of a prompt matters here: its blocks are named by the plan.
-        self._blank = np.zeros(longest, dtype=np.int32)
-        self._context = ContextHash.of(self._blank[:1], 0)
+        self._unread = UnreadRequests(plan, config)
         self._rows = RequestRows(plan)
         self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
         self._requests: dict[Key, EngineRequest] = {}
@@ -133,24 +125,14 @@ class ReplicaRun(VirtualClients):
 
     def send(self, event: ClientEvent) -> None:
         key = (event.session, event.request)
-        place = self.router.route(Asked(str(event.session), self._prompt_keys(*key).tolist()))
+        place = self.router.route(Asked(str(event.session), self._unread.prompt_keys(*key).tolist()))
         self.served_by[key] = place
-        replica, planned, row = self.replicas[place], self.plan.request(*key), self._row_of[key]
+        replica, row = self.replicas[place], self._row_of[key]
         self._rows.trigger_ns[row] = event.trigger_ns
         self._rows.due_ns[row] = self._rows.sent_ns[row] = event.at_ns
         handle = replica.core.new_handle()
         self._names[place, handle] = key
-        self._requests[key] = EngineRequest(
-            handle=handle,
-            engine_id="",
-            external_id="",
-            prompt=self._blank[: planned.prompt_tokens],
-            max_tokens=planned.generate_tokens,
-            block_keys=self._keys(*key),
-            context=self._context,
-            planned_tokens=planned.generate_tokens,
-            arrival_ns=event.at_ns,
-        )
+        self._requests[key] = self._unread.request_of(event, handle)
         replica.submit(self._requests[key])
 
     def leave(self, key: Key, at_ns: int) -> None:

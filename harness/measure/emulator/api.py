@@ -21,9 +21,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from harness.clock import utc_now
 from harness.measure.emulator import logs
 from harness.measure.emulator.config import EmulatorConfig
-from harness.measure.emulator.core import EngineRequest, keyed_answer
 from harness.measure.emulator.driver import RealTimeDriver
-from harness.measure.emulator.model import ContextHash, StopConditions, plan_answer, words_in
+from harness.measure.emulator.model import ContextHash, StopConditions, keyed_answer, plan_answer, words_in
 from harness.measure.emulator.protocol import (
     AnyRequest,
     ApiError,
@@ -35,6 +34,7 @@ from harness.measure.emulator.protocol import (
 )
 from harness.measure.emulator.recorded import recorded
 from harness.measure.emulator.responses import Answer, Choice, compact
+from harness.model.engine.core import EngineRequest
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -137,7 +137,7 @@ class Api:
             self._config.fault.early_stop,
         )
         planned = plan_answer(context, max_tokens, conditions)
-        keys, answer = keyed_answer(self._driver.reporter.engine, tokens, context, planned.num_tokens, planned.tokens)
+        keys, answer = keyed_answer(self._driver.reporter.engine, tokens, context, planned)
         if body.cache_salt is not None:
             # Any fixed 62-bit number per salt keeps its hashes apart from all others.
             keys = keys ^ np.int64(random.Random(body.cache_salt).getrandbits(62))
@@ -148,7 +148,6 @@ class Api:
             prompt=tokens,
             max_tokens=max_tokens,
             block_keys=keys,
-            context=context,
             planned_tokens=planned.num_tokens,
             planned_reason=planned.reason,
             answer=answer,

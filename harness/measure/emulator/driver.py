@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
 from harness.measure.emulator import logs
 from harness.measure.emulator.config import EmulatorConfig
-from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.measure.emulator.logs import ServerLog, copy_lines, kv_event_line
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.responses import Answer
 from harness.measure.emulator.step_log import StepFiles, step_log_header, step_log_row, step_record
 from harness.model.engine import DECODE, PREFILL, EngineConfig, KvEvent
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 
 CRASH_EXIT_CODE = 1
 SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
@@ -145,12 +145,12 @@ class StepReporter:
 
 
 class RealTimeDriver:
-    """Runs an EmulatorCore on a ScaledClock inside an asyncio loop.
+    """Runs an EngineCore on a ScaledClock inside an asyncio loop.
 
     The reporter is called after the next step was armed, so that its work hides inside that step.
     """
 
-    def __init__(self, core: EmulatorCore, clock: ScaledClock, reporter: StepReporter, config: EmulatorConfig) -> None:
+    def __init__(self, core: EngineCore, clock: ScaledClock, reporter: StepReporter, config: EmulatorConfig) -> None:
         self.core, self.reporter, self.is_shutting_down = core, reporter, False
         self._clock, self._config = clock, config
         self._stall_limit_ns = round(config.stall_limit_ms * NS_PER_MS * clock.scale)

@@ -27,10 +27,10 @@ from prometheus_client import (
 from prometheus_client.utils import floatToGoString
 
 from harness.clock import NS_PER_S
-from harness.measure.emulator.core import EngineRequest, StepEnd
 from harness.measure.emulator.recorded import recorded
 from harness.model.engine import DECODE, IDLE, PREFILL, EngineConfig
 from harness.model.engine.config import settings_of
+from harness.model.engine.core import EngineRequest, StepEnd
 from harness.stacks.rbln.rules.dialect import dialect_of
 
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
@@ -234,8 +234,6 @@ class ServerMetrics:
         self._amounts["num_requests_waiting_by_reason"]["capacity"] = end.num_waiting
         self._amounts["kv_cache_usage_perc"][""] = kv_usage
         self._add("num_preemptions", len(step.preempted))
-        for request in end.start.preempted:
-            request.num_preemptions += 1
         num_prompt_tokens = 0
         if step.tokens:
             num_prompt_tokens = self._observe_paged(end)

@@ -7,16 +7,19 @@ KV was reused or not. No token depends on time or load. The scheduler sees only 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-TokenArray = npt.NDArray[np.int32]
-FinishReason = Literal["length", "stop", "abort"]
+from harness.model.compiled.records import IntArray
+from harness.model.engine import EngineConfig
+from harness.model.engine.core import FinishReason, TokenArray
+from harness.model.plan import token_block_keys
 
 # Qwen3's numbers, so that ids look the same as on the real stack.
 VOCAB_SIZE = 151_936
@@ -166,13 +169,26 @@ class PlannedAnswer:
     tokens: tuple[int, ...] = ()
 
 
-def draw_answer(context: ContextHash, num_tokens: int) -> tuple[int, ...]:
-    """The first tokens of an answer without stop conditions."""
-    tokens: list[int] = []
-    for _ in range(num_tokens):
-        tokens.append(context.next_token())
-        context = context.after(tokens[-1])
-    return tuple(tokens)
+def drawn_tokens(context: ContextHash) -> Iterator[int]:
+    """The tokens of an answer without stop conditions; it has no end."""
+    while True:
+        token = context.next_token()
+        context = context.after(token)
+        yield token
+
+
+def keyed_answer(
+    config: EngineConfig, prompt: TokenArray, context: ContextHash, planned: PlannedAnswer
+) -> tuple[IntArray, Iterator[int]]:
+    """The block keys that the engine needs of a request, and its answer.
+
+    The answer is drawn ahead where its blocks are reused, or its end had to be found; else one token a step.
+    """
+    if not config.rule_set.is_paged:
+        return token_block_keys(prompt), iter(planned.tokens) if planned.tokens else drawn_tokens(context)
+    whole = planned.tokens or tuple(islice(drawn_tokens(context), planned.num_tokens))
+    keys = token_block_keys(np.concatenate([prompt, np.asarray(whole, dtype=np.int32)]), config.block_tokens)
+    return keys, iter(whole)
 
 
 def plan_answer(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:

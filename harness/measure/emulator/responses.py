@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.clock import utc_now
-from harness.measure.emulator.core import EngineRequest
 from harness.measure.emulator.model import decode
 from harness.measure.emulator.protocol import AnyRequest, ChatRequest
 from harness.measure.emulator.recorded import recorded
+from harness.model.engine.core import EngineRequest
 from harness.stacks.rbln.rules.dialect import Dialect
 
 DONE = b"data: [DONE]\n\n"

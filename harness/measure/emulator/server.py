@@ -21,14 +21,14 @@ from harness.errors import ServerError, SpecError
 from harness.measure.emulator import logs
 from harness.measure.emulator.api import Api
 from harness.measure.emulator.config import EmulatorConfig
-from harness.measure.emulator.core import EmulatorCore, keyed_answer
 from harness.measure.emulator.driver import RealTimeDriver, StepReporter
 from harness.measure.emulator.logs import ServerLog
 from harness.measure.emulator.metrics import ServerMetrics
-from harness.measure.emulator.model import ContextHash
+from harness.measure.emulator.model import ContextHash, PlannedAnswer, keyed_answer
 from harness.measure.emulator.recorded import recorded
 from harness.measure.emulator.step_log import StepFiles, TraceFile
 from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine.core import EngineCore
 from harness.model.engine.paged import scheduler_of
 from harness.model.spec import ServerSpec
 
@@ -68,7 +68,7 @@ class EmulatorServer:
         engine = EngineConfig.from_server(config.server)
         self.engine = engine
         scheduler = scheduler_of(engine, load_cost_model(config.server.cost_model).scaled(config.step_factor))
-        self.core = EmulatorCore(scheduler, config.fault.copy_fails_at)
+        self.core = EngineCore(scheduler, config.fault.copy_fails_at)
         self.socket = bind(config.host, config.port)
         is_paged = engine.rule_set.is_paged
         self.files = StepFiles(
@@ -228,7 +228,7 @@ def warm_up(server: ServerSpec) -> None:
     config = EngineConfig.from_server(server)
     scheduler = scheduler_of(config, load_cost_model(server.cost_model))
     prompt = np.arange(WARM_UP_TOKENS, dtype=np.int32)
-    keys, _ = keyed_answer(config, prompt, ContextHash.of(prompt, 0), 3, ())
+    keys, _ = keyed_answer(config, prompt, ContextHash.of(prompt, 0), PlannedAnswer(3))
     for handle in range(2):
         scheduler.submit(handle, len(prompt), 3, keys)
     scheduler.schedule()

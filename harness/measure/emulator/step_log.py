@@ -11,13 +11,10 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.measure.emulator.core import StepEnd
 from harness.measure.emulator.logs import BackgroundWriter
 from harness.model.engine import EngineConfig
+from harness.model.engine.core import StepEnd
 from harness.stacks.vllm.step_log import COLUMNS, FORMAT
-
-VLLM = "0.30.0"
-"""The release whose scheduler the paged rules follow."""
 
 
 def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
@@ -26,7 +23,8 @@ def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
     return {
         "vllm_step_log": FORMAT,
         "columns": list(COLUMNS),
-        "vllm": VLLM,
+        # The newest release that decides by these rules.
+        "vllm": config.rule_set.vllm[-1],
         "engine": 0,
         "started_ns": started_ns,
         "effective": {

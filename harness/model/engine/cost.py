@@ -480,5 +480,6 @@ def check_magnitudes(model: CostModel) -> None:
     name = max(of_token, key=lambda name: abs(model.coefficients[name]))
     if abs(model.coefficients[name]) * FS_PER_US > LARGEST_FS // 1000:
         raise ValueError(f"{name}: more than one millisecond for each token")
-    if model.attended_fs > LARGEST_FS // 1_000_000:
-        raise ValueError("per_attended_token_ns is more than one microsecond")
+    # A small model on one core of a CPU took 1.1 us.
+    if model.attended_fs > LARGEST_FS // 10_000:
+        raise ValueError("per_attended_token_ns is more than 100 microseconds")

@@ -21,21 +21,20 @@ from harness.judge.analysis.logs.derive import ToRunClock, collect, of_simulator
 from harness.judge.analysis.logs.parse import ParseCounts, Scrape, samples_of, table_of_scrapes
 from harness.kinds import KINDS, BackendKind, kind_named
 from harness.measure.client.rows import RequestRows
-from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.measure.emulator.metrics import ServerMetrics
-from harness.measure.emulator.model import ContextHash
 from harness.measure.emulator.step_log import step_log_header, step_log_row
-from harness.measure.emulator.virtual import VirtualDriver
 from harness.measure.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.measure.server import provenance
 from harness.measure.server.doctor import Check
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent
 from harness.model.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
-from harness.model.plan import BlockKeys, Plan
+from harness.model.plan import Plan
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.sim import simulate
+from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.spec import ServerSpec
 from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
 from harness.runner.progress import RequestFinished
@@ -207,7 +206,7 @@ class _VirtualRun(VirtualDriver):
     def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
-        super().__init__(plan, EmulatorCore(scheduler_of(config, costs)))
+        super().__init__(plan, EngineCore(scheduler_of(config, costs)))
         is_paged = config.rule_set.is_paged
         # The paper's rules log evictions only; admissions, reuse and ends are added as the vendor would log them.
         self._is_laconic = not config.has_inner_blocks and not is_paged
@@ -219,12 +218,7 @@ class _VirtualRun(VirtualDriver):
         self.settings = settings_of(config, server.cost_model)
         num_blocks = config.paged.num_gpu_blocks if is_paged else server.num_kv_slots
         self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
-        # Paged memory reuses blocks of answers too.
-        self._keys_of = BlockKeys(plan, config.block_tokens).stream if is_paged else BlockKeys(plan).prompt
-        longest = max(request.prompt_tokens for request in plan.requests)
-        # Only the length of a prompt matters here: its blocks are named by the plan.
-        self._blank = np.zeros(longest, dtype=np.int32)
-        self._context = ContextHash.of(self._blank[:1], 0)
+        self._unread = UnreadRequests(plan, config)
         self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
         has_late_start = any(session.start_offset_ns and session.after is None for session in plan.sessions)
         if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_READINGS * self._interval_ns:
@@ -249,18 +243,7 @@ class _VirtualRun(VirtualDriver):
     def request_of(self, event: ClientEvent) -> EngineRequest:
         key = (event.session, event.request)
         self.rows.sent(key, event.trigger_ns, event.at_ns)
-        planned, name = self.plan.request(*key), request_name(*key)
-        return EngineRequest(
-            handle=self.core.new_handle(),
-            engine_id=f"cmpl-{name}-0",
-            external_id=f"cmpl-{name}",
-            prompt=self._blank[: planned.prompt_tokens],
-            max_tokens=planned.generate_tokens,
-            block_keys=self._keys_of(*key),
-            context=self._context,
-            planned_tokens=planned.generate_tokens,
-            arrival_ns=event.at_ns,
-        )
+        return self._unread.request_of(event, self.core.new_handle(), f"cmpl-{request_name(*key)}")
 
     def num_tokens(self, key: tuple[int, int]) -> int:
         return self.rows.num_tokens(key)

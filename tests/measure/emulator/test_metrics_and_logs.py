@@ -12,9 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.clock import NS_PER_MS, MonotonicClock
-from harness.measure.emulator.core import EmulatorCore, EngineRequest
-from harness.measure.emulator.model import ContextHash
 from harness.model.engine import EngineConfig, Scheduler, load_cost_model
+from harness.model.engine.core import EngineCore, EngineRequest
 from harness.model.plan import token_block_keys
 from tests.support.emulator_process import Emulator, Start
 
@@ -178,7 +177,7 @@ def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) 
         answers = list(pool.map(lambda body: server.complete(**body), bodies * 2))
     assert {answer["usage"]["completion_tokens"] for answer in answers} == set(range(3, 11))
     assert server.stop() == 0
-    again = EmulatorCore(Scheduler(EngineConfig(3, (1, 2, 3), 3), load_cost_model("paper")))
+    again = EngineCore(Scheduler(EngineConfig(3, (1, 2, 3), 3), load_cost_model("paper")))
     for record in server.trace:
         if record["kind"] == "STALL":
             continue
@@ -195,12 +194,9 @@ def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) 
     assert not again.has_work
 
 
-def same_request(core: EmulatorCore, name: str, prompt: list[int], max_tokens: int, arrival_ns: int) -> EngineRequest:
+def same_request(core: EngineCore, name: str, prompt: list[int], max_tokens: int, arrival_ns: int) -> EngineRequest:
     tokens = np.asarray(prompt, dtype=np.int32)
-    context = ContextHash.of(tokens, 0)
-    request = EngineRequest(
-        core.new_handle(), name, name, tokens, max_tokens, token_block_keys(tokens), context, max_tokens
-    )
+    request = EngineRequest(core.new_handle(), name, name, tokens, max_tokens, token_block_keys(tokens), max_tokens)
     request.arrival_ns = arrival_ns
     return request
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from harness.measure.emulator.core import EngineRequest
-from harness.measure.emulator.model import ContextHash, decode
+from harness.measure.emulator.model import decode
 from harness.measure.emulator.protocol import ChatRequest, CompletionRequest
 from harness.measure.emulator.responses import Answer, Choice
+from harness.model.engine.core import EngineRequest
 from harness.stacks.rbln.rules.dialect import DIALECTS
 
 
@@ -30,7 +30,7 @@ class Wire:
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_a_later_event_differs_from_the_first_only_in_text_and_tokens(kind: Any, with_ids: bool) -> None:
     prompt, wire = np.arange(5, dtype=np.int32), Wire()
-    request = EngineRequest(0, "", "", prompt, 9, np.zeros(0, dtype=np.int64), ContextHash(1), 9)
+    request = EngineRequest(0, "", "", prompt, 9, np.zeros(0, dtype=np.int64), 9)
     body = kind(prompt="x", messages=[], return_token_ids=with_ids)
     answer = Answer(body, [Choice(request)], DIALECTS["0.12.0"], response_id='cmpl-x[-1]"')
     answer.transport, answer.is_chunked = cast("Any", wire), False

@@ -9,12 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.measure.emulator.core import EmulatorCore, EngineRequest, StepEnd
 from harness.measure.emulator.metrics import ServerMetrics
-from harness.measure.emulator.model import ContextHash
 from harness.measure.emulator.step_log import step_record
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.experiment import build_plan
 from harness.model.plan import Plan, RequestPlan, SessionPlan, token_block_keys
 from harness.model.sim import SimResult, simulate
@@ -163,14 +162,12 @@ Request = tuple[int, int]  # prompt and generated tokens
 def served(requests: list[Request], server: ServerSpec, *, at_once: bool) -> tuple[list[tuple[int, ...]], str]:
     """(end, tokens generated so far by each that got one) of every step, and the metrics page at the end."""
     config = EngineConfig.from_server(server)
-    core = EmulatorCore(Scheduler(config, load_cost_model("context-1-2-4-8")))
+    core = EngineCore(Scheduler(config, load_cost_model("context-1-2-4-8")))
     metrics, steps, now_ns = ServerMetrics("model", config, server.num_kv_slots), list[tuple[int, ...]](), 0
     for handle, (prompt, generated) in enumerate(requests):
         ids = np.full(prompt, handle, dtype=np.int32)
-        keys, context = token_block_keys(ids), ContextHash.of(ids, 0)
-        core.submit(
-            EngineRequest(handle, str(handle), str(handle), ids, generated, keys, context, generated, arrival_ns=0)
-        )
+        keys = token_block_keys(ids)
+        core.submit(EngineRequest(handle, str(handle), str(handle), ids, generated, keys, generated, arrival_ns=0))
     while core.has_work or core.num_unfinished:
         start = core.start_step(now_ns)
         assert start is not None

@@ -1,4 +1,4 @@
-"""The engine loop of the server: drain the inbox, schedule, run the step, process aborts, finish, hand out tokens.
+"""The engine loop of a server: drain the inbox, schedule, run the step, process aborts, finish, hand out tokens.
 
 It has no clock and no sockets: a driver starts and ends the steps. The order of events is that of vLLM 0.22's
 EngineCore (``run_busy_loop``, ``step``).
@@ -7,29 +7,30 @@ EngineCore (``run_busy_loop``, ``step``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.measure.emulator.model import ContextHash, FinishReason, TokenArray, draw_answer
-from harness.model.engine import DECODE, Admission, EngineConfig, KvEvent, Scheduler, Step
+from harness.model.compiled.records import IntArray
 from harness.model.engine.paged import AnyScheduler, PagedScheduler
-from harness.model.plan import token_block_keys
+from harness.model.engine.scheduler import DECODE, Admission, KvEvent, Scheduler, Step
 
-Int64Array = npt.NDArray[np.int64]
+TokenArray = npt.NDArray[np.int32]
+FinishReason = Literal["length", "stop", "abort"]
+UNREAD: Iterator[int] = iter(())
+"""The answer of a request whose tokens nobody reads."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
     """One prompt on its way through the engine; times are model ns, -1 until they happen.
 
-    planned_tokens: the tokens that it will generate, at most ``max_tokens``. answer: those tokens when they
-    had to be drawn ahead to find its end, else empty and drawn one per step. kv_blocks: the inner block ids
-    that it held when it was admitted, then when it ended.
+    planned_tokens: the tokens that it will generate, at most ``max_tokens``. answer: gives them one by one.
+    kv_blocks: the inner block ids that it held when it was admitted, then when it ended.
     """
 
     handle: int
@@ -37,11 +38,10 @@ class EngineRequest:
     external_id: str
     prompt: TokenArray
     max_tokens: int
-    block_keys: Int64Array
-    context: ContextHash
+    block_keys: IntArray
     planned_tokens: int
     planned_reason: FinishReason = "length"
-    answer: Sequence[int] = ()
+    answer: Iterator[int] = UNREAD
     arrival_ns: int = -1
     queued_ns: int = -1
     scheduled_ns: int = -1
@@ -54,24 +54,9 @@ class EngineRequest:
     finish_reason: FinishReason | None = None
 
     def draw_token(self) -> int:
-        """The next token of the answer; moves the context on."""
-        if self.answer:
-            token = self.answer[self.num_generated]
-        else:
-            token = self.context.next_token()
-            self.context = self.context.after(token)
+        """The next token of the answer."""
         self.num_generated += 1
-        return token
-
-
-def keyed_answer(
-    config: EngineConfig, prompt: TokenArray, context: ContextHash, planned_tokens: int, answer: Sequence[int]
-) -> tuple[Int64Array, Sequence[int]]:
-    """The block keys that the engine needs of a request, and its answer, drawn ahead where its blocks are reused."""
-    if not config.rule_set.is_paged:
-        return token_block_keys(prompt), answer
-    whole = answer or draw_answer(context, planned_tokens)
-    return token_block_keys(np.concatenate([prompt, np.asarray(whole, dtype=np.int32)]), config.block_tokens), whole
+        return next(self.answer)
 
 
 class StepStart(NamedTuple):
@@ -114,7 +99,7 @@ class StepEnd(NamedTuple):
 
 
 @dataclass(slots=True)
-class EmulatorCore:
+class EngineCore:
     """The engine core: requests go in with ``submit`` and ``abort``, steps come out of ``start_step`` and ``end_step``.
 
     An arrival joins a step only if its ``arrival_ns`` is not later than the step's start, so the steps are a function
@@ -182,7 +167,7 @@ class EmulatorCore:
         step = self._copied(self.scheduler.schedule())
         if self.lasting_ns is not None and step.num_seqs:
             step = step._replace(duration_ns=self.lasting_ns(step.duration_ns))
-        requests = tuple(self.requests[handle] for handle in step.requests)
+        requests = self._named(step.requests)
         for admission in step.admissions:
             request = self.requests[admission.request]
             # vLLM reports the first admission; after a preemption a prompt is looked up again.
@@ -199,16 +184,14 @@ class EmulatorCore:
             requests,
             arrivals,
             flushed,
-            tuple(self.requests[handle] for handle in step.preempted),
+            self._named(step.preempted),
             kv_events_before,
             self.scheduler.num_waiting,
-            tuple(
-                admission
-                for admission in step.admissions
-                if not (admission.request in step.preempted or self.requests[admission.request].num_preemptions)
-            ),
+            self._lookups(step) if step.admissions else (),
             aborted,
         )
+        for request in self.running_step.preempted:
+            request.num_preemptions += 1
         self.num_steps += 1
         return self.running_step
 
@@ -238,25 +221,25 @@ class EmulatorCore:
         aborted = self._apply_aborts(ends_ns[-1])
         abort_events = self.scheduler.take_kv_events() if aborted else ()
         unfinished = start.step.unfinished
-        receivers = tuple(
-            request for request in start.requests if request.finish_reason is None and request.handle not in unfinished
-        )
-        for request in receivers:
+        receivers: list[EngineRequest] = []
+        for request in start.requests:
+            if request.finish_reason is not None or request.handle in unfinished:
+                continue
+            receivers.append(request)
             if request.num_generated + len(ends_ns) == request.planned_tokens:
                 request.kv_blocks = self.scheduler.inner_blocks(request.handle)
+            if request.first_token_ns < 0:
+                request.first_token_ns = start.end_ns
         finished: list[EngineRequest] = []
         for handle in self.scheduler.finish_step(len(ends_ns)):
             request = self.requests.pop(handle)
             request.finish_reason = request.planned_reason
             finished.append(request)
         self._unflushed.extend(finished)
-        for request in receivers:
-            if request.first_token_ns < 0:
-                request.first_token_ns = start.end_ns
         return StepEnd(
             start,
             ends_ns,
-            receivers,
+            tuple(receivers),
             tuple(finished),
             (*abort_events, *self.scheduler.take_kv_events()),
             self.scheduler.num_running,
@@ -265,8 +248,20 @@ class EmulatorCore:
             aborted,
         )
 
+    def _named(self, handles: Sequence[int]) -> tuple[EngineRequest, ...]:
+        return tuple(map(self.requests.__getitem__, handles))
+
+    def _lookups(self, step: Step) -> tuple[Admission, ...]:
+        return tuple(
+            admission
+            for admission in step.admissions
+            if not (admission.request in step.preempted or self.requests[admission.request].num_preemptions)
+        )
+
     def _copied(self, step: Step) -> Step:
         """The step after its KV copies; copies after a failed copy are not tried."""
+        if not step.cached_slots:
+            return step
         first = self.num_copies
         self.num_copies += len(step.cached_slots)
         if self.failing_copy is None or not first <= self.failing_copy < self.num_copies:
@@ -276,6 +271,8 @@ class EmulatorCore:
         return self.scheduler.recomputed(step, self.failing_copy - first)
 
     def _drain(self, until_ns: int) -> tuple[EngineRequest, ...]:
+        if not self._inbox:
+            return ()
         arrivals: list[EngineRequest] = []
         while self._inbox and self._inbox[0].arrival_ns <= until_ns:
             request = self._inbox.popleft()
@@ -290,6 +287,8 @@ class EmulatorCore:
 
     def _apply_aborts(self, until_ns: int) -> tuple[EngineRequest, ...]:
         """Drop what was aborted by then; returns those that were not over before."""
+        if not self._aborts:
+            return ()
         due = [handle for at_ns, handle in self._aborts if at_ns <= until_ns]
         if not due:
             return ()
