@@ -68,6 +68,9 @@ TimeInStepsOption = Annotated[
         "--time-in-steps", help="Answers rest on the time in steps (S), where every run measured it, in place of A."
     ),
 ]
+CostsOption = Annotated[
+    str, typer.Option("--costs", help="Cost model, name or file: prices A of every run, in place of its own costs.")
+]
 PrintedOutput = Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")]
 # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")

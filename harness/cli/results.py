@@ -14,6 +14,7 @@ import typer
 
 from harness.api import note_look
 from harness.cli.addresses import (
+    CostsOption,
     RunsOption,
     SealedArgument,
     SessionTargetOption,
@@ -42,6 +43,7 @@ def report(
     runs: RunsOption = Path("runs"),
     session_target: SessionTargetOption = None,
     time_in_steps: TimeInStepsOption = False,
+    costs: CostsOption = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`; of an archive: here")
     ] = None,
@@ -63,7 +65,7 @@ def report(
     page = output or beside / f"{sealed[0].experiment}.html"
     if force:
         check_output(page).unlink(missing_ok=True)
-    summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps)
+    summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps, costs=costs)
     conclude(terminal(), sealed, check_report_page(page), None, by="report", summary=summary)
 
 
@@ -81,6 +83,7 @@ def table(
     ] = False,
     session_target: SessionTargetOption = None,
     time_in_steps: TimeInStepsOption = False,
+    costs: CostsOption = "",
     form: TableFormOption = TableForm.text,
 ) -> None:
     """Print what each condition cost, and what its users felt.
@@ -99,7 +102,7 @@ def table(
         text = _predicted_written(sealed, form)
         print_folded(text.removesuffix("\n")) if form is TableForm.text else print(text, end="")
         return
-    summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps)
+    summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps, costs=costs)
     if form is not TableForm.text:
         print(_figures_written(summary, form, figures), end="")
         return
@@ -127,13 +130,18 @@ def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Fi
     return _figures_written(summarise(sealed), form, figures)
 
 
-def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool) -> ExperimentSummary:
-    """The figures; SpecError where answers are to rest on a time in steps that a run did not measure."""
-    from harness.judge.summary import summarise
+def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str) -> ExperimentSummary:
+    """The figures; SpecError where answers are to rest on a time in steps that a run did not measure.
 
+    costs: a cost model that prices A of every run; "": each run's own.
+    """
+    from harness.judge.summary import summarise
+    from harness.model.engine import load_cost_model
+
+    cost_model = load_cost_model(costs) if costs else None
     if not time_in_steps:
-        return summarise(sealed)
-    summary = summarise(sealed, basis="s")
+        return summarise(sealed, cost_model)
+    summary = summarise(sealed, cost_model, basis="s")
     if missing := [run.label for run in summary.runs if run.is_valid and run.parts is None]:
         raise SpecError(
             f"no engine core stamped the steps of {missing[0]}",

@@ -266,6 +266,12 @@ class ExperimentSummary:
         )
 
 
+def _given_prices(cost_model: StepCost) -> Prices:
+    name = getattr(cost_model, "name", "a given cost model")
+    note = f"A of every run is by the costs of {name}, which need not be those that the run was made with."
+    return Prices(cost_model, note, f"A by the costs of {name}")
+
+
 def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, basis: Basis = "a") -> ExperimentSummary:
     """Figures of an experiment from its sealed runs.
 
@@ -279,7 +285,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
     ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
     prices = prices_by_condition(ordered)
     if cost_model is not None:
-        prices = dict.fromkeys(prices, Prices(cost_model))
+        prices = dict.fromkeys(prices, _given_prices(cost_model))
     figures = [prices[run.condition].figures(run) for run in ordered]
     counted = counted_runs(figures)
     buckets = {run.condition: run.manifest.decode_buckets for run in ordered}

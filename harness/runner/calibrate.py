@@ -311,7 +311,7 @@ def fit_runs(
         costs = _decode_model(decode)
         eager = _eager([point for point in every_point if point.is_eager], costs, seed)
         prefills = chunk_points(valid, costs)
-        prefill = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens)
+        prefill = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens, is_relative=True)
     else:
         prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
         prefill = fit_prefill(prefills, seed=seed)

@@ -5,9 +5,10 @@ Whatever happens, the server is stopped afterwards, and an unfinished run never 
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from harness.judge.analysis.reuse import with_known_zeros
 from harness.judge.analysis.validity.scrapes import CACHED_COUNTER, counter_increment
 from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
+from harness.measure.client.host import cores_for_clients, on_cores
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
 from harness.measure.client.target import Endpoint, client_for
@@ -95,7 +97,8 @@ class RunContext:
     """What a call of ``run_experiment`` passes to each of its runs.
 
     spec_source: the file the experiment is from. worker_slot: the device of a fleet that this process works for.
-    await_others: returns when the other devices of a run's period are as far as this one.
+    await_others: returns when the other devices of a run's period are as far as this one. client_cores: those that
+    the server is kept off; a fleet shares cores out by itself.
     """
 
     runs_root: Path
@@ -106,6 +109,7 @@ class RunContext:
     worker_slot: WorkerSlot | None = None
     await_others: Callable[[], None] | None = None
     starts: dict[RunKey, str] = field(default_factory=dict[RunKey, str])
+    client_cores: tuple[int, ...] = ()
 
     @contextmanager
     def writer(self, run: PlannedRun) -> Generator[RunWriter]:
@@ -151,8 +155,8 @@ class RunContext:
         return record.model_copy(update={"emulated_factor": requested.get("step_factor")})
 
     def in_worker_slot(self) -> AbstractContextManager[set[int]]:
-        """On the client's own cores, where a fleet shares them out; gives the devices that are busy beside it."""
-        return nullcontext(set[int]()) if self.worker_slot is None else self.worker_slot.held(self.runs_root)
+        """On the client's own cores, where it has some; gives the devices of a fleet that are busy beside it."""
+        return on_cores(self.client_cores) if self.worker_slot is None else self.worker_slot.held(self.runs_root)
 
     def record_of(self, run: PlannedRun) -> PreregistrationRecord | None:
         """The manifest's record of the freeze; None for an exploratory run."""
@@ -192,10 +196,12 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
     written; then nothing of the run counts.
     """
     clock = ScaledClock(run.spec.time_scale)
+    own = cores_for_clients(run.spec.client.processes) if _has_own_core(run, context) else ()
     with context.writer(run) as writer:
         before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
-        measured = _measure(run, context, launch, writer, clock)
+        with on_cores(os.sched_getaffinity(0).difference(own) if own else ()):
+            measured = _measure(run, replace(context, client_cores=own), launch, writer, clock)
         if measured is None:
             writer.discard()
             return None
@@ -208,6 +214,10 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
             realtime_minus_monotonic_after_ns=after_ns,
         )
         return _seal(run, context, writer, replace(measured, clock=clock_record, provenance=facts))
+
+
+def _has_own_core(run: PlannedRun, context: RunContext) -> bool:
+    return run.spec.client.own_core and context.worker_slot is None
 
 
 def _launched(run: PlannedRun, context: RunContext, launch_server: Launch, writer: RunWriter) -> LaunchPlan:
@@ -249,7 +259,12 @@ def _measure(
             writer.folder / layout.DEVICE_METRICS, from_exporter(server.device_metrics_url, device_metrics), clock
         ),
     ):
-        startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
+        startup_ns = process.wait_healthy(
+            launch.host, launch.port, deadline_s=server.start_timeout_s, is_stopped=stop.now.is_set
+        )
+        if stop.now.is_set():
+            process.kill()
+            return None
         on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
         timings["healthy_ns"] = clock.now_ns()
         if run.period is not None and context.await_others is not None:

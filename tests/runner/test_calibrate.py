@@ -80,7 +80,8 @@ def test_a_known_model_comes_back_from_virtual_time(
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("cost_model", ["paper", "context-1-2-4-8"])
 def test_a_known_model_comes_back_from_the_emulator(tmp_path: Path, cost_model: str) -> None:
-    spec = little_sweep(cost_model, "emulator", time_scale=5.0)
+    # Three prefills of a length: a median that one stall of the machine cannot move.
+    spec = little_sweep(cost_model, "emulator", time_scale=5.0, prefill_repeats=3)
     [run] = run_experiment(calibration_experiment(spec), runs_root=tmp_path).runs
     assert run.is_valid, run.invalid_reasons
     fitted = load_cost_model(write_cost_file(fit_runs([run], seed=1), tmp_path / "costs", "mine"))

@@ -173,6 +173,14 @@ def test_a_rule_that_was_changed_after_a_run_is_refused(tmp_path: Path) -> None:
         run_experiment(experiment(margin=0.2), runs_root=tmp_path, resume=True, until_decided=True)
 
 
+def test_a_rule_on_steps_that_no_engine_stamped_is_decided_by_time_in_flight_and_says_so(tmp_path: Path) -> None:
+    outcome = run_experiment(experiment(channel="s"), runs_root=tmp_path, until_decided=True)
+    status = declared_status(outcome.runs)
+    assert status is not None
+    assert [(one.channel, one.verdict) for one in status.comparisons] == [("b", Verdict.LOWER)]
+    assert status.channel_note.startswith("Time in flight (B) decides: time in steps (S) is not there")
+
+
 def test_without_a_rule_there_is_no_looking(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="declares no stopping rule"):
         run_experiment(small_experiment(backend="sim"), runs_root=tmp_path, until_decided=True)
@@ -205,7 +213,7 @@ def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is
     (looks,) = status.comparisons
     assert (looks.channel, looks.verdict) == ("b", Verdict.LOWER)
     assert 2 <= looks.num_blocks == status.num_blocks
-    note = "Channel B (time in flight) decides: channel A (modelled device time) is not there"
+    note = "Time in flight (B) decides: modelled device time (A) is not there"
     assert all(note in status_lines(event.status)[-1] for event in events if isinstance(event, BlockLooked))
     (decision,) = decide_stopped(status)
     assert note in decision.reason

@@ -299,7 +299,7 @@ def _looks(side: Side | PeerSide, base: Side | PeerSide, measure: Measure) -> Co
     if status is None:
         return None
     looks = next((one for one in status.comparisons if one.condition == side.condition), None)
-    channel = {"A": "a", "B": "b", "cost": "a" if side.is_simulated else "b"}.get(measure.name)
+    channel = {"A": "a", "S": "s", "B": "b", "cost": "a" if side.is_simulated else "b"}.get(measure.name)
     return looks if looks is not None and looks.channel == channel else None
 
 

@@ -7,7 +7,7 @@ Definitions: docs/method.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,11 @@ from harness.model.engine.cost import CostError
 from harness.model.spec.sections import Basis
 
 BASES: tuple[Basis, ...] = ("a", "s", "b")
+BASIS_NAMES: Mapping[Basis, str] = {
+    "a": "modelled device time (A)",
+    "s": "time in steps (S)",
+    "b": "time in flight (B)",
+}
 # The runs of a condition and of its baseline, block by block.
 Sides = tuple[list[RunFigures], list[RunFigures]]
 

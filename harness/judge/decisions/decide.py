@@ -24,6 +24,7 @@ from harness.judge.analysis.cost.reconstruct import (
     agreement_tolerance,
 )
 from harness.judge.compare.answer import cost_sentence
+from harness.judge.compare.channels import BASIS_NAMES
 from harness.judge.compare.result import why_no_interval
 from harness.judge.planning.stopping import LogRatios, SequentialStatus
 from harness.model.spec.rules import (
@@ -444,11 +445,10 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     blocks = f"{num} block{'s' * (num != 1)}"
     if ratios.devices is not None and ratios.devices.estimate is not None:
         blocks += f" on {ratios.devices.estimate.num_units} {ratios.devices.estimate.unit}"
-    names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
     blocks += f", {ratios.prices}" if ratios.prices else ""
     if ratios.channel == rule.channel:
-        return f"{blocks}, {names[ratios.channel]}"
-    return f"{blocks}, {names['b']}, as {names['a']} is not there ({ratios.without_a})"
+        return f"{blocks}, {BASIS_NAMES[ratios.channel]}"
+    return f"{blocks}, {BASIS_NAMES['b']}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
 
 
 def decide_stopped(status: SequentialStatus) -> list[Decision]:

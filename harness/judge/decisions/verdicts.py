@@ -19,7 +19,7 @@ from harness.judge.analysis.calibration.scatter import full_bucket_ms, reported_
 from harness.judge.analysis.figures import RunFigures, totals
 from harness.judge.analysis.stats import paired, pooled_pair_differences
 from harness.judge.compare.answer import Compared, answers
-from harness.judge.compare.channels import Comparison, block_of, compare
+from harness.judge.compare.channels import BASIS_NAMES, Comparison, block_of, compare
 from harness.judge.compare.pairs import common_replicates, num_comparisons, num_plans
 from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.result import Family, Result
@@ -50,6 +50,7 @@ from harness.model.spec.rules import (
     SuperiorityRule,
     TimesSource,
 )
+from harness.model.spec.sections import Basis
 
 Pairs = Sequence[tuple[RunFigures, RunFigures]]
 EXPLORATORY = "the runs are exploratory"
@@ -109,9 +110,10 @@ class ExperimentRuns:
         """Sealed runs of both conditions in the replicates where both are valid."""
         return paired(self.runs.get(condition, ()), self.runs.get(baseline, ()), lambda run: run.replicate)
 
-    def compare(self, condition: str, baseline: str) -> Comparison | None:
-        """The cost ratios of a condition to its baseline; None without a pair of valid runs."""
-        return compare(baseline, self.figures(condition), self.figures(baseline), family=self.num_comparisons)
+    def compare(self, condition: str, baseline: str, basis: Basis = "a") -> Comparison | None:
+        """The cost ratios of a condition to its baseline; None without a pair of valid runs. basis: what answers."""
+        sides = self.figures(condition), self.figures(baseline)
+        return compare(baseline, *sides, family=self.num_comparisons, basis=basis)
 
     def result(self, condition: str, baseline: str) -> Result | None:
         """What the runs show of a condition's cost, as every view has it; None without a pair of valid runs."""
@@ -394,7 +396,7 @@ def _on_margin(
     ratios: LogRatios,
     status: SequentialStatus | None,
 ) -> Decision:
-    """The decision on A, unless B contradicts A, or what the decision says of the margin."""
+    """The decision on device time, unless B contradicts it, or what the decision says of the margin."""
     if isinstance(rule, EquivalenceRule):
         claim, decision = (1 / (1 + rule.margin), 1 + rule.margin), decide.decide_equivalence(rule, ratios, status)
     else:
@@ -404,18 +406,18 @@ def _on_margin(
 
 
 def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios, claim: tuple[float, float] | None) -> str:
-    """Why both channels, where they are there, do not say the same, as in the report; empty otherwise.
+    """Why device time and B, where both are there, do not say the same, as in the report; empty otherwise.
 
-    claim: from which to which ratio A says; None: nothing.
+    claim: from which to which ratio device time says; None: nothing.
     """
-    compared = experiment.compare(ratios.condition, ratios.baseline)
+    compared = experiment.compare(ratios.condition, ratios.baseline, ratios.channel)
     if ratios.channel == "b" or compared is None:
         return ""
     is_denied = claim is not None and compared.is_denied(*claim)
     if not compared.agreement.is_missing and not is_denied:
         return ""
     return (
-        f"modelled device time (A) gives a cost ratio of {compared.ratio_a:.4f} and time in flight (B) "
+        f"{BASIS_NAMES[compared.rests_on]} gives a cost ratio of {compared.main.ratio:.4f} and {BASIS_NAMES['b']} "
         f"{compared.ratio_b:.4f}{', wholly beyond the margin' if is_denied else ''}; the baseline's own channels lie "
         f"{compared.residual_share:.4f} of B apart"
     )

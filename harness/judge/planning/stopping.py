@@ -27,15 +27,16 @@ from harness.judge.analysis.cost.cost_errors import (
     with_cost_error,
 )
 from harness.judge.analysis.cost.devices import DeviceEffect
+from harness.judge.analysis.figures import RunFigures
 from harness.judge.analysis.stats import NO_SCATTER, Estimate, Interval, grouped, percent, t_quantile
-from harness.judge.compare.channels import Comparison, compare
+from harness.judge.compare.channels import BASIS_NAMES, Comparison, compare
 from harness.judge.compare.pairs import num_comparisons, num_plans, without_a
 from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.verdict import Verdict
 from harness.measure.records import SealedRun
-from harness.model.engine.cost import CostError
+from harness.model.engine.cost import CostError, load_cost_model
 from harness.model.spec import ExperimentSpec
-from harness.model.spec.sections import EVERY, Channel, StopSpec
+from harness.model.spec.sections import EVERY, Basis, StopSpec
 
 # 200,000 paths leave an error of .0005 in the alpha that a boundary spends.
 PATHS = 200_000
@@ -240,7 +241,9 @@ def check_can_decide(spec: ExperimentSpec, stop: StopSpec, source: str) -> StopS
             where=f"{source}: same_input",
             hint="Leave same_input out, so that each block draws a plan, or leave the stopping rule out",
         )
-    each = of_each(stop, num_comparisons(spec))
+    costs = {spec.server_of(condition).cost_model for condition in spec.condition}
+    has_errors = stop.channel == "a" and any(load_cost_model(name).errors for name in costs)
+    each = of_blocks(of_each(stop, num_comparisons(spec)), has_errors=has_errors)
     boundary = boundary_of(each)
     if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
         first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, each.alpha)))
@@ -260,20 +263,20 @@ class LogRatios:
     logs: ln(cost / baseline cost) of each block, in order; each is known once its block is sealed, so that a sequence
     may look at them. values: one a block, whose mean is ln of the ratio of sums. devices: the same device by device,
     where several made them. num_plans: different inputs among the blocks. family: comparisons that are judged together.
-    without_a: why A is missing. prices: that the sides had different costs. costs: what the costs leave unknown of the
-    ratio of sums. costs_at: the same of the mean of the first log, the first two ...; empty where no cost file states
-    errors.
+    without: why the channel that was asked for is missing. prices: that the sides had different costs. costs: what the
+    costs leave unknown of the ratio of sums. costs_at: the same of the mean of the first log, the first two ...; empty
+    where no cost file states errors.
     """
 
     condition: str
     baseline: str
-    channel: Channel
+    channel: Basis
     logs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     devices: DeviceEffect | None = None
     num_plans: int = 0
     family: int = 1
-    without_a: str = ""
+    without: str = ""
     prices: str = ""
     costs: CostError = NO_ERROR
     costs_at: tuple[CostError, ...] = ()
@@ -299,7 +302,7 @@ class ComparisonLooks:
     values: tuple[float, ...]
     looks: tuple[Look, ...]
     blocks_left: int | None
-    channel: Channel = "a"
+    channel: Basis = "a"
     alpha: float = 0.05
     family: int = 1
     is_given_costs: bool = False
@@ -369,14 +372,15 @@ class SequentialStatus:
 
     @property
     def channel_note(self) -> str:
-        """The comparisons that channel B decides although the rule names A; empty where there are none."""
+        """The comparisons that channel B decides although the rule names A or S; empty where there are none."""
         on_b = [looks.condition for looks in self.comparisons if looks.channel != self.stop.channel]
         if not on_b:
             return ""
         where = "" if len(on_b) == len(self.comparisons) else f" for {', '.join(on_b)}"
+        needs = "a log of steps and known reuse" if self.stop.channel == "a" else "steps that the engine stamped"
         return (
-            f"Channel B (time in flight) decides{where}: channel A (modelled device time) is not there, "
-            "as it needs a log of steps and known reuse in every run"
+            f"Time in flight (B) decides{where}: {BASIS_NAMES[self.stop.channel]} is not there, "
+            f"as it needs {needs} in every run"
         )
 
     def of(self, condition: str) -> ComparisonLooks:
@@ -432,7 +436,7 @@ def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
     return [k for k in sorted({k for _, k in sealed}) if all((name, k) in sealed for name in names)]
 
 
-def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel) -> list[LogRatios]:
+def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Basis) -> list[LogRatios]:
     """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone."""
     prices = prices_by_condition(runs)
     priced = (prices[run.condition].figures(run) for run in runs if run.is_valid)
@@ -449,15 +453,20 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
             sides = [
                 [run for run in by_condition[each] if run.replicate in compared.replicates] for each in (name, baseline)
             ]
-            missing = without_a([run for side in sides for run in side]) if compared.a is None else ""
-            found = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]), without_a=missing)
+            found = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]))
+            if found.channel != channel:
+                found = replace(found, without=_without(channel, [run for side in sides for run in side]))
             ratios.append(replace(found, prices=prices[name].short))
     return ratios
 
 
-def _on(channel: Channel, condition: str, compared: Comparison) -> LogRatios:
-    channel = "b" if compared.a is None else channel
-    ratio = compared.main if channel == "a" else compared.b
+def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:
+    return without_a(runs) if channel == "a" else "no steps that the engine stamped"
+
+
+def _on(channel: Basis, condition: str, compared: Comparison) -> LogRatios:
+    named = compared.on(channel)
+    ratio, channel = (compared.b, "b") if named is None else (named, channel)
     logs = tuple(math.log(of_block) for of_block in ratio.by_block if of_block)
     has_errors = states_errors(run for pair in ratio.priced for run in pair)
     return LogRatios(

@@ -15,10 +15,11 @@ import select
 import struct
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import TYPE_CHECKING, Any
 
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock, ScaledClock, monotonic_ns
+from harness.errors import SpecError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -171,6 +172,38 @@ def best_nice() -> int:
             continue
         return nice
     return before
+
+
+def cores_for_clients(num_processes: int) -> tuple[int, ...]:
+    """A core for each client process: the last of those that this process may use.
+
+    Raises SpecError where none would be left for a server.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) <= num_processes:
+        raise SpecError(
+            f"the machine gives {len(cores)}, and {num_processes} would leave none for a server",
+            where="client.own_core",
+            hint="Give this process more cores, or leave client.own_core out",
+        )
+    return tuple(cores[-num_processes:])
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int]) -> Generator[set[int]]:
+    """Keep the calling thread, and what it starts during the block, on these cores; empty: where it is.
+
+    Yields an empty set: nobody is busy beside them.
+    """
+    if not cores:
+        yield set()
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield set()
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class RunDelay:

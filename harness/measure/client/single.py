@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import queue
 import sys
 import threading
@@ -109,6 +110,7 @@ def replay_here(
         **usage,
         "is_real_time": is_real_time,
         "nice": nice,
+        **({"cores": sorted(os.sched_getaffinity(0))} if options.own_core else {}),
         "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,
     }
     chunks = state.chunks.stream(state.rows, state.clock, offsets)

@@ -120,6 +120,13 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             "CAP_SYS_NICE",
         ),
         Check(
+            name="a core for the client",
+            ok=num_cores() > 1 or None,
+            found=f"{num_cores()} usable cores",
+            need="reads on time beside a busy server (client.own_core)",
+            how="Give this account, container or task set a second core",
+        ),
+        Check(
             name="time spent waiting for a core",
             ok=has_run_delay or None,
             found="is told" if has_run_delay else "is not told",

@@ -113,13 +113,23 @@ class AttachedServer:
         """Whether the server has stopped answering."""
         return get_at(self._endpoint, MODELS).status == NO_ANSWER
 
-    def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int:
+    def wait_healthy(
+        self,
+        host: str,
+        port: int,
+        *,
+        deadline_s: float,
+        path: str = "/health",
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Wall ns until the server answered, and did not say that it is unhealthy. It may still be starting."""
         del host, port, path
         started_ns, sick = self._clock.now_ns(), ""
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
             if get_at(self._endpoint, MODELS).status == HTTP_OK and not (sick := unhealthy(self._endpoint)):
                 self._identity = self._asked_identity()
+                return waited_ns
+            if is_stopped():
                 return waited_ns
             self._clock.sleep_until_ns(self._clock.now_ns() + POLL_NS)
         raise ServerError(

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -266,8 +266,16 @@ class ServerProcess:
                 f"its log cannot be written ({self._log_error})", where=self._where, hint="Free some disk space"
             )
 
-    def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int:
-        """Poll ``path`` until it answers 200; returns the wall ns that took.
+    def wait_healthy(
+        self,
+        host: str,
+        port: int,
+        *,
+        deadline_s: float,
+        path: str = "/health",
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Poll ``path`` until it answers 200, or nobody waits any more; returns the wall ns that took.
 
         Raises ServerError when the server ends first or ``deadline_s`` wall seconds pass; it is then gone.
         """
@@ -277,6 +285,8 @@ class ServerProcess:
         self._address = (host, port)
         while _wall_clock.now_ns() < deadline_ns:
             self.check()
+            if is_stopped():
+                return _wall_clock.now_ns() - started_ns
             reply = ask(Endpoint(host, port), path, deadline_s=HEALTH_TIMEOUT_S)
             if reply.status == HTTP_OK:
                 self.check()

@@ -27,7 +27,7 @@ from pydantic import (
 
 from harness.errors import SpecError
 from harness.model.spec.base import Spec, describe_validation_error, load_toml
-from harness.model.spec.sections import Channel
+from harness.model.spec.sections import Basis
 from harness.shipped import find_shipped
 
 Factor = StrictBool | StrictInt | StrictFloat | StrictStr
@@ -279,7 +279,7 @@ class EquivalenceRule(_Rule):
     min_replicates: int = Field(default=3, ge=2, description="fewer valid ones: WITHHELD")
     margin: float = Field(gt=0, lt=1, description="ratios from 1 / (1 + margin) to 1 + margin count as equal")
     alpha: float = Field(default=0.05, gt=0, lt=0.5, description="of each of the two tests")
-    channel: Channel = "a"
+    channel: Basis = "a"
 
 
 class SuperiorityRule(_Rule):
@@ -295,7 +295,7 @@ class SuperiorityRule(_Rule):
     alpha: float = Field(
         default=0.025, gt=0, lt=0.5, description="of the one-sided test; the interval has level 1 - 2 alpha"
     )
-    channel: Channel = "a"
+    channel: Basis = "a"
 
     @property
     def limit(self) -> float:

@@ -18,7 +18,6 @@ from harness.clock import NS_PER_S
 from harness.model.spec.base import DeviceNumbers, Spec
 
 ClientName = Literal["epoll", "aiohttp"]
-Channel = Literal["a", "b"]
 # Time in steps (s) is of runs whose engine core stamped them.
 Basis = Literal["a", "s", "b"]
 EVERY = "every"
@@ -38,6 +37,9 @@ class ClientSpec(Spec):
         default=False,
         description="SCHED_RR for the replay where the system allows it, else a better nice value: it runs as soon as "
         "it wakes, before a server that shares its cores",
+    )
+    own_core: bool = Field(
+        default=False, description="a core for each client process, which a server that the harness starts does not use"
     )
     scrape_interval_s: float = Field(default=1.0, gt=0)
 
@@ -166,7 +168,9 @@ class StopSpec(Spec):
         default=EVERY,
         description='"every": after each block; or the numbers of blocks after which to look, [6, 12]',
     )
-    channel: Channel = Field(default="a", description="whose costs decide: a, reconstructed, or b, observed")
+    channel: Basis = Field(
+        default="a", description="whose costs decide: a, reconstructed, s, measured in steps, or b, observed in flight"
+    )
 
     @field_validator("looks", mode="before")
     @classmethod

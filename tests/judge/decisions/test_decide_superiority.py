@@ -18,7 +18,7 @@ from harness.judge.planning.power import blocks_for_superiority, superiority_pow
 from harness.judge.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import SuperiorityRule, load_rule
-from harness.model.spec.sections import Channel
+from harness.model.spec.sections import Basis
 
 RULE = SuperiorityRule(name="cheaper", kind="superiority")
 BASE = (10.0, 14.0, 12.0, 9.0, 13.0, 11.0)
@@ -30,11 +30,11 @@ def values_of(costs: Sequence[float], base: Sequence[float] = BASE) -> FloatArra
     return log_ratio_values(np.array(costs), np.array(base))
 
 
-def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Channel = "a") -> LogRatios:
+def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Basis = "a") -> LogRatios:
     logs = tuple(np.log(np.divide(costs, base)).tolist())
     missing = "no step log" if channel == "b" else ""
     return LogRatios(
-        "twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()), without_a=missing, costs=UNKNOWN
+        "twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()), without=missing, costs=UNKNOWN
     )
 
 
@@ -113,6 +113,13 @@ def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() ->
 def test_costs_without_a_step_log_say_that_modelled_device_time_is_missing() -> None:
     reason = decide_superiority(RULE, ratios_of(CHEAPER, channel="b")).reason
     assert "time in flight (B), as modelled device time (A) is not there (no step log)" in reason
+
+
+def test_a_rule_on_the_time_in_steps_names_it() -> None:
+    on_steps = RULE.model_copy(update={"channel": "s"})
+    assert "6 blocks, time in steps (S)" in decide_superiority(on_steps, ratios_of(CHEAPER, channel="s")).reason
+    missing = decide_superiority(on_steps, ratios_of(CHEAPER, channel="b")).reason
+    assert "time in flight (B), as time in steps (S) is not there" in missing
 
 
 def test_sentences_name_both_directions() -> None:

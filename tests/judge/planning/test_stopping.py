@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from harness.judge.planning.stopping import (
     t_mixture_boundary,
     verdict,
 )
+from harness.model.engine.cost import find_cost_file
 from harness.model.spec import StopSpec
 from tests.support.experiments import small_experiment
 
@@ -119,6 +121,18 @@ def test_a_budget_in_which_no_look_can_decide_is_refused_with_the_first_that_cou
     with pytest.raises(SpecError, match=r"mine\.toml: stop\.budget: 4 blocks never decide.*infinite before block 5"):
         check_can_decide(small_experiment(), StopSpec(margin=0.02, budget=4), "mine.toml")
     assert check_can_decide(small_experiment(), StopSpec(margin=0.02, budget=4, looks=(4,)), "mine.toml").budget == 4
+
+
+def test_a_budget_is_refused_by_the_half_of_alpha_that_the_errors_of_the_costs_leave(tmp_path: Path) -> None:
+    paper = find_cost_file("paper").read_text(encoding="utf-8")
+    errors = '[[errors]]\ncoefficients = ["alpha_ms"]\nstandard_errors = [0.1]\ncorrelations = [[1.0]]\ndegrees = 5.0\n'
+    (tmp_path / "mine.toml").write_text(paper + errors, encoding="utf-8")
+    priced = small_experiment(server={"cost_model": str(tmp_path / "mine.toml")})
+    rule = StopSpec(margin=0.02, budget=5)
+    assert check_can_decide(small_experiment(), rule, "mine.toml") == rule
+    assert check_can_decide(priced, rule.model_copy(update={"channel": "b"}), "mine.toml").channel == "b"
+    with pytest.raises(SpecError, match=r"5 blocks never decide.*alpha 0\.025 of each.*before block 6"):
+        check_can_decide(priced, rule, "mine.toml")
 
 
 def test_one_plan_repeated_never_decides() -> None:

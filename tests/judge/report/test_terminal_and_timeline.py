@@ -70,6 +70,20 @@ def test_an_answer_that_b_contradicts_is_withheld_with_both_figures_and_the_cost
     assert "sixteen costs" not in said
 
 
+def test_a_condition_that_is_compared_with_none_says_how_far_its_channels_lie_apart(tmp_path: Path) -> None:
+    runs = [seal_run(tmp_path)]
+    [said] = [one.text for one in answers(summarise(runs), str)]
+    assert "it has no baseline" in said
+    assert "do not agree" not in said
+    cheap = CostModel("cheap", "a fit of another server", {1: to_fs(1, FS_PER_MS), 8: to_fs(1, FS_PER_MS)})
+    summary = summarise(runs, cheap)
+    [condition] = summary.conditions
+    assert condition.a_ns is not None
+    assert condition.b_ns is not None
+    [said] = [one.text for one in answers(summary, str)]
+    assert f"The channels do not agree: A lies {1 - condition.a_ns / condition.b_ns:.2f} of B below it" in said
+
+
 def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
     predicted = printed(seal_demo(tmp_path / "sim", num_replicates=3, backend="sim", time_scale=1.0), 120)
     assert "Predicted: simulated in virtual time" in predicted

@@ -13,12 +13,15 @@ import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
+from harness.errors import SpecError
 from harness.measure.client.host import (
     MAX_SLICE_NS,
     SHORT_SLICE_NS,
     SchedulerSlice,
     StallMeter,
     best_nice,
+    cores_for_clients,
+    on_cores,
     preferred,
     stall_facts,
     stamp_facts,
@@ -123,3 +126,25 @@ def test_an_account_without_real_time_gets_the_nice_value_that_its_limit_allows(
     if "no limit can be raised here" in done.stderr:
         pytest.skip("a container whose root may not raise limits")
     assert done.stdout.split() == [str(nice), str(nice), "0"]
+
+
+def allowed_cores_of_a_child() -> list[int]:
+    ask = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    return list(map(int, subprocess.check_output([sys.executable, "-c", ask], text=True).split()))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_client_with_a_core_of_its_own_keeps_a_server_off_it_and_gives_all_back() -> None:
+    before = os.sched_getaffinity(0)
+    (own,) = cores_for_clients(1)
+    with on_cores(before - {own}):
+        assert allowed_cores_of_a_child() == sorted(before - {own})
+        with on_cores((own,)):
+            assert os.sched_getaffinity(0) == {own}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_clients_that_would_take_every_core_are_refused() -> None:
+    num = len(os.sched_getaffinity(0))
+    with pytest.raises(SpecError, match="would leave none for a server"):
+        cores_for_clients(num)

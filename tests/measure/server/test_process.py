@@ -87,6 +87,20 @@ def test_a_server_that_never_gets_healthy_is_ended_at_the_deadline(tmp_path: Pat
     assert port_is_free(HOST, port)
 
 
+def test_a_person_who_gives_up_need_not_wait_for_a_server_that_still_starts(tmp_path: Path) -> None:
+    port, asked = free_port(), list[bool]()
+
+    def gives_up_at_the_third_look() -> bool:
+        asked.append(True)
+        return len(asked) == 3
+
+    with start_tiny_server(tmp_path, port) as server:
+        server.wait_healthy(HOST, port, deadline_s=600, path="/unhealthy", is_stopped=gives_up_at_the_third_look)
+        assert len(asked) == 3
+        assert is_alive(server.pid)
+    assert not is_alive(server.pid)
+
+
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"no-such-server: cannot be started: .*No such file or directory"):
         ServerProcess.start(["no-such-server"], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
@@ -29,6 +31,7 @@ MAX_SHARE = DEFAULT_TAU
 NEGLIGIBLE_US = 1e-6
 # Below it a part of 4,000 tokens differs by less than 0.1 us.
 NEGLIGIBLE_NS = 1e-5
+NEGLIGIBLE_MS = 1e-5
 ATTENDED = "per_attended_token_ns"
 BLOCKS = f"blocks of {BLOCK_STEPS} steps"
 
@@ -156,7 +159,7 @@ def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -
             hint="Measure some bucket at two numbers of requests, and each number at two context lengths (or use "
             "--no-context)",
         )
-    rough = _least_squares(form.columns, np.array([point.period_ms for point in points]))
+    rough = form.solve(np.array([point.period_ms for point in points]))
     # The growth of context inside a stretch is no noise: it is taken out of the blocks before their median.
     context = float(rough[-1]) if with_context else 0.0
     blocks = [point.periods_at_one_context_ms(context) for point in points]
@@ -212,12 +215,14 @@ def fit_prefill(
     *,
     seed: int,
     chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+    is_relative: bool = False,
 ) -> PrefillFit:
     """T(q) by least squares on the median time of each q.
 
-    chunk_tokens: most tokens of a device call. Where points say what parts of prompts attend to, each such token has a
-    cost too; it is kept where its interval excludes 0. A coefficient that comes out below 0 makes no sense and is held
-    at 0. Raises SpecError with fewer than two lengths.
+    chunk_tokens: most tokens of a device call. is_relative: of shares of the whole steps, their decodes with them, so
+    that a short step counts as much as a long one; else of times. Where points say what parts of prompts attend to,
+    each such token has a cost too; it is kept where its interval excludes 0. A coefficient that comes out below 0 makes
+    no sense and is held at 0. Raises SpecError with fewer than two lengths.
     """
     by_work = grouped((point for point in points if point.computed_tokens > 0), lambda point: point.work)
     works = sorted(by_work)
@@ -235,10 +240,14 @@ def fit_prefill(
     }
     times = [np.array([point.elapsed_ms for point in by_work[work]]) for work in works]
     groups = [f"{length} tokens" for length, _attended in works]
+    decodes_ms = np.array([float(np.median([point.decodes_ms for point in by_work[work]])) for work in works])
+    steps_ms = np.array([float(np.median(each)) for each in times]) + decodes_ms
+    # A step of no time has no shares.
+    weights = 1 / np.maximum(steps_ms, NEGLIGIBLE_MS) if is_relative else None
 
     def fitted_by(names: Sequence[str]) -> _Fitted:
         form = np.stack([columns[name] for name in names], axis=1)
-        return _fit(_Form(tuple(names), form, "prefills of a length"), times, groups, seed)
+        return _fit(_Form(tuple(names), form, "prefills of a length", weights), times, groups, seed, decodes_ms)
 
     names, notes, left_out = list(columns), list[str](), ""
     columns[ATTENDED] = np.array([attended for _length, attended in works], dtype=np.float64) / NS_PER_MS
@@ -251,15 +260,17 @@ def fit_prefill(
             ends = f"[{interval.low:.6f}, {interval.high:.6f}] ns"
             left_out = f"The cost of a token that parts of prompts attend to {held}; its 95 % interval is {ends}."
     fitted = fitted_by(names)
-    while len(names) > 1 and fitted.coefficients[below := min(names, key=fitted.coefficients.__getitem__)] < 0:
+    # A step lasts whole nanoseconds, which leave less than NEGLIGIBLE_MS of a coefficient.
+    while len(names) > 1 and (least := min(fitted.coefficients.items(), key=itemgetter(1)))[1] < -NEGLIGIBLE_MS:
+        below = least[0]
         notes.append(
             f"{below} is held at 0: {fitted.coefficients[below]:.6f} came out, and no prefill costs less than 0."
         )
         names.remove(below)
         fitted = fitted_by(names)
     return PrefillFit(
-        per_call_ms=fitted.coefficients.get("per_call_ms", 0.0),
-        per_call_us_per_token=fitted.coefficients.get("per_call_us_per_token", 0.0),
+        per_call_ms=max(0.0, fitted.coefficients.get("per_call_ms", 0.0)),
+        per_call_us_per_token=max(0.0, fitted.coefficients.get("per_call_us_per_token", 0.0)),
         intervals=fitted.intervals,
         error=fitted.error,
         num_points=len(works),
@@ -294,12 +305,21 @@ def fit_eager(points: Sequence[StepPoint], with_graph_ms: Callable[[StepPoint], 
 class _Form(NamedTuple):
     """The linear form of a fit: names of its coefficients, and columns of shape (points, coefficients).
 
-    unit: of the samples behind each point.
+    unit: of the samples behind each point. weights: of the points' errors, shape (points,); None: equal.
     """
 
     names: tuple[str, ...]
     columns: FloatArray
     unit: str = BLOCKS
+    weights: FloatArray | None = None
+
+    def weighted(self, values: FloatArray) -> FloatArray:
+        """Rows times the weights of their points. values: shape (points, ...)."""
+        return values if self.weights is None else (values.T * self.weights).T
+
+    def solve(self, measured: FloatArray, rows: NDArray[np.bool_] | slice = slice(None)) -> FloatArray:
+        """Coefficients by the points of ``rows``. measured: shape (points,), or (points, fits) of several at once."""
+        return _least_squares(self.weighted(self.columns)[rows], self.weighted(measured)[rows])
 
 
 def _decode_form(points: Sequence[StepPoint], *, with_context: bool) -> _Form:
@@ -331,12 +351,12 @@ def _fit(
     describe; shares are of the whole time.
     """
     medians = np.array([float(np.median(values)) for values in samples])
-    coefficients = dict(zip(form.names, _least_squares(form.columns, medians).tolist(), strict=True))
+    coefficients = dict(zip(form.names, form.solve(medians).tolist(), strict=True))
     drawn = _drawn_medians(samples, seed)
     return _Fitted(
         coefficients,
         _bootstrap(form, samples, drawn, coefficients, seed),
-        _errors(form.columns, medians, medians + known_ms, groups),
+        _errors(form, medians, medians + known_ms, groups),
         _fit_errors(form, medians, drawn, sum(len(values) - 1 for values in samples)),
     )
 
@@ -348,12 +368,13 @@ def _fit_errors(form: _Form, medians: FloatArray, drawn: FloatArray, degrees_ins
     resamples). degrees_inside: of the samples, which count where no degree of freedom is left between the points.
     """
     num_points, size = form.columns.shape
-    norms = np.linalg.norm(form.columns, axis=0)
-    inverse = np.linalg.inv((form.columns / norms).T @ (form.columns / norms))
-    residuals = medians - form.columns @ _least_squares(form.columns, medians)
+    columns = form.weighted(form.columns)
+    norms = np.linalg.norm(columns, axis=0)
+    inverse = np.linalg.inv((columns / norms).T @ (columns / norms))
+    residuals = form.weighted(medians - form.columns @ form.solve(medians))
     degrees = num_points - size
     between = float(residuals @ residuals) / degrees if degrees else 0.0
-    inside = float(np.mean(drawn.var(axis=1)))
+    inside = float(np.mean(form.weighted(drawn).var(axis=1)))
     roots = np.sqrt(np.diag(inverse))
     return FitErrors(
         form.names,
@@ -410,7 +431,7 @@ def _bootstrap(
 ) -> dict[str, Interval]:
     """Percentile intervals of every coefficient: all points refitted to each draw of their medians."""
     tail = (1 - DEFAULT_LEVEL) / 2
-    coefficients = _least_squares(form.columns, drawn)
+    coefficients = form.solve(drawn)
     ends = np.quantile(coefficients, [tail, 1 - tail], axis=1, method=QUANTILE_METHOD)
     return {
         name: Interval(
@@ -428,20 +449,20 @@ def _bootstrap(
     }
 
 
-def _errors(columns: FloatArray, target: FloatArray, whole: FloatArray, groups: Sequence[str]) -> FitError:
+def _errors(form: _Form, target: FloatArray, whole: FloatArray, groups: Sequence[str]) -> FitError:
     """Residuals, and the errors on each group of points under a fit without it. whole: what shares are of."""
-    labels = np.array(groups)
+    labels, columns = np.array(groups), form.columns
     is_held_out = np.zeros(len(target), dtype=np.bool_)
     predicted = np.array(target)
     num_needed = 0
     for label in np.unique(labels):
         is_out = labels == label
         if _is_determined(columns[~is_out]):
-            predicted[is_out] = columns[is_out] @ _least_squares(columns[~is_out], target[~is_out])
+            predicted[is_out] = columns[is_out] @ form.solve(target, ~is_out)
             is_held_out |= is_out
         else:
             num_needed += 1
-    residual = columns @ _least_squares(columns, target) - target
+    residual = columns @ form.solve(target) - target
     error = FitError(*_sizes(residual, whole), None, None, None, num_needed)
     off = np.where(is_held_out, predicted - target, 0.0) if is_held_out.any() else residual
     worst = int(np.argmax(np.abs(off / whole)))

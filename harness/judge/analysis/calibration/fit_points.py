@@ -95,12 +95,14 @@ class PrefillPoint:
     """One prefill: tokens computed, tokens reused before them, and how long it kept the engine.
 
     attended_tokens: of the parts of prompts in a step (``harness.model.engine.cost``); 0 for whole prefills.
+    decodes_ms: what the decodes of the same step cost, which is not in elapsed_ms.
     """
 
     computed_tokens: int
     cached_tokens: int
     elapsed_ms: float
     attended_tokens: int = 0
+    decodes_ms: float = 0.0
 
     @property
     def work(self) -> tuple[int, int]:
@@ -227,8 +229,9 @@ def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
     for context, attended, span, (kind, n, tokens) in works:
         if kind in ("prefill", "mixed") and span is not None and tokens and n is not None:
             since_ns, at_ns = map(clock.from_monotonic_ns, span)
-            elapsed_ns = at_ns - since_ns - decode.chunked_step_ns(n, n, round(context), 0)
-            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended)
+            decodes_ns = decode.chunked_step_ns(n, n, round(context), 0)
+            elapsed_ns = at_ns - since_ns - decodes_ns
+            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended, decodes_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,16 @@ def test_a_prefill_is_counted_in_device_calls_of_128_tokens() -> None:
     assert fit.prefill_ms(129) == pytest.approx(PAPER.prefill_ns(129) / MS, abs=1e-5)
 
 
+def test_a_fit_of_shares_holds_short_prefills_to_the_line_as_well_as_long_ones() -> None:
+    # Long prefills of a host that was 5 % slower then: a fit of times gives the short ones what is left over.
+    observed_ms = {8: 4.0, 64: 20.8, 500: 151.6, 2000: 632.1, 4000: 1262.5}
+    of_times, of_shares = (
+        fit_prefill(prefills(observed_ms), seed=1, chunk_tokens=4096, is_relative=choice) for choice in (False, True)
+    )
+    assert of_times.error.max_share > 0.2
+    assert of_shares.error.max_share < 0.04
+
+
 def test_a_context_cost_below_0_makes_no_sense_is_held_at_0_and_said() -> None:
     backwards = replace(CONTEXT, context_fs=-CONTEXT.context_fs, _filled_fs={})
     for with_context in (None, True):
