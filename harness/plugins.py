@@ -121,7 +121,8 @@ def service(name: str, where: str) -> Any:
     """The service of that name that a plug-in offers; SpecError with ``where`` where none does.
 
     "stand-in stack": a ``StandInStack``; "server over ssh": an ``OtherHost`` (both of ``stack.rbln.launch``);
-    "fleet over hosts": a function as ``runner.fleet.driver.perform_side_by_side``.
+    "fleet over hosts": a function as ``runner.fleet.driver.perform_side_by_side``; "replicas": a ``Replicas``
+    (``runner.backends.base``).
     """
     places = plugged("services")
     if name not in places:

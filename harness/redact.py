@@ -113,8 +113,8 @@ def _redacted_word(word: str, option: str) -> str:
 def redacted_value(value: Any, known: frozenset[str], name: str = "") -> Any:
     """A parsed TOML or JSON value for a record. known: the keys whose text is harmless; name: the key it stands under.
 
-    Numbers stay, unless their key names a secret; text stays under a known key; ``env`` and ``extra_args`` go by
-    their own rules.
+    Numbers stay, unless their key names a secret; text stays under a known key; ``env``, ``extra_args`` and
+    ``command`` go by their own rules.
     """
     if isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
@@ -123,7 +123,7 @@ def redacted_value(value: Any, known: frozenset[str], name: str = "") -> Any:
         return {key: redacted_value(one, known, key) for key, one in table.items()}
     if isinstance(value, list | tuple):
         items = cast("Iterable[Any]", value)
-        if name == "extra_args":
+        if name in ("extra_args", "command"):
             return list(redacted_arguments([str(one) for one in items]))
         return [redacted_value(one, known, name) for one in items]
     if name in known and isinstance(value, str):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from harness.kinds import kind_named
 from harness.measure.client.host import cores_for_clients, on_cores
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
-from harness.measure.client.target import Endpoint, client_for
+from harness.measure.client.target import client_for
 from harness.measure.records import (
     ClockRecord,
     Finding,
@@ -43,12 +43,12 @@ from harness.measure.records import (
     ServerRecord,
     layout,
 )
-from harness.measure.records.manifest import WARMED_UP, warning
+from harness.measure.records.manifest import WARMED_UP, invalid, warning
 from harness.measure.records.schema import RowStream
 from harness.measure.server import provenance
 from harness.measure.server.ask import METRICS, Get, Scraper, asking_process
 from harness.measure.server.clean_start import clean_start
-from harness.measure.server.life import AttachedServer, LaunchPlan, LogFormat, start_server
+from harness.measure.server.life import LaunchPlan, LogFormat, start_server
 from harness.measure.server.process import ExitReport
 from harness.measure.server.text_sizes import text_sizes_of
 from harness.measure.server.vocabulary import configured_vocabulary, range_within, remembered
@@ -59,6 +59,7 @@ from harness.model.plan import PromptIds
 from harness.model.plan.model import canonical_lines
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
+from harness.model.spec.request import RequestSpec
 from harness.model.spec.server import PAGED_KEYS
 from harness.redact import redacted_arguments, redacted_text
 from harness.runner.fleet.slot import WorkerSlot
@@ -246,7 +247,7 @@ def _measure(
     with context.in_worker_slot():
         audit = self_audit(plan, client_for(spec.client, launch.endpoint), clock, writer.folder)
     with (
-        _asking(context, launch.endpoint, server.device_metrics_url) as (metrics, device_metrics),
+        _asking(context, launch, server.device_metrics_url) as (metrics, device_metrics),
         start_server(
             launch,
             log_path=writer.folder / layout.SERVER_LOG,
@@ -281,18 +282,19 @@ def _measure(
             request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
             records=writer.folder,
             is_strict=launch.is_ours,
-            request=spec.workload_of(run.condition).request,
+            request=with_session_header(spec.workload_of(run.condition).request, server),
         )
         vocabulary = configured_vocabulary(server) if launch.is_ours else remembered(launch.endpoint)
         target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
         target, started = (target, {}) if launch.is_ours else clean_start(target)
         if launch.warms_up:
-            started = warm_up(plan, server, target, stop.now)
+            for each in launch.servers:
+                started = warm_up(plan, server, replace(target, endpoint=each.endpoint), stop.now)
             timings[WARMED_UP] = clock.now_ns()
         with (
             context.in_worker_slot() as neighbours,
-            Scraper(scrapes, metrics, clock=clock, interval_s=interval_s, beside=lateness.so_far),
+            Scraper(scrapes, *metrics, clock=clock, interval_s=interval_s, beside=lateness.so_far),
         ):
             result = replay(plan, target, on_event=lateness.add, stop=stop.now)
         result.audit.update(started)
@@ -302,7 +304,7 @@ def _measure(
             process.kill()
             return None
         is_alive = not process.has_exited
-        changes = process.changes() if is_alive and isinstance(process, AttachedServer) else ()
+        changes = process.changes()
         offsets += [] if launch.read_offset is None or not is_alive else [launch.read_offset()]
         exit_report = process.stop(grace_s=server.stop_grace_s)
         timings["server_stopped_ns"] = clock.now_ns()
@@ -321,13 +323,22 @@ def _measure(
 
 
 @contextmanager
-def _asking(context: RunContext, endpoint: Endpoint, exporter_url: str) -> Generator[tuple[Get, Get | None]]:
-    """Processes on the client's cores that ask the server and the devices' exporter. They load while it starts."""
+def _asking(context: RunContext, launch: LaunchPlan, exporter_url: str) -> Generator[tuple[Sequence[Get], Get | None]]:
+    """Processes on the client's cores that ask the servers and the devices' exporter. They load while these start."""
     with ExitStack() as stack:
         with context.in_worker_slot():
-            metrics = stack.enter_context(asking_process(endpoint.url + METRICS, endpoint.headers))
+            endpoints = [server.endpoint for server in launch.servers]
+            metrics = [stack.enter_context(asking_process(each.url + METRICS, each.headers)) for each in endpoints]
             exporter = exporter_url and stack.enter_context(asking_process(exporter_address(exporter_url)))
         yield metrics, exporter or None
+
+
+def with_session_header(request: RequestSpec, server: ServerSpec) -> RequestSpec:
+    """The request with the header by which a router knows its session; as it is where there is no router."""
+    name = server.door.session_header if server.is_routed or server.router else ""
+    if not name or name.lower() in map(str.lower, request.headers):
+        return request
+    return request.model_copy(update={"headers": {**request.headers, name: "{session_id}"}})
 
 
 class _LiveLateness:
@@ -354,8 +365,8 @@ class _LiveLateness:
 
 def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Measured) -> SealedRun:
     launch = measured.launch
-    shown = read_launch_files(writer.folder)
-    in_force = _in_force(run, writer.folder, launch, shown)
+    all_shown = read_launch_files(writer.folder)
+    shown, in_force = all_shown[0], _in_force(run, writer.folder, launch, all_shown[0])
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
         run,
@@ -390,7 +401,9 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
             )
         )
     needs_observer = run.server.observer and kind_named(launch.backend).has_stack
-    findings += launch_findings(shown, needs_observer=needs_observer)
+    for each in all_shown:
+        findings += launch_findings(each, needs_observer=needs_observer)
+    findings += _replicas_that_differ(run, launch, all_shown)
     served = RULE_SETS.get(in_force.get("rules", ""))
     findings += rules_findings(run.server.rules, manifest.serving_version, served)
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
@@ -403,6 +416,15 @@ def _in_force(run: PlannedRun, folder: Path, launch: LaunchPlan, shown: LaunchFa
     in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
     return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}
+
+
+def _replicas_that_differ(run: PlannedRun, launch: LaunchPlan, shown: Sequence[LaunchFacts]) -> Iterator[Finding]:
+    """Replicas that run with other settings than the first: the figures take all for equal."""
+    first, *others = (each.effective(launch.effective) for each in shown)
+    for number, other in enumerate(others, start=1):
+        if differing := sorted(key for key in {*first, *other} if first.get(key) != other.get(key)):
+            named = ", ".join(f"{key} {other.get(key)} for {first.get(key)}" for key in differing)
+            yield invalid("replicas-differ", f"replica {number} has {named}", f"Read server.log of both of {run.label}")
 
 
 class RunTables(NamedTuple):

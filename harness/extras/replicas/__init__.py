@@ -1,9 +1,14 @@
-"""Several servers behind a router: what routing does to the reuse of sessions that come back, and to cost."""
+"""Several servers behind a router: started and measured, simulated, and what routing does to the reuse of sessions
+that come back, and to cost."""
 
 from harness.plugins import Plugin
 
 PLUGIN = Plugin(
     name="replicas",
-    summary="several servers behind a router: policies compared",
-    commands={"predict replicas": "harness.extras.replicas.commands:replicas"},
+    summary="several servers behind a router: runs, figures of each, policies compared",
+    commands={
+        "replicas": "harness.extras.replicas.commands:measured",
+        "predict replicas": "harness.extras.replicas.commands:replicas",
+    },
+    services={"replicas": "harness.extras.replicas.service:REPLICAS"},
 )

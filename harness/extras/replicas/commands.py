@@ -1,22 +1,69 @@
-"""``harness predict replicas``: routing policies compared in virtual time, before a router is installed."""
+"""``harness replicas``: what routing did to sealed runs. ``harness predict replicas``: policies compared in virtual
+time, before a router is installed."""
 
 from __future__ import annotations
 
 from itertools import count, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.api import experiment_with
-from harness.cli.addresses import ExperimentArgument, SetOption, TableFormsOption, changes_of
+from harness.cli.addresses import (
+    ExperimentArgument,
+    RunsOption,
+    SealedArgument,
+    SetOption,
+    TableFormsOption,
+    changes_of,
+)
 from harness.cli.terminal import print_tables, time_left
-from harness.errors import unknown_name
+from harness.errors import SpecError, unknown_name
 from harness.table import TableForm, with_four_digits
 
 if TYPE_CHECKING:
     from harness.extras.replicas.figures import ReplicaFigures
 
+COSTS = ("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest")
 ORIGIN = "Simulated: no server and no router was measured."
+
+
+def measured(
+    experiment: SealedArgument,
+    runs: RunsOption = Path("runs"),
+    form: TableFormsOption = TableForm.text,
+) -> None:
+    """Show what routing did to runs of several replicas: cost of each condition, reuse kept and lost, work of each.
+
+    Compares the replicates that every condition has; the first condition is the baseline.
+
+    Example: `harness replicas does-affinity-pay`
+    """
+    from harness.extras.replicas.figures import compare_policies, figures_of_sealed, of_each_replica
+    from harness.judge.analysis.stats import grouped
+    from harness.measure.records.run import origin_of
+    from harness.measure.records.store import sealed_runs
+
+    sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]
+    by_condition = grouped(sealed, lambda run: run.condition)
+    common = set.intersection(*({run.replicate for run in each} for each in by_condition.values())) if sealed else set()
+    if not common:
+        raise SpecError(
+            "no replicate has a valid run of every condition", where=experiment, hint="`harness runs` lists them"
+        )
+    order = list(dict.fromkeys(condition.name for condition in sealed[0].spec.condition))
+    played = {
+        name: [figures_of_sealed(run) for run in by_condition[name] if run.replicate in common]
+        for name in sorted(by_condition, key=order.index)
+    }
+    origin = origin_of(sealed)
+    costs, reuse = compare_policies(played, origin)
+    each = of_each_replica(played, origin)
+    if form not in (TableForm.csv, TableForm.json):
+        costs = with_four_digits(costs, COSTS)
+        each = with_four_digits(each, ("share", "device_s", "in_flight_s"))
+    print_tables([costs, reuse, each], form)
 
 
 def replicas(
@@ -67,5 +114,5 @@ def replicas(
             tell(next(simulated) / (len(names) * len(runs)))
     costs, reuse = compare_policies(played, ORIGIN)
     if form not in (TableForm.csv, TableForm.json):
-        costs = with_four_digits(costs, ("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest"))
+        costs = with_four_digits(costs, COSTS)
     print_tables([costs, reuse], form)

@@ -1,4 +1,5 @@
-"""What routing does to reuse and cost: figures of simulated replicas, and policies compared on the same plans.
+"""What routing does to reuse and cost: figures of replicas, simulated or measured, and policies compared on the same
+plans.
 
 Two losses of reuse are kept apart: by routing (the session came back to another replica) and by eviction (it came back
 to the same one, and its slot was gone).
@@ -6,6 +7,7 @@ to the same one, and its slot was gone).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,14 +16,29 @@ import numpy as np
 import pyarrow as pa
 
 from harness.clock import NS_PER_S
-from harness.extras.replicas.virtual import Replica, ReplicaRun
-from harness.judge.analysis.cost.reconstruct import union_ns
-from harness.judge.analysis.reuse import INNER_BLOCKS, ONE_POOL, ReuseRule, continuations, rearrivals
+from harness.errors import RecordsError
+from harness.extras.replicas.virtual import ReplicaRun
+from harness.judge.analysis.cost.padding import steps_by_n_b
+from harness.judge.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
+from harness.judge.analysis.logs.core_requests import engines_of, servers_in
+from harness.judge.analysis.logs.replicas import requests_of
+from harness.judge.analysis.reuse import (
+    INNER_BLOCKS,
+    ONE_POOL,
+    Place,
+    ReuseRule,
+    continuations,
+    rearrivals,
+    reuse_rule,
+)
+from harness.judge.analysis.validity.plan_answers import with_logged_prefills
 from harness.judge.compare.measures import Value
 from harness.judge.compare.ratio import paired_ratio
 from harness.judge.compare.result import Family, result_of
+from harness.measure.records import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.engine.paged import PagedScheduler
+from harness.model.plan import Plan
 from harness.model.plan.event_queue import whole_sessions
 from harness.table import Cell, Table, table_of
 
@@ -65,46 +82,102 @@ class ReplicaFigures:
         return max(self.device_s) * len(self.device_s) / self.total_device_s if self.total_device_s else 1.0
 
 
+class _Done(NamedTuple):
+    """What became of a plan behind a router, from whatever saw it. device_ns: by replica. batches: decode steps by
+    (n, b), of all replicas. served_by: replica of each request that is known. first_token_ns: by request."""
+
+    plan: Plan
+    requests: pa.Table
+    rule: ReuseRule
+    served_by: Mapping[Place, int]
+    device_ns: Sequence[int]
+    batches: Mapping[tuple[int, int], int]
+    first_token_ns: Mapping[Place, int]
+
+
 def figures_of(run: ReplicaRun) -> ReplicaFigures:
     """The figures of a simulated run."""
-    requests, rule = run.requests_table(), _rule_of(run)
-    anywhere = rearrivals(requests, run.plan, rule, ONE_POOL)
-    here = rearrivals(requests, run.plan, rule, run.served_by)
+    batches = sum((replica.batches for replica in run.replicas), Counter[tuple[int, int]]())
+    device_ns = [replica.device_ns for replica in run.replicas]
+    requests = run.requests_table()
+    return _figures(_Done(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, run.first_token_ns))
+
+
+def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
+    """The figures of a sealed run of several replicas; RecordsError where its records do not tell them."""
+    servers, served_by, plan = servers_in(run), engines_of(run), run.plan_if_readable
+    if len(servers) == 1:
+        raise RecordsError("is a run of one server", where=run.label, hint="Set server.replicas in its experiment")
+    requests = with_logged_prefills(run.table("requests"), run.table("kv_events"))
+    num_answered = sum(prompt is not None for (prompt,) in values_of(requests, "prompt_tokens"))
+    costs = [
+        modelled(
+            server.steps,
+            requests_of(requests, served_by, number, len(servers)),
+            run.cost_model,
+            server.kv_events,
+            server.log,
+        )
+        for number, server in enumerate(servers)
+    ]
+    known = [cost.total_ns for cost in costs if cost is not None]
+    if plan is None or len(known) < len(servers) or len(served_by) < num_answered:
+        raise RecordsError(
+            f"its records do not tell which replica served {num_answered - len(served_by)} requests, or what they cost",
+            where=run.label,
+            hint="Start the replicas with their logs of steps and of reuse",
+        )
+    batches = Counter(steps_by_n_b(run.table("steps")))
+    firsts = _first_tokens(run.table("chunks"))
+    return _figures(_Done(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
+
+
+def _first_tokens(chunks: pa.Table) -> dict[Place, int]:
+    with_any = with_tokens(chunks)
+    firsts: dict[Place, int] = {}
+    for (session, request), at_ns in zip(
+        values_of(with_any, "session", "request"), received_ns(with_any).tolist(), strict=True
+    ):
+        firsts[session, request] = min(at_ns, firsts.get((session, request), at_ns))
+    return firsts
+
+
+def _figures(done: _Done) -> ReplicaFigures:
+    requests, served_by = done.requests, done.served_by
+    anywhere = rearrivals(requests, done.plan, done.rule, ONE_POOL)
+    here = rearrivals(requests, done.plan, done.rule, served_by)
     reusable = sum(each.reusable_tokens for each in anywhere)
     on_replica = sum(min(each.reusable_tokens, most.reusable_tokens) for each, most in zip(here, anywhere, strict=True))
     kept = sum(
         min(each.cached_tokens or 0, each.reusable_tokens, most.reusable_tokens)
         for each, most in zip(here, anywhere, strict=True)
     )
-    parents, _kept = continuations(run.plan)
-    spans: list[list[tuple[int, int]]] = [[] for _ in run.replicas]
+    parents, _kept = continuations(done.plan)
+    spans: list[list[tuple[int, int]]] = [[] for _ in done.device_ns]
     for session, request, sent_ns, done_ns in values_of(requests, "session", "request", "sent_ns", "done_ns"):
-        spans[run.served_by[session, request]].append((sent_ns, done_ns))
+        if (session, request) in served_by and None not in (sent_ns, done_ns):
+            spans[served_by[session, request]].append((sent_ns, done_ns))
     returns = [(each.session, each.request) for each in anywhere]
+    flights = [span for each in spans for span in each]
+    positions = sum(b * count for (_n, b), count in done.batches.items())
+    padded = sum((b - n) * count for (n, b), count in done.batches.items())
     return ReplicaFigures(
-        device_s=tuple(replica.device_ns / NS_PER_S for replica in run.replicas),
+        device_s=tuple(ns / NS_PER_S for ns in done.device_ns),
         in_flight_s=tuple(union_ns(each) / NS_PER_S for each in spans),
-        door_in_flight_s=union_ns(span for each in spans for span in each) / NS_PER_S,
-        end_s=run.end_ns / NS_PER_S,
-        padding=padding_of(run.replicas),
+        door_in_flight_s=union_ns(flights) / NS_PER_S,
+        end_s=max((end for _start, end in flights), default=0) / NS_PER_S,
+        padding=padded / positions if positions else 0.0,
         num_requests=tuple(map(len, spans)),
         num_returns=len(returns),
-        num_home=sum(run.served_by[key] == run.served_by[parents.get(key, (key[0], key[1] - 1))] for key in returns),
+        num_home=sum(served_by.get(key) == served_by.get(parents.get(key, (key[0], key[1] - 1))) for key in returns),
         reusable_tokens=reusable,
         lost_by_routing_tokens=reusable - on_replica,
         lost_by_eviction_tokens=on_replica - kept,
         kept_tokens=kept,
         generated_tokens=sum(tokens or 0 for (tokens,) in values_of(requests, "completion_tokens")),
-        ttft_s=tuple(_ttft_s(run, requests)),
-        session_s=tuple(_session_s(run, requests)),
+        ttft_s=tuple(_ttft_s(requests, done.first_token_ns)),
+        session_s=tuple(_session_s(done.plan, requests)),
     )
-
-
-def padding_of(replicas: Sequence[Replica]) -> float:
-    """Share of positions of all decode steps that no request used."""
-    batches = [(n, b, count) for replica in replicas for (n, b), count in replica.batches.items()]
-    positions = sum(b * count for _, b, count in batches)
-    return sum((b - n) * count for n, b, count in batches) / positions if positions else 0.0
 
 
 def _rule_of(run: ReplicaRun) -> ReuseRule:
@@ -114,28 +187,49 @@ def _rule_of(run: ReplicaRun) -> ReuseRule:
     return ReuseRule(scheduler.config.block_size, keeps_generated=True)
 
 
-def _ttft_s(run: ReplicaRun, requests: pa.Table) -> list[float]:
+def _ttft_s(requests: pa.Table, first_token_ns: Mapping[Place, int]) -> list[float]:
     rows = values_of(requests, "session", "request", "sent_ns")
     return [
-        (run.first_token_ns[session, request] - sent_ns) / NS_PER_S
+        (first_token_ns[session, request] - sent_ns) / NS_PER_S
         for session, request, sent_ns in rows
-        if (session, request) in run.first_token_ns
+        if (session, request) in first_token_ns
     ]
 
 
-def _session_s(run: ReplicaRun, requests: pa.Table) -> list[float]:
+def _session_s(plan: Plan, requests: pa.Table) -> list[float]:
     """The own time of each whole session: that in which something of it was due or in flight."""
-    whole, spans = whole_sessions(run.plan), dict[int, list[tuple[int, int]]]()
+    whole, spans = whole_sessions(plan), dict[int, list[tuple[int, int]]]()
     for session, due_ns, done_ns in values_of(requests, "session", "due_ns", "done_ns"):
-        spans.setdefault(int(whole[session]), []).append((due_ns, done_ns))
+        if done_ns is not None:
+            spans.setdefault(int(whole[session]), []).append((due_ns, done_ns))
     return [union_ns(each) / NS_PER_S for each in spans.values()]
 
 
-class _Place(NamedTuple):
+class _NoPlace(NamedTuple):
     """A simulated run has no device of a fleet."""
 
     device: str = ""
     unit: int = 0
+
+
+def of_each_replica(played: Mapping[str, Sequence[ReplicaFigures]], origin: str) -> Table:
+    """What each replica did, means over the plans. played: see ``compare_policies``."""
+    rows: list[dict[str, Cell]] = []
+    for name, figures in played.items():
+        total = sum(sum(each.num_requests) for each in figures)
+        for replica in range(len(figures[0].device_s)):
+            rows.append(
+                {
+                    "condition": name,
+                    "replica": replica,
+                    "requests": sum(each.num_requests[replica] for each in figures),
+                    "share": sum(each.num_requests[replica] for each in figures) / total if total else None,
+                    "device_s": _mean(each.device_s[replica] for each in figures),
+                    "in_flight_s": _mean(each.in_flight_s[replica] for each in figures),
+                }
+            )
+    about = "device_s: modelled device time (A), a plan. in_flight_s: the union of its requests' intervals (B), a plan"
+    return table_of("each replica", about, rows, origin)
 
 
 class Tables(NamedTuple):
@@ -149,12 +243,13 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
     """Policies on the same plans. played: by policy, the figures of each plan; the first policy is the baseline."""
     names = list(played)
     base = played[names[0]]
+    nums = sorted({len(each.device_s) for each in (figures[0] for figures in played.values())})
     family = Family(max(1, len(names) - 1))
     costs: list[dict[str, Cell]] = []
     for name in names:
         figures = played[name]
         row: dict[str, Cell] = {
-            "policy": name,
+            "condition": name,
             "device_s": _mean(each.total_device_s for each in figures),
             "ratio": None,
             "95 %": None,
@@ -166,12 +261,12 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
         if name != names[0]:
             row |= _against(figures, base, family)
         costs.append(row)
-    reuse = [{"policy": name, **_reuse(played[name])} for name in names]
-    num_replicas = len(base[0].device_s)
+    reuse = [{"condition": name, **_reuse(played[name])} for name in names]
     return Tables(
         table_of(
             "cost of routing",
-            f"{num_replicas} replicas, {len(base)} plans. device_s: modelled device time of all replicas (A), a plan. "
+            f"{' or '.join(map(str, nums))} replicas, {len(base)} plans. device_s: modelled device time of all "
+            "replicas (A), a plan. "
             f"ratio: a token's, against {names[0]}, by plan. busiest: device time of the busiest replica over the mean",
             costs,
             origin,
@@ -191,7 +286,7 @@ def _against(own: Sequence[ReplicaFigures], base: Sequence[ReplicaFigures], fami
         [Value(each.total_device_s, each.generated_tokens) for each in figures if each.generated_tokens]
         for figures in (own, base)
     ]
-    result = result_of(paired_ratio(values[0], values[1], [_Place()] * len(own)), len(own), family)
+    result = result_of(paired_ratio(values[0], values[1], [_NoPlace()] * len(own)), len(own), family)
     interval = result.interval
     return {
         "ratio": result.ratio,

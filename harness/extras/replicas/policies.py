@@ -35,6 +35,8 @@ class Policy(ABC):
 
     name = ""
     meaning = ""
+    reads_prompts = False
+    """Whether it decides by the keys of the prompt."""
 
     def __init__(self, num_replicas: int) -> None:
         if num_replicas < 1:
@@ -108,6 +110,7 @@ class PrefixAware(Policy):
     """
 
     name, meaning = "prefix-aware", "to the replica that was sent most of the prompt before"
+    reads_prompts = True
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(num_replicas)

@@ -95,10 +95,13 @@ class ReplicaRun(VirtualClients):
         self._rows = RequestRows(plan)
         self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
         self._requests: dict[Key, EngineRequest] = {}
-        self._names: dict[tuple[int, int], Key] = {}
+        self._names = [dict[int, Key]() for _ in router.open]
 
-    def play(self) -> ReplicaRun:
-        """Everything, from the common start to the last token. At one instant steps end before requests are sent."""
+    def play(self) -> int:
+        """Everything, from the common start to the last token; returns the instant of that.
+
+        At one instant steps end before requests are sent.
+        """
         now_ns = 0
         while True:
             self.act_until(now_ns)
@@ -121,7 +124,7 @@ class ReplicaRun(VirtualClients):
                 hint="Give more kv_slots or shorter prompts",
             )
         self.end_ns = now_ns
-        return self
+        return now_ns
 
     def send(self, event: ClientEvent) -> None:
         key = (event.session, event.request)
@@ -131,7 +134,7 @@ class ReplicaRun(VirtualClients):
         self._rows.trigger_ns[row] = event.trigger_ns
         self._rows.due_ns[row] = self._rows.sent_ns[row] = event.at_ns
         handle = replica.core.new_handle()
-        self._names[place, handle] = key
+        self._names[place][handle] = key
         self._requests[key] = self._unread.request_of(event, handle)
         replica.submit(self._requests[key])
 
@@ -150,8 +153,9 @@ class ReplicaRun(VirtualClients):
         return self._rows.to_table(self.plan, ScaledClock(1.0))
 
     def _finish(self, place: int, end: StepEnd, now_ns: int) -> None:
-        finished = [self._names[place, request.handle] for request in end.finished]
-        received = [self._names[place, request.handle] for request in end.requests]
+        names = self._names[place]
+        finished = [names[request.handle] for request in end.finished]
+        received = [names[request.handle] for request in end.requests]
         for key, request in zip(received, end.requests, strict=True):
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)
@@ -173,4 +177,6 @@ class ReplicaRun(VirtualClients):
 def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> ReplicaRun:
     """A plan on as many fresh replicas of ``server`` as the router has. Raises PlanError as the simulator does."""
     check_slots(plan_arrays([plan]), EngineConfig.from_server(server))
-    return ReplicaRun(plan, server, costs, router).play()
+    run = ReplicaRun(plan, server, costs, router)
+    run.play()
+    return run

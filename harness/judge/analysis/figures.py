@@ -26,10 +26,12 @@ from harness.judge.analysis.cost.reconstruct import (
     waiting_session_ns,
 )
 from harness.judge.analysis.cost.step_parts import StepParts, step_parts
-from harness.judge.analysis.logs.core_requests import engines_of
+from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.logs.engine_steps import step_log_of
+from harness.judge.analysis.logs.replicas import Server, requests_of
 from harness.judge.analysis.reuse import (
     Ceilings,
+    Place,
     Rearrival,
     cached_tokens,
     ceilings,
@@ -40,7 +42,8 @@ from harness.judge.analysis.reuse import (
 from harness.judge.analysis.stats import sum_or_none, when_known
 from harness.judge.analysis.validity.plan_answers import ROUNDING_NS, with_logged_prefills
 from harness.measure.records import RunKey, SealedRun, once_per_run, schema
-from harness.model.spec import Place
+from harness.measure.records.schema import values_of
+from harness.model.spec import Place as DevicePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +322,8 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     known = with_logged_prefills(requests, kv_events)
     prompt, cached = prompt_tokens(known), cached_tokens(known)
     is_reuse_known = cached is not None
-    a = modelled(steps, known, cost_model, kv_events, log) if is_observed and is_reuse_known else None
+    servers = servers_in(run)
+    a = modelled_of(servers, known, engine_of, cost_model) if is_observed and is_reuse_known else None
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -328,7 +332,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         treatment=run.manifest.treatment,
         baseline=run.manifest.baseline,
         a=a,
-        b_ns=channel_b(requests),
+        b_ns=channel_b(requests, engine_of),
         padding=padding(steps),
         has_steps=is_observed,
         steps_by_n_b=steps_by_n_b(steps),
@@ -337,7 +341,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         cached_tokens=cached_tokens(requests),
         reuse=ReuseFigures(tuple(rearrivals(known, plan, rule, engine_of))),
         evictions=_evictions(kv_events),
-        waiting_session_ns=waiting_session_ns(kv_events, known, cost_model) if is_reuse_known else None,
+        waiting_session_ns=_waiting_ns(servers, known, engine_of, cost_model) if is_reuse_known else None,
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
@@ -352,6 +356,39 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         invalid_reasons=run.invalid_reasons,
         plan=run.manifest.drawn_hash,
         **place_of(run),
+    )
+
+
+def modelled_of(
+    servers: Sequence[Server], requests: pa.Table, served: Mapping[Place, int], cost_model: StepCost
+) -> ChannelA | None:
+    """Channel A of every server of a run, and its sum; None where it is unknown of one, or of whose work a request is.
+
+    requests: with the prefills that the log shows. served: see ``served_by``.
+    """
+    if len(servers) > 1 and len(served) < sum(prompt is not None for (prompt,) in values_of(requests, "prompt_tokens")):
+        return None
+    return sum_or_none(
+        (
+            modelled(
+                server.steps,
+                requests_of(requests, served, number, len(servers)),
+                cost_model,
+                server.kv_events,
+                server.log,
+            )
+            for number, server in enumerate(servers)
+        ),
+        ChannelA(0, 0),
+    )
+
+
+def _waiting_ns(
+    servers: Sequence[Server], requests: pa.Table, served: Mapping[Place, int], cost_model: StepCost
+) -> int | None:
+    return sum_or_none(
+        waiting_session_ns(server.kv_events, requests_of(requests, served, number, len(servers)), cost_model)
+        for number, server in enumerate(servers)
     )
 
 
@@ -386,7 +423,7 @@ def place_of(run: SealedRun) -> RunPlace:
     fleet = run.manifest.fleet
     if fleet is None or run.spec.fleet is None:
         return RunPlace(device="", unit=run.replicate, neighbours=0, is_emulated=False)
-    place = Place(fleet.host if run.spec.fleet.hosts else "", fleet.device)
+    place = DevicePlace(fleet.host if run.spec.fleet.hosts else "", fleet.device)
     return RunPlace(
         device=str(place),
         unit=run.spec.unit_of(run.replicate),

@@ -261,7 +261,10 @@ def linker(view: ReportView) -> Callable[[str], Markup]:
 
 def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str, Any]:
     unit = "model s" if view.is_scaled else "s"
-    steps = [[round(s.start_s, 4), round(s.end_s, 4), s.n, s.b] for s in step_segments(timeline)]
+    steps = [
+        [[round(s.start_s, 4), round(s.end_s, 4), s.n, s.b] for s in step_segments(one)]
+        for one in timeline.replicas or (timeline,)
+    ]
     bars = [
         [bar.session, round(bar.sent_s, 4), round(bar.done_s, 4)]
         for bar in timeline.bars
@@ -273,7 +276,9 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
     lanes = drawn_lanes(timeline, len(view.timelines))
     if timeline.num_sessions > lanes:
         resting += f"; the first {lanes} sessions are drawn"
-    if not steps:
+    if timeline.replicas:
+        resting += f"; {len(timeline.replicas)} replicas, each with a colour below the requests that it served"
+    if not any(steps):
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
     frame = Frame(f"tl{index}", view.seconds_unit, _shared_end(view, timeline), view.buckets, lanes)
     return {

@@ -61,9 +61,11 @@
         selection.setAttribute("x", Math.min(x, dragged));
         selection.setAttribute("width", Math.abs(x - dragged));
       }
-      const step = stepAt(steps, t);
       const flying = bars.filter((bar) => bar[1] <= t && t < bar[2]).map((bar) => bar[0]);
-      const batch = step ? `n = ${step[2]} in bucket ${step[3]}` : steps.length ? "no decode step" : "step times not recorded";
+      const batch = steps.map((own, replica) => {
+        const step = stepAt(own, t), of = steps.length > 1 ? `replica ${replica}: ` : "";
+        return of + (step ? `n = ${step[2]} in bucket ${step[3]}` : own.length ? "no decode step" : "step times not recorded");
+      }).join("; ");
       readout.textContent = `${t.toFixed(3)} ${unit}: ${batch}; in flight: ${flying.length ? "sessions " + flying.join(", ") : "none"}`;
     });
     svg.addEventListener("pointerup", (event) => {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from harness.clock import NS_PER_S
 from harness.judge.analysis.cost.reconstruct import with_tokens
-from harness.judge.analysis.logs.core_requests import engines_of
+from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.reuse import Place, Rearrival, rearrivals, reuse_rule
 from harness.judge.analysis.validity.plan_answers import with_logged_prefills
 from harness.judge.report.svg import NUM_CONDITION_COLORS
@@ -51,6 +51,16 @@ class Bar:
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
+    replica: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Decode steps of a server. step_s, step_n, step_b: shape (steps,), ascending times."""
+
+    step_s: FloatArray
+    step_n: IntArray
+    step_b: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,8 @@ class TimelineView:
     """One run as lanes of requests over steps. ``step_s`` is empty when the log carries no step times.
 
     step_s, step_n, step_b: shape (steps,), ascending times. start_ns: the instant of the run's clock that is 0 s.
-    stalls_s: (start, duration) of moments in which the client's machine stood still.
+    stalls_s: (start, duration) of moments in which the client's machine stood still. replicas: the steps of each
+    replica behind a router, which are then not among those of the run.
     """
 
     label: str
@@ -72,6 +83,7 @@ class TimelineView:
     end_s: float
     start_ns: int = 0
     stalls_s: tuple[tuple[float, float], ...] = ()
+    replicas: tuple[Steps, ...] = ()
 
 
 def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -> int:
@@ -98,23 +110,25 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         return None
     start_ns = int(requests.column("due_ns").to_numpy().min())
     known = with_logged_prefills(requests, run.table("kv_events"))
-    returns = rearrivals(known, run.plan_if_readable, reuse_rule(run), engines_of(run))
+    engine_of = engines_of(run)
+    returns = rearrivals(known, run.plan_if_readable, reuse_rule(run), engine_of)
     again = {(each.session, each.request): each for each in returns}
     bars = _bars(requests, _first_tokens(run.table("chunks")), start_ns, again)
-    timed = steps.filter(steps.column("log_ns").is_valid()).sort_by("log_ns")
-    if timed.num_rows < steps.num_rows:  # some steps without a time would leave false gaps
-        timed = steps.slice(0, 0)
-    step_s = (timed.column("log_ns").to_numpy() - start_ns) / NS_PER_S
-    ends = [bar.done_s for bar in bars if bar.done_s is not None] + [float(value) for value in step_s[-1:]]
+    servers = [_steps(server.steps, start_ns) for server in servers_in(run)]
+    if len(servers) > 1:
+        bars = [replace(bar, replica=engine_of.get((bar.session, bar.request))) for bar in bars]
+    own = servers[0] if len(servers) == 1 else _steps(steps.slice(0, 0), start_ns)
+    lasts = [float(value) for server in servers for value in server.step_s[-1:]]
+    ends = [bar.done_s for bar in bars if bar.done_s is not None] + lasts
     return TimelineView(
         label=run.label,
         condition=run.condition,
         color=color,
         num_sessions=1 + int(requests.column("session").to_numpy().max()),
         bars=tuple(bars),
-        step_s=np.asarray(step_s, dtype=np.float64),
-        step_n=timed.column("n").to_numpy().astype(np.int64),
-        step_b=timed.column("b").to_numpy().astype(np.int64),
+        step_s=own.step_s,
+        step_n=own.step_n,
+        step_b=own.step_b,
         end_s=max(ends, default=1.0) * 1.005,
         start_ns=start_ns,
         stalls_s=tuple(
@@ -122,7 +136,18 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
             for at_ns, duration_ns in run.audit.stall_intervals_ns or ()
             if at_ns + duration_ns > start_ns  # the meter also watches the preparations
         ),
+        replicas=tuple(servers) if len(servers) > 1 else (),
     )
+
+
+def _steps(steps: pa.Table, start_ns: int) -> Steps:
+    """The steps of a server; none where some have no time, which would leave false gaps."""
+    timed = steps.filter(steps.column("log_ns").is_valid()).sort_by("log_ns")
+    if timed.num_rows < steps.num_rows:
+        timed = steps.slice(0, 0)
+    step_s = (timed.column("log_ns").to_numpy() - start_ns) / NS_PER_S
+    n, b = (timed.column(name).to_numpy().astype(np.int64) for name in ("n", "b"))
+    return Steps(np.asarray(step_s, dtype=np.float64), n, b)
 
 
 def _first_tokens(chunks: pa.Table) -> dict[Place, int]:
@@ -178,6 +203,8 @@ STALL_HEIGHT = 4.0
 TICK_HEIGHT = 11.0
 UNSTREAMED_MARK = 5.0
 LEFT_MARK = 1.6
+# Under a request, in the colour of the replica that served it.
+REPLICA_MARK = 2.4
 DENSE_SEGMENTS = 150  # above this, the strokes of the outline would cover what it encloses
 # A decode step that seems longer than this many median steps had a prefill or an idle server behind it.
 GAP_STEPS = 2.5
@@ -193,7 +220,7 @@ class Segment:
     b: int
 
 
-def step_lengths_s(view: TimelineView) -> FloatArray:
+def step_lengths_s(view: TimelineView | Steps) -> FloatArray:
     """How long each step is drawn: to the next one, or a usual step where a prefill or idle time lies between.
 
     shape (steps,); empty without step times, or where stamps are too coarse to place steps in time.
@@ -205,7 +232,7 @@ def step_lengths_s(view: TimelineView) -> FloatArray:
     return np.append(np.where(gaps_s > GAP_STEPS * usual_s, usual_s, gaps_s), usual_s)
 
 
-def step_segments(view: TimelineView) -> list[Segment]:
+def step_segments(view: TimelineView | Steps) -> list[Segment]:
     """Steps joined where (n, b) stays the same and no prefill or idle time lies between; empty without step times."""
     lengths_s = step_lengths_s(view)
     if lengths_s.size == 0:
@@ -253,14 +280,15 @@ class _Drawing:
 
     def __init__(self, view: TimelineView, frame: Frame) -> None:
         self.view, self.frame = view, frame
-        self.segments = step_segments(view)
+        panels = [step_segments(steps) for steps in view.replicas or (view,)]
+        self.panels = panels if any(panels) else []
         self.lane_height = next((height for most, height in LANE_HEIGHTS if frame.lanes <= most), 5.0)
         self.top = STALL_HEIGHT + 3.0
         self.lanes_bottom = self.top + frame.lanes * self.lane_height
-        self.bottom = self.lanes_bottom + (PANEL_GAP + STEP_PANEL_HEIGHT if self.segments else 4)
+        self.bottom = self.lanes_bottom + (len(self.panels) * (PANEL_GAP + STEP_PANEL_HEIGHT) or 4)
         self.width = WIDTH - LEFT - RIGHT
         self.scale = self.width / max(frame.end_s, 1e-9)
-        most = max((*frame.buckets, *(segment.b for segment in self.segments)), default=1)
+        most = max((*frame.buckets, *(segment.b for panel in self.panels for segment in panel)), default=1)
         self.position_height = (STEP_PANEL_HEIGHT - 4) / most
 
     def svg(self) -> Iterator[str]:
@@ -277,8 +305,8 @@ class _Drawing:
         )
         yield from self._time_axis()
         yield from self._lane_labels()
-        if self.segments:
-            yield from self._step_axis()
+        for replica in range(len(self.panels)):
+            yield from self._step_axis(replica)
         # A window of its own, so that a script can zoom time without touching labels.
         yield (
             f'<svg class="t-view" x="{LEFT:g}" y="0" width="{self.width:g}" height="{height:g}" '
@@ -288,8 +316,8 @@ class _Drawing:
         for session, bars in groupby(view.bars, lambda bar: bar.session):
             if session < frame.lanes:
                 yield from self._lane(session, bars)
-        if self.segments:
-            yield from self._steps()
+        for replica, segments in enumerate(self.panels):
+            yield from self._steps(replica, segments)
         yield (
             f'</svg><line class="t-cursor" y1="{self.top:g}" y2="{self.bottom:g}" x1="-9" x2="-9"/>'
             f'<rect class="t-select" y="{self.top:g}" height="{self.bottom - self.top:g}" x="-9" width="0"/></svg>'
@@ -298,8 +326,11 @@ class _Drawing:
     def _x(self, seconds: float) -> float:
         return LEFT + seconds * self.scale
 
-    def _y(self, positions: int) -> float:
-        return self.bottom - positions * self.position_height
+    def _panel_bottom(self, replica: int) -> float:
+        return self.lanes_bottom + (replica + 1) * (PANEL_GAP + STEP_PANEL_HEIGHT)
+
+    def _y(self, positions: int, replica: int) -> float:
+        return self._panel_bottom(replica) - positions * self.position_height
 
     def _time_axis(self) -> Iterator[str]:
         stride_s = nice_stride(self.frame.end_s, 10)
@@ -319,12 +350,18 @@ class _Drawing:
             yield _text(LEFT - 7, y, str(session), anchor="end")
         yield _upright(self.top + lanes * self.lane_height / 2, "session")
 
-    def _step_axis(self) -> Iterator[str]:
+    def _step_axis(self, replica: int) -> Iterator[str]:
         for level in self._readable_buckets():
-            y = self._y(level)
+            y = self._y(level, replica)
             yield f'<line class="t-grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
             yield _text(LEFT - 7, y + 3.2, str(level), anchor="end")
-        yield _upright(self.bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
+        bottom = self._panel_bottom(replica)
+        if not self.view.replicas:
+            yield _upright(bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
+            return
+        yield _upright(bottom - STEP_PANEL_HEIGHT / 2, f"replica {replica}")
+        mark = _rect("t-replica", LEFT, bottom + 2, self.width, REPLICA_MARK)
+        yield f'<g style="--r: var(--c{replica % NUM_CONDITION_COLORS})">{mark}</g>'
 
     def _readable_buckets(self) -> list[int]:
         """Zero and those buckets, largest first, whose labels do not run into one another."""
@@ -356,6 +393,10 @@ class _Drawing:
             previous_done_s = bar.done_s if bar.done_s is not None else previous_done_s
 
     def _request(self, bar: Bar, y: float, thick: float) -> Iterator[str]:
+        if bar.replica is not None and bar.sent_s is not None and bar.done_s is not None:
+            x0, x2 = self._x(bar.sent_s), self._x(bar.done_s)
+            mark = _rect("t-replica", x0, y + thick, x2 - x0, REPLICA_MARK)
+            yield f'<g style="--r: var(--c{bar.replica % NUM_CONDITION_COLORS})">{mark}</g>'
         if bar.sent_s is None or bar.done_s is None or bar.status not in ("ok", ABORTED):
             x = self._x(bar.due_s if bar.sent_s is None else bar.sent_s)
             yield _rect("t-failed", x, y, 4.0 if bar.done_s is None else max(2.0, self._x(bar.done_s) - x), thick)
@@ -371,13 +412,13 @@ class _Drawing:
             # The client left: the answer has no end of its own.
             yield _rect("t-left", x2 - LEFT_MARK, y, LEFT_MARK, thick)
 
-    def _steps(self) -> Iterator[str]:
+    def _steps(self, replica: int, segments: Sequence[Segment]) -> Iterator[str]:
         """n as an area, padding hatched above it, and the bucket as a line that is at zero where no step ran."""
         real, padded, outline = list[str](), list[str](), list[str]()
-        bottom, previous_end_s = f"{self.bottom:g}", -math.inf
-        for segment in self.segments:
+        bottom, previous_end_s = f"{self._panel_bottom(replica):g}", -math.inf
+        for segment in segments:
             x, width = self._x(segment.start_s), (segment.end_s - segment.start_s) * self.scale
-            y_n, y_b = self._y(segment.n), self._y(segment.b)
+            y_n, y_b = self._y(segment.n, replica), self._y(segment.b, replica)
             real.append(f"M{x:.2f} {bottom}V{y_n:.1f}h{width:.2f}V{bottom}z")
             if segment.b > segment.n:
                 padded.append(f"M{x:.2f} {y_n:.1f}V{y_b:.1f}h{width:.2f}V{y_n:.1f}z")
@@ -385,10 +426,12 @@ class _Drawing:
                 outline.append((f"V{bottom}" if outline else "") + f"M{x:.2f} {bottom}")
             outline.append(f"V{y_b:.1f}H{self._x(segment.end_s):.2f}")
             previous_end_s = segment.end_s
+        if not segments:
+            return
         yield f'<path class="t-real" d="{"".join(real)}"/>'
         if padded:
             yield f'<path d="{"".join(padded)}" fill="url(#{self.frame.name}-pad)"/>'
-        style = "t-bucket dense" if len(self.segments) > DENSE_SEGMENTS else "t-bucket"
+        style = "t-bucket dense" if len(segments) > DENSE_SEGMENTS else "t-bucket"
         yield f'<path class="{style}" d="{"".join(outline)}V{bottom}"/>'
 
 
@@ -415,7 +458,8 @@ def nice_stride(span: float, max_ticks: int) -> float:
 
 def _describe(bar: Bar, unit: str) -> str:
     unit = unit.partition(",")[0]
-    lines = [f"session {bar.session}, request {bar.request}: {bar.status}"]
+    by = "" if bar.replica is None else f", replica {bar.replica}"
+    lines = [f"session {bar.session}, request {bar.request}{by}: {bar.status}"]
     if bar.sent_s is not None:
         lines.append(f"sent {bar.sent_s:.3f} {unit} (due {bar.due_s:.3f})")
     if bar.first_token_s is not None and bar.sent_s is not None:

@@ -33,6 +33,12 @@ STEP_LOG = "steps.jsonl"
 # The same steps, stamped by the engine cores themselves.
 CORE_STEPS = "core_steps.jsonl"
 SSH_LOG = "ssh.log"
+# Of several replicas behind a router: a folder for each, with the raw files of a server alone, and the router's own.
+REPLICAS = "replicas"
+ROUTER_LOG = "router.log"
+ROUTER_LOG_STAMPS = "router.log.stamps"
+ROUTER_CONFIG = "router.config"
+ROUTED = "routed.jsonl"
 # The device of a fleet that makes the run. Other devices read it to know their neighbours.
 FLEET = "fleet.json"
 
@@ -57,6 +63,17 @@ _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f\\\\\\ud800-\\udfff]")
 def run_folder(root: Path, experiment: str, condition: str, replicate: int) -> Path:
     """Where a sealed run lies."""
     return Path(root) / experiment / condition / str(replicate)
+
+
+def replica_folder(folder: Path, replica: int) -> Path:
+    """Where the raw files of a replica lie, in the folder of a run."""
+    return folder / REPLICAS / str(replica)
+
+
+def replica_folders(folder: Path) -> list[Path]:
+    """The folders of a run's replicas, in their order; none for a run of one server."""
+    numbers = (path.name for path in (folder / REPLICAS).glob("*") if path.name.isdecimal())
+    return [replica_folder(folder, number) for number in sorted(map(int, numbers))]
 
 
 def table_path(name: str) -> str:

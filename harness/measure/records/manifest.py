@@ -364,6 +364,22 @@ class Manifest(_Record):
         return {**self.requested_server, **table_at(self.effective, "server")}
 
     @property
+    def num_replicas(self) -> int:
+        """Servers behind one door whose files the run has; 1 for a server by itself."""
+        return self.num_scraped if self.is_ours else 1
+
+    @property
+    def num_scraped(self) -> int:
+        """Servers behind one door whose metrics the run has; 1 for a server by itself."""
+        replicas = table_at(self.server.facts, "launch").get("replicas", ())
+        return max(1, len(replicas)) if isinstance(replicas, list | tuple) else 1
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the harness started the server."""
+        return table_at(self.server.facts, "launch").get("is_ours", True) is not False
+
+    @property
     def decode_buckets(self) -> tuple[int, ...]:
         """The compiled decode buckets; empty where the manifest has none."""
         buckets: Any = self.server_spec.get("decode_buckets")

@@ -252,7 +252,8 @@ class Rounds:
 
 
 class Scraper(Rounds):
-    """Scrapes one server from a thread between ``start`` and ``stop``. metrics: GETs its /metrics.
+    """Scrapes a server from a thread between ``start`` and ``stop``. metrics: GETs its /metrics; of several replicas
+    each GETs that of one, and its lines name it: "replica", from 0.
 
     One line per scrape: {"at_ns": when it was due, "done_ns": when the body was complete, "reason", "status": HTTP
     status or 0 for no answer, "body", "error" when there was no answer, and the figures of ``beside``}. Instants are of
@@ -263,8 +264,7 @@ class Scraper(Rounds):
     def __init__(
         self,
         sink: BinaryIO,
-        metrics: Get,
-        *,
+        *metrics: Get,
         clock: Clock,
         interval_s: float,
         beside: Callable[[], Mapping[str, float]] = dict,
@@ -288,13 +288,20 @@ class Scraper(Rounds):
             ) from self._sink_error
 
     def scrape(self, reason: Reason) -> int:
-        """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
+        """Scrape now from the calling thread; returns the HTTP status, 0 for no answer; of several, the worst."""
+        if len(self._metrics) == 1:
+            return self._scrape(self._metrics[0], reason, {})
+        statuses = [self._scrape(metrics, reason, {"replica": place}) for place, metrics in enumerate(self._metrics)]
+        return next((status for status in statuses if status != HTTP_OK), HTTP_OK)
+
+    def _scrape(self, metrics: Get, reason: Reason, of: Mapping[str, int]) -> int:
         at_ns = self._clock.now_ns()
-        reply = self._metrics(self.timeout_s if reason == "interval" else self.end_timeout_s)
+        reply = metrics(self.timeout_s if reason == "interval" else self.end_timeout_s)
         line: dict[str, Any] = {
             "at_ns": at_ns,
             "done_ns": self._clock.now_ns(),
             "reason": reason,
+            **of,
             "status": reply.status,
             "body": reply.body.decode("utf-8", "surrogateescape"),
             **self._beside(),

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Protocol
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
@@ -36,7 +37,8 @@ class LaunchPlan:
     server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
     monotonic clock and the uncertainty, ns. appended: files that a server of somebody else appends to, and where the
     first line of each and what is appended during the run are kept. warms_up: the server answers requests before the
-    measured part.
+    measured part. replicas: the servers behind the door that this launches. start: starts it all, where one process
+    is not all.
     """
 
     backend: str
@@ -57,6 +59,13 @@ class LaunchPlan:
     read_offset: Callable[[], tuple[int, int]] | None = None
     appended: tuple[tuple[Path, Path], ...] = ()
     warms_up: bool = False
+    replicas: tuple[LaunchPlan, ...] = ()
+    start: Callable[[ServerLog], ServerHandle] | None = None
+
+    @property
+    def servers(self) -> tuple[LaunchPlan, ...]:
+        """Every server that answers: the replicas behind the door, or this one."""
+        return self.replicas or (self,)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -75,6 +84,7 @@ class LaunchPlan:
             "files": {role: path.name for role, path in self.files.items()},
             "requested": dict(self.requested),
             "is_ours": self.is_ours,
+            **({"replicas": [replica.to_json() for replica in self.replicas]} if self.replicas else {}),
         }
 
 
@@ -105,7 +115,9 @@ class AttachedServer:
     def __enter__(self) -> AttachedServer:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Nothing is left to do."""
 
     @property
@@ -141,6 +153,8 @@ class AttachedServer:
     def changes(self) -> tuple[Finding, ...]:
         """Findings where the server is not what it was when it was healthy, or says that it is unhealthy."""
         findings: list[Finding] = []
+        if self.has_exited:
+            return ()
         if sick := unhealthy(self._endpoint):
             findings.append(invalid("server-unhealthy", f"after the replay {sick}", "Read the server's log"))
         now = self._asked_identity()
@@ -173,12 +187,48 @@ class AttachedServer:
                 kept.write_bytes(first + file.read())
 
 
-ServerHandle = ServerProcess | AttachedServer
-"""A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
+class ServerHandle(Protocol):
+    """A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 where it is somebody else's."""
+        ...
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it has ended, or stopped answering."""
+        ...
+
+    def __enter__(self) -> ServerHandle: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def wait_healthy(
+        self, host: str, port: int, *, deadline_s: float, path: str = HEALTH, is_stopped: Callable[[], bool] = ...
+    ) -> int:
+        """Wall ns until it answered; ServerError when it does not in time."""
+        ...
+
+    def changes(self) -> tuple[Finding, ...]:
+        """Findings where it is not what it was when it was healthy."""
+        ...
+
+    def stop(self, grace_s: float = 10.0) -> ExitReport:
+        """End it, and say how it ended."""
+        ...
+
+    def kill(self) -> ExitReport:
+        """``stop`` without a grace period."""
+        ...
 
 
 def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:
     """A new process for ``launch``, or a handle on the server that runs already."""
+    if launch.start is not None:
+        return launch.start(ServerLog(log_path, stamps_path, clock))
     if not launch.is_ours:
         # A run always has these files; without access to the log they stay empty.
         log_path.touch()

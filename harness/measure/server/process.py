@@ -29,6 +29,7 @@ import psutil
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.target import Endpoint
+from harness.measure.records import Finding
 from harness.measure.server.ask import HTTP_OK, ask
 from harness.measure.server.supervisor import Job
 
@@ -300,6 +301,10 @@ class ServerProcess:
             where=self._where,
             hint=f"Raise start_timeout_s if it only needs longer. {self._last_words()}",
         )
+
+    def changes(self) -> tuple[Finding, ...]:
+        """None: it is the same process until it ends."""
+        return ()
 
     def stop(self, grace_s: float = 10.0) -> ExitReport:
         """SIGTERM by pid, ``grace_s`` wall seconds, SIGKILL to all that is left, and wait until nothing is.

@@ -18,7 +18,7 @@ from harness.errors import SpecError
 from harness.model.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
-from harness.model.spec.server import PAGED_KEYS
+from harness.model.spec.server import PAGED_KEYS, ROUTED_KEYS
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
 
 PREFILL_CHUNK_TOKENS = 128
@@ -30,7 +30,14 @@ CPU_BLOCK_TOKENS = 128
 PAGED_STEP_TOKENS = 2048
 """Default token budget of a step of ``vllm serve`` on a device of less than 70 GiB; 8,192 on H100 and H200, 16,384 from
 160 GiB. Source: vLLM 0.30.0, engine/arg_utils.py, get_batch_defaults."""
-HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared", "api_key_env"})
+HARNESS_KEYS = ROUTED_KEYS | {
+    "start_timeout_s",
+    "stop_grace_s",
+    "port",
+    "device_metrics_url",
+    "declared",
+    "api_key_env",
+}
 """Keys of a ServerSpec for the harness alone: the server never sees them."""
 ENGINE_KEYS = frozenset(
     {
@@ -378,7 +385,7 @@ def keys_shown(in_force: Iterable[str]) -> frozenset[str]:
 def changed_keys(server: ServerSpec) -> frozenset[str]:
     """Settings whose value is not the default's."""
     table, usual = server.model_dump(), ServerSpec().model_dump()
-    return frozenset(key for key, value in table.items() if value != usual[key]) - HARNESS_KEYS
+    return frozenset(key for key, value in table.items() if key not in usual or value != usual[key]) - HARNESS_KEYS
 
 
 def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str]) -> list[str]:

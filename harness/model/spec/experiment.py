@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_serializer, m
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.model.spec.base import KeyPath, Name, Problem, Spec, format_problems, load_toml, problems_of
+from harness.model.spec.router import RouterSpec
 from harness.model.spec.rules import Factors, WrittenFactors, factor_names, factors_from_name, load_rule
 from harness.model.spec.sections import (
     ClientSpec,
@@ -44,6 +45,10 @@ def _known_backend(name: str) -> str:
 BackendName = Annotated[str, AfterValidator(_known_backend)]
 
 
+_HARMLESS = frozenset({*ServerSpec.model_fields, *RouterSpec.model_fields})
+"""Keys of [server] whose text may be recorded."""
+
+
 class ConditionSpec(Spec):
     """A condition: changes to the experiment's server or workload, and a treatment of the plan's waits."""
 
@@ -64,7 +69,7 @@ class ConditionSpec(Spec):
 
     @field_serializer("server", when_used="json")
     def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
-        return cast("dict[str, Any]", redacted_value(server, frozenset(ServerSpec.model_fields)))
+        return cast("dict[str, Any]", redacted_value(server, _HARMLESS))
 
 
 class ExperimentSpec(Spec):
@@ -261,7 +266,11 @@ def _changed_workload(workload: WorkloadSpec, changes: Mapping[str, Any]) -> Wor
 
 
 def _changed_server(server: ServerSpec, changes: Mapping[str, Any]) -> ServerSpec:
-    return ServerSpec.model_validate({**server.model_dump(), **changes})
+    table, router = server.model_dump(), changes.get("router")
+    if isinstance(router, Mapping) and "kind" not in router:
+        # A condition may change the policy alone; another kind of router begins anew.
+        changes = {**changes, "router": {**(table.get("router") or {}), **cast("Mapping[str, Any]", router)}}
+    return ServerSpec.model_validate({**table, **changes})
 
 
 def _problems_of_conditions(

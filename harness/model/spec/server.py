@@ -9,9 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from harness.model.spec.base import DeviceNumbers, Spec
+from harness.model.spec.router import RouterSpec
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.stacks.rbln.rules.kv_rules import (
     AUTO,
@@ -54,6 +63,10 @@ PAGED_KEYS = frozenset(
     {"num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"}
 )
 """Keys of a ServerSpec that only a server with paged KV memory has."""
+ROUTED_KEYS = frozenset({"replicas", "router", "replica_urls", "replica_header"})
+"""Keys of a ServerSpec for several replicas behind a router; records of one server do not have them."""
+_USUAL_ROUTED: dict[str, Any] = {"replicas": 1, "router": None, "replica_urls": (), "replica_header": ""}
+MOST_REPLICAS = 64
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
 MOST_SEQS = 1024
@@ -166,6 +179,18 @@ class ServerSpec(Spec):
     device_metrics_url: str = Field(
         default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
     )
+    replicas: int = Field(
+        default=1, ge=1, le=MOST_REPLICAS, description="servers of this shape behind one router (docs/routers.md)"
+    )
+    router: RouterSpec | None = Field(
+        default=None, description="the router before the replicas: kind, policy; default: the harness's, round-robin"
+    )
+    replica_urls: tuple[str, ...] = Field(
+        default=(), description="backend 'attached': the replicas' own addresses behind the router at url"
+    )
+    replica_header: str = Field(
+        default="", description="response header by which the router names the replica that answered"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -175,6 +200,13 @@ class ServerSpec(Spec):
         given = cast("Mapping[str, Any]", table)
         buckets = implied_buckets(given)
         return given if buckets is None else {**given, "decode_buckets": buckets}
+
+    @model_serializer(mode="wrap")
+    def _without_unused_replicas(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records of one server are as they were before there were routers."""
+        table: dict[str, Any] = dump(self)
+        unused = {key for key in ROUTED_KEYS & table.keys() if getattr(self, key) == _USUAL_ROUTED[key]}
+        return {key: value for key, value in table.items() if key not in unused}
 
     @field_serializer("env", when_used="json")
     def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
@@ -235,6 +267,36 @@ class ServerSpec(Spec):
         # With "auto" the serving version is not known yet; the launch and the simulation check again.
         check_active_limit(self.max_active_seqs, self.max_num_seqs, None if self.rules == AUTO else self.rule_set())
         return self
+
+    @model_validator(mode="after")
+    def _replicas_are_routed(self) -> ServerSpec:
+        if self.replica_urls and self.replicas not in (1, len(self.replica_urls)):
+            raise ValueError(f"{self.replicas} replicas and {len(self.replica_urls)} replica_urls; leave replicas out")
+        if self.router is not None and self.num_replicas == 1 and not self.url:
+            raise ValueError("router shares requests out among replicas; set server.replicas = 2 or more")
+        if self.is_routed and self.port and not self.url:
+            raise ValueError("port is of one server, and replicas need several; leave it out")
+        return self
+
+    @property
+    def num_replicas(self) -> int:
+        """Servers that answer behind one door."""
+        return max(self.replicas, len(self.replica_urls))
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether several servers answer behind one door."""
+        return self.num_replicas > 1
+
+    @property
+    def door(self) -> RouterSpec:
+        """The router; the harness's own where none is written."""
+        return self.router or RouterSpec()
+
+    @property
+    def replica(self) -> ServerSpec:
+        """One of the replicas, as a server by itself."""
+        return self.model_copy(update=_USUAL_ROUTED) if self.is_routed else self
 
     @property
     def is_vllm(self) -> bool:

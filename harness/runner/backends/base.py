@@ -6,22 +6,23 @@ A backend of servers adds the exact launch command; ``harness.runner.run`` start
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from harness.errors import SpecError
 from harness.kinds import BackendKind
 from harness.measure.records import Observation, SealedRun
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LaunchPlan
-from harness.model.engine import EngineConfig
+from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.config import ENGINE_KEYS, changed_keys
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import PAGED_KEYS
-from harness.runner.run import LaunchOptions, RunContext, perform_run
+from harness.plugins import service
+from harness.runner.run import Launch, LaunchOptions, RunContext, perform_run
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
 from harness.stacks.rbln.launch.releases import rules_installed
 
@@ -135,6 +136,14 @@ def rules_in_force(site_packages: Path) -> dict[str, Any]:
     return {} if rules is None else {"rules": rules.name}
 
 
+class Replicas(NamedTuple):
+    """Several servers behind a router. launch: the plan of all of them, by the launch of one. simulated: a run of them
+    in virtual time, a ``SimulatedRun`` (``runner.backends.sim``), by its costs and folder."""
+
+    launch: Callable[[Launch, ServerSpec, LaunchOptions], LaunchPlan]
+    simulated: Callable[[PlannedRun, CostModel, Path], Any]
+
+
 class ServerBackend(Backend):
     """A kind with a server process behind HTTP."""
 
@@ -147,8 +156,15 @@ class ServerBackend(Backend):
         Raises ServerError for a busy port, SpecError for what this kind cannot do.
         """
 
+    def launch_all(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """The launch of a server, or of all its replicas and the router before them."""
+        if not server.is_routed:
+            return self.launch(server, options)
+        replicas: Replicas = service("replicas", where="server.replicas")
+        return replicas.launch(self.launch, server, options)
+
     def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
-        return perform_run(run, context, self.launch)
+        return perform_run(run, context, self.launch_all)
 
 
 VLLM_KEYS = PAGED_KEYS | {"model", "step_log"}

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
-from harness.judge.analysis.logs.derive import ToRunClock, collect, of_simulator
+from harness.judge.analysis.logs.derive import Derived, ToRunClock, collect, of_simulator
 from harness.judge.analysis.logs.parse import ParseCounts, Scrape, samples_of, table_of_scrapes
 from harness.kinds import KINDS, BackendKind, kind_named
 from harness.measure.client.rows import RequestRows
@@ -36,6 +37,7 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.spec import ServerSpec
+from harness.plugins import service
 from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
@@ -57,8 +59,12 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
     with context.writer(planned) as writer:
         # After the entry of a ledger, which a busy machine takes seconds to write.
         epoch_s = int(utc_now().timestamp())
-        step_log = writer.raw(layout.STEP_LOG) if planned.server.is_paged else None
-        run = _VirtualRun(planned, planned.cost_model.scaled(factor), step_log)
+        costs = planned.cost_model.scaled(factor)
+        run: SimulatedRun = (
+            service("replicas", where="server.replicas").simulated(planned, costs, writer.folder)
+            if planned.server.is_routed
+            else _VirtualRun(planned, costs, writer.raw(layout.STEP_LOG) if planned.server.is_paged else None)
+        )
         end_ns = run.play()
         context.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
@@ -66,14 +72,13 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
             context,
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=observation_of(planned.server),
-            server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
+            server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label, **run.facts}}),
             effective={"server": run.settings, "shown": sorted(run.settings)},
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
             fleet=_fleet_record(planned, factor),
         )
-        derived = of_simulator(run.derived_tables(), writer.folder)
-        tables = RunTables(run.rows.requests_table(), run.rows.chunks_table(), derived)
+        tables = RunTables(run.rows.requests_table(), run.rows.chunks_table(), run.derived(writer.folder))
         return seal_run(writer, planned, manifest, tables)
 
 
@@ -103,7 +108,7 @@ def _kv_log_event(event: KvEvent, request_id: str, at_ns: int) -> KvLogEvent | N
     )
 
 
-class _Rows:
+class ClientRows:
     """The rows of a perfect client: one row for each planned request, one chunk for each token. Instants in virtual ns.
 
     A key is (session, request).
@@ -198,6 +203,79 @@ def _in_whole_us(at_ns: int) -> int:
     return at_ns // NS_PER_US * NS_PER_US
 
 
+class SimulatedRun(Protocol):
+    """A run in virtual time, and its records. settings: of its servers, which are equal. facts: for the manifest."""
+
+    rows: ClientRows
+    settings: dict[str, Any]
+    facts: dict[str, Any]
+
+    def play(self) -> int:
+        """Everything; returns the instant of the last token."""
+        ...
+
+    def derived(self, folder: Path) -> Derived:
+        """What a log and scrapes would say. folder: of the run."""
+        ...
+
+
+class EngineRecord:
+    """What one engine core did, as a server's log and metrics would have it. Instants in virtual ns."""
+
+    def __init__(self, server: ServerSpec, step_log: RawFile | None) -> None:
+        config = EngineConfig.from_server(server)
+        is_paged = config.rule_set.is_paged
+        # The paper's rules log evictions only; admissions, reuse and ends are added as the vendor would log them.
+        self._is_laconic = not config.has_inner_blocks and not is_paged
+        self._config, self._step_log = config, step_log
+        if step_log is not None:
+            self._write_step(step_log_header(config, 0))
+        self._events, self._readings = list[LogEvent | EqualSteps](), list[Scrape]()
+        self.settings = settings_of(config, server.cost_model)
+        num_blocks = config.paged.num_gpu_blocks if is_paged else server.num_kv_slots
+        self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Steps, KV events and metrics. Instants as exact as those of a server's log."""
+        derived = collect(self._events, ParseCounts(), ToRunClock(ClockRecord()))
+        metrics, _, _ = table_of_scrapes(self._readings)
+        return {**derived.tables, "metrics": metrics}
+
+    def step(self, end: StepEnd, names: Mapping[int, tuple[int, int]]) -> None:
+        """A step, or equal ones, from its beginning to its end. names: (session, request) by handle."""
+        start, end_ns = end.start, end.ends_ns[-1]
+        events = (*start.kv_events_before, *start.step.kv_events)
+        if self._is_laconic and start.step.kind == PREFILL:
+            events = (*events, *_admission(start))
+        self._log_events(events, start.start_ns, names)
+        if start.step.kind == DECODE and self._step_log is None:
+            starts_ns = [_in_whole_us(each) for each in (start.start_ns, *end.ends_ns[:-1])]
+            self._events.append(EqualSteps(starts_ns, start.step.num_seqs, start.step.bucket))
+        self._log_events(end.kv_events, end_ns, names)
+        self._metrics.observe(end)
+        if start.step.tokens:
+            self._write_step(step_log_row(self._config, end, end_ns))
+        if self._is_laconic:
+            freed = (KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished)
+            self._log_events(freed, end_ns, names)
+
+    def _write_step(self, record: dict[str, Any] | list[Any]) -> None:
+        assert self._step_log is not None, "only paged rules write a step log"
+        self._step_log.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+    def _log_events(self, events: Iterable[KvEvent], at_ns: int, names: Mapping[int, tuple[int, int]]) -> None:
+        for event in events:
+            key = names.get(event.request)
+            request_id = "" if key is None else f"cmpl-{request_name(*key)}-0"
+            if (row := _kv_log_event(event, request_id, _in_whole_us(at_ns))) is not None:
+                self._events.append(row)
+
+    def read_metrics(self, at_ns: int, reason: str) -> None:
+        """A reading of the metrics, without those of a process: no process serves."""
+        body = self._metrics.render(of_the_process=False).decode()
+        self._readings.append(Scrape(at_ns, reason, *samples_of(body)))
+
+
 class _VirtualRun(VirtualDriver):
     """One plan on one freshly started server, in virtual time, and its records."""
 
@@ -207,17 +285,8 @@ class _VirtualRun(VirtualDriver):
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
         super().__init__(plan, EngineCore(scheduler_of(config, costs)))
-        is_paged = config.rule_set.is_paged
-        # The paper's rules log evictions only; admissions, reuse and ends are added as the vendor would log them.
-        self._is_laconic = not config.has_inner_blocks and not is_paged
-        self._config, self._step_log = config, step_log
-        if step_log is not None:
-            self._write_step(step_log_header(config, 0))
-        self.rows = _Rows(plan, client.stream)
-        self._events, self._readings = list[LogEvent | EqualSteps](), list[Scrape]()
-        self.settings = settings_of(config, server.cost_model)
-        num_blocks = config.paged.num_gpu_blocks if is_paged else server.num_kv_slots
-        self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
+        self.rows, self._record = ClientRows(plan, client.stream), EngineRecord(server, step_log)
+        self.settings, self.facts = self._record.settings, dict[str, Any]()
         self._unread = UnreadRequests(plan, config)
         self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
         has_late_start = any(session.start_offset_ns and session.after is None for session in plan.sessions)
@@ -225,19 +294,16 @@ class _VirtualRun(VirtualDriver):
             self.next_look_ns = self._interval_ns
 
     def play(self) -> int:
-        self._read_metrics(0, "before")
+        self._record.read_metrics(0, "before")
         end_ns = super().play()
-        self._read_metrics(end_ns, "after")
+        self._record.read_metrics(end_ns, "after")
         return end_ns
 
-    def derived_tables(self) -> dict[str, pa.Table]:
-        """Steps, KV events and metrics. Instants as exact as those of a server's log."""
-        derived = collect(self._events, ParseCounts(), ToRunClock(ClockRecord()))
-        metrics, _, _ = table_of_scrapes(self._readings)
-        return {**derived.tables, "metrics": metrics}
+    def derived(self, folder: Path) -> Derived:
+        return of_simulator(self._record.tables(), folder)
 
     def look(self) -> None:
-        self._read_metrics(self.next_look_ns, "interval")
+        self._record.read_metrics(self.next_look_ns, "interval")
         self.next_look_ns += self._interval_ns
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
@@ -251,45 +317,14 @@ class _VirtualRun(VirtualDriver):
     def left(self, key: tuple[int, int], at_ns: int) -> None:
         self.rows.left(key, at_ns)
 
-    def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
-        events = (*start.kv_events_before, *start.step.kv_events)
-        if self._is_laconic and start.step.kind == PREFILL:
-            events = (*events, *_admission(start))
-        self._log_events(events, start.start_ns)
-        if start.step.kind == DECODE and self._step_log is None:
-            starts_ns = [_in_whole_us(each) for each in (start.start_ns, *ends_ns[:-1])]
-            self._events.append(EqualSteps(starts_ns, start.step.num_seqs, start.step.bucket))
-
     def ended(self, end: StepEnd) -> None:
-        end_ns = end.ends_ns[-1]
         for request in end.requests:
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)
             self.rows.tokens(self.names[request.handle], end.ends_ns)
-        self._log_events(end.kv_events, end_ns)
-        self._metrics.observe(end)
-        if end.start.step.tokens:
-            self._write_step(step_log_row(self._config, end, end_ns))
-        if self._is_laconic:
-            self._log_events((KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished), end_ns)
+        self._record.step(end, self.names)
         for request in end.finished:
-            self.rows.completed(self.names[request.handle], end_ns, request.cached_tokens)
-
-    def _write_step(self, record: dict[str, Any] | list[Any]) -> None:
-        assert self._step_log is not None, "only paged rules write a step log"
-        self._step_log.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-
-    def _log_events(self, events: Iterable[KvEvent], at_ns: int) -> None:
-        for event in events:
-            key = self.names.get(event.request)
-            request_id = "" if key is None else f"cmpl-{request_name(*key)}-0"
-            if (row := _kv_log_event(event, request_id, _in_whole_us(at_ns))) is not None:
-                self._events.append(row)
-
-    def _read_metrics(self, at_ns: int, reason: str) -> None:
-        # Without metrics of a process: no process serves.
-        body = self._metrics.render(of_the_process=False).decode()
-        self._readings.append(Scrape(at_ns, reason, *samples_of(body)))
+            self.rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,6 +255,24 @@ def merged(logs: Sequence[StepLog]) -> StepLog:
     )
 
 
+def numbered_through(logs: Sequence[StepLog]) -> StepLog:
+    """The logs of several servers as one, their engines numbered through from 0."""
+    renumbered: list[StepLog] = []
+    first = 0
+    for log in logs:
+        engines = tuple(engine + first for engine in log.engines)
+        cores = tuple(replace(core, requests=_renumbered(core.requests, first)) for core in log.cores)
+        renumbered.append(replace(log, cores=cores, engines=engines))
+        first = max(engines) + 1
+    return merged(renumbered)
+
+
+def _renumbered(requests: pa.Table, first: int) -> pa.Table:
+    engines = [engine + first for engine in requests["engine"].to_pylist()]
+    place = requests.schema.get_field_index("engine")
+    return requests.set_column(place, requests.schema.field(place), pa.array(engines, pa.int64()))
+
+
 def _log_of_core(core: CoreSteps) -> StepLog:
     """The steps of an engine core in the columns of a step log; what only the API server sees is null."""
     effective = cast("dict[str, Any]", core.header["effective"])

@@ -232,9 +232,17 @@ def _price_ns(work: _Work, cost_model: ChunkedStepCost) -> int:
     return cost_model.chunked_step_ns(work.n, work.n, work.context, work.tokens, work.attended)
 
 
-def channel_b(requests: pa.Table) -> int:
-    """Channel B of one run, ns: length of the union of the in-flight intervals [sent, done] of all requests."""
-    return union_ns(span for span in values_of(requests, "sent_ns", "done_ns") if None not in span)
+def channel_b(requests: pa.Table, served: Mapping[tuple[int, int], int] | None = None) -> int:
+    """Channel B of one run, ns: length of the union of the in-flight intervals [sent, done] of all requests.
+
+    served: of several servers, which one served each (session, request); B is then the sum of one union each. Requests
+    that nobody served, or nobody knows by whom, make a union of their own.
+    """
+    spans: dict[int | None, list[tuple[int, int]]] = {}
+    for session, request, sent_ns, done_ns in values_of(requests, "session", "request", "sent_ns", "done_ns"):
+        if None not in (sent_ns, done_ns):
+            spans.setdefault(served.get((session, request)) if served else None, []).append((sent_ns, done_ns))
+    return sum(map(union_ns, spans.values()))
 
 
 def with_tokens(chunks: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What became of each of the client's requests inside vLLM's engine cores."""
+"""Which server or engine core served each of the client's requests, and what became of it inside vLLM's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from harness.clock import ScaledClock
 from harness.judge.analysis.cost.reconstruct import join_request_id
-from harness.judge.analysis.logs.engine_steps import step_log_of
+from harness.judge.analysis.logs.engine_steps import step_log_of, step_logs_of
+from harness.judge.analysis.logs.replicas import Server, served_by, servers_of
 from harness.measure.records import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
 from harness.stacks.vllm.core_steps import REQUESTS
@@ -17,9 +18,17 @@ _INSTANTS = ("queued_ns", "admitted_ns", "first_token_ns", "last_ns")
 
 
 def engines_of(run: SealedRun) -> dict[tuple[int, int], int]:
-    """(session, request) -> the engine core that served it; empty where one served all, or nobody says which."""
+    """(session, request) -> the replica or engine core that served it; empty where one served all, or nobody says."""
+    if len(servers := servers_in(run)) > 1:
+        return served_by(run.table("requests"), servers)
     served = {(session, request): engine for session, request, engine in values_of(core_requests(run), *_SERVED)}
     return served if len({*served.values()}) > 1 else {}
+
+
+@once_per_run
+def servers_in(run: SealedRun) -> list[Server]:
+    """Each server of a run, as if it were alone."""
+    return servers_of(run.table("steps"), run.table("kv_events"), step_logs_of(run), run.manifest.num_replicas)
 
 
 @once_per_run

@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
-from harness.judge.analysis.logs.engine_steps import measured_since_ns, read_run_steps, step_files, steps_table
+from harness.judge.analysis.logs.engine_steps import (
+    in_each_server,
+    measured_since_ns,
+    read_run_steps,
+    step_files,
+    steps_table,
+)
 from harness.judge.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
+from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, servers_of
 from harness.judge.analysis.logs.slots import SlotWalk
 from harness.measure.records import ClockRecord, Manifest, SealedRun, layout, schema
 from harness.measure.records.disk import write_parquet
@@ -42,7 +49,8 @@ class Derived:
     log_ns_source: "created" (microsecond stamps of the logging call), "received" (when the harness read the line) or
     "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
     pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read. slots: what
-    contradicts itself in the lines about slots. counters: of the scrapes, that fell.
+    contradicts itself in the lines about slots. counters: of the scrapes, that fell. parts: of several replicas, what
+    the files of each say.
     """
 
     tables: dict[str, pa.Table]
@@ -62,6 +70,7 @@ class Derived:
     step_log_problem: str = ""
     slots: SlotWalk = field(default_factory=SlotWalk)
     counters: CounterWatch = field(default_factory=CounterWatch)
+    parts: tuple[Derived, ...] = ()
 
 
 _LAST_INSTANT_NS = 2**62
@@ -100,18 +109,45 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     manifest: for the clock and the configured buckets. Missing raw files give empty tables. Raises RecordsError when
     a raw file cannot be read.
     """
+    scrapes = _pieces(folder / layout.SCRAPES, lambda file: file.readline())
+    folders = layout.replica_folders(folder)
+    if manifest.num_scraped == 1:
+        return _derived(folder, manifest, scrapes)
+    lines = list(scrapes)
+    of_servers = ([line for line in lines if b'"replica": %d,' % at in line] for at in range(manifest.num_scraped))
+    if folders:
+        parts = [_derived(each, manifest, own) for each, own in zip(folders, of_servers, strict=True)]
+        return merged_derived(parts, merged_metrics(parts))
+    # Somebody else's replicas: what each counted is known, and no log of theirs.
+    derived = _derived(folder, manifest, ())
+    scraped = [_derived(folder / layout.REPLICAS, manifest, own) for own in of_servers]
+    derived.tables["metrics"], derived.num_scrapes, derived.num_failed_scrapes = merged_metrics(scraped)
+    derived.counters = max((each.counters for each in scraped), key=lambda watch: watch.num_fallen)
+    return derived
+
+
+def _derived(folder: Path, manifest: Manifest, scrapes: Iterable[bytes]) -> Derived:
+    """What the files of one server say."""
     events = parse_log(_pieces(folder / layout.SERVER_LOG), counts := ParseCounts())
     stamps = b"".join(_pieces(folder / layout.LOG_STAMPS))
     derived = collect(events, counts, ToRunClock(manifest.clock, stamps), manifest.decode_buckets)
-    scrapes = _pieces(folder / layout.SCRAPES, lambda file: file.readline())
     metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes, derived.counters)
     derived.tables["metrics"] = metrics
     take_step_log(derived, folder, ScaledClock(manifest.clock.scale), measured_since_ns(manifest))
     return derived
 
 
-def of_simulator(tables: dict[str, pa.Table], folder: Path) -> Derived:
+def of_simulator(tables: dict[str, pa.Table], folder: Path, num_replicas: int = 1) -> Derived:
     """What the derived tables of a simulated run say, and its step log in ``folder`` where its rules have one."""
+    if num_replicas > 1:
+        of_servers = servers_of(tables["steps"], tables["kv_events"], (), num_replicas)
+        parts = [
+            of_simulator(
+                {**tables, "steps": each.steps, "kv_events": each.kv_events}, layout.replica_folder(folder, at)
+            )
+            for at, each in enumerate(of_servers)
+        ]
+        return merged_derived(parts, (tables["metrics"], 0, 0))
     kv_events = tables["kv_events"]
     causes = zip(*(kv_events[name].to_pylist() for name in ("kind", "caller")), strict=True)
     derived = Derived(
@@ -141,11 +177,12 @@ def derived_of(run: SealedRun) -> Derived:
 
     Those of the simulator are as sealed.
     """
-    for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES):
+    for name in (layout.SCRAPES, *in_each_server(run, layout.SERVER_LOG, layout.LOG_STAMPS)):
         run.file(name)
     step_files(run)
     if run.is_by_simulator:
-        return of_simulator({name: run.table(name) for name in schema.DERIVED_TABLES}, run.path)
+        tables = {name: run.table(name) for name in schema.DERIVED_TABLES}
+        return of_simulator(tables, run.path, run.manifest.num_replicas)
     return derive_tables(run.path, run.manifest)
 
 

@@ -19,15 +19,17 @@ from harness.errors import RecordsError
 from harness.measure.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
 from harness.measure.records.manifest import WARMED_UP, info, invalid, table_at, warning
 from harness.model.engine.cost import attended_tokens
-from harness.stacks.vllm.step_log import StepLog, load_step_log, merged
+from harness.stacks.vllm.step_log import StepLog, load_step_log, merged, numbered_through
 
 
 def read_run_steps(folder: Path, since_ns: int = 0) -> tuple[StepLog | None, str]:
     """The step log in a run's folder, and why it cannot be read; (None, "") for a run without one.
 
+    Of several replicas that of the first: they are equal in all that a header shows.
     The records of its engine cores where there are any, else those of its API server, which alone knows how many
     data-parallel engines there are. since_ns: CLOCK_MONOTONIC; what came before it is left out.
     """
+    folder = next(iter(layout.replica_folders(folder)), folder)
     try:
         stamped, received = (
             [load_step_log(path) for path in layout.engine_files(folder / name)]
@@ -44,8 +46,22 @@ def read_run_steps(folder: Path, since_ns: int = 0) -> tuple[StepLog | None, str
 
 @once_per_run
 def step_log_of(run: SealedRun) -> StepLog | None:
-    """The step log of a sealed run; None where it has none that can be read."""
-    return read_run_steps(step_files(run)[0].parent, measured_since_ns(run.manifest))[0]
+    """The step log of a sealed run, of several replicas all of them as one; None where it cannot be read."""
+    logs = step_logs_of(run)
+    if len(logs) == 1:
+        return logs[0]
+    known = [log for log in logs if log is not None]
+    return numbered_through(known) if len(known) == len(logs) else None
+
+
+@once_per_run
+def step_logs_of(run: SealedRun) -> list[StepLog | None]:
+    """The step log of each server of a sealed run; None for one that has none that can be read."""
+    step_files(run)
+    since_ns = measured_since_ns(run.manifest)
+    num_servers = run.manifest.num_replicas
+    folders = [layout.replica_folder(run.path, number) for number in range(num_servers)]
+    return [read_run_steps(folder, since_ns)[0] for folder in (folders if num_servers > 1 else [run.path])]
 
 
 def measured_since_ns(manifest: Manifest) -> int:
@@ -77,9 +93,16 @@ def _is_since(instants_ns: Iterable[int], since_ns: int) -> pa.Array:
 
 def step_files(run: SealedRun) -> list[Path]:
     """The places of a sealed run's step logs, once they are known to be as sealed."""
-    names = (layout.STEP_LOG, layout.CORE_STEPS)
-    of_engines = [path.name for name in names for path in layout.engine_files(run.path / name)]
+    names = in_each_server(run, layout.STEP_LOG, layout.CORE_STEPS)
+    paths = [path for name in names for path in layout.engine_files(run.path / name)]
+    of_engines = [str(path.relative_to(run.path)) for path in paths]
     return [run.file(name) for name in dict.fromkeys([*names, *of_engines])]
+
+
+def in_each_server(run: SealedRun, *names: str) -> list[str]:
+    """The names of a server's files in the folder of each replica; as they are for one server."""
+    folders = [folder.relative_to(run.path) for folder in layout.replica_folders(run.path)]
+    return [str(folder / name) for folder in folders or [Path()] for name in names]
 
 
 def steps_table(log: StepLog, clock: ScaledClock) -> pa.Table:

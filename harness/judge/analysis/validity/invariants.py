@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
-from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
+from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_request_id, residual_ns
 from harness.judge.analysis.cost.step_parts import MAX_DRIFT, step_parts
-from harness.judge.analysis.figures import lateness
+from harness.judge.analysis.figures import lateness, modelled_of
 from harness.judge.analysis.logs.engine_steps import check_step_log
+from harness.judge.analysis.logs.replicas import Server, requests_of, served_by
 from harness.judge.analysis.reuse import cached_tokens
 from harness.judge.analysis.validity.clean_start import check_clean_start
 from harness.judge.analysis.validity.logged import check_log_lines
@@ -88,8 +89,7 @@ def check_run(
         *check_moved_schedule(manifest, derived),
         *check_counts(requests, derived),
         *_check_log(derived),
-        *check_step_log(manifest, derived.step_log, derived.step_log_problem),
-        *check_log_lines(manifest, requests, derived),
+        *_check_each_server(manifest, requests, derived, cost_model),
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
         *check_clean_start(manifest, requests, plan),
@@ -101,10 +101,49 @@ def check_run(
         *check_freezes(manifest),
         *check_held_tokens(manifest),
         *check_read_together(manifest),
-        *_check_server_stalls(manifest, requests, derived, cost_model),
     ]
     order = ("invalid", "warning", "info")
     return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _check_each_server(
+    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    """What a server's log says of it alone. Of several replicas each is judged by itself, and named."""
+    if not derived.parts:
+        yield from _check_server_log(manifest, requests, derived, cost_model)
+        return
+    servers = servers_in_tables(derived)
+    served = served_by(requests, servers)
+    if unknown := sum(
+        key not in served for key in values_of(rows_where(requests, "status", "ok"), "session", "request")
+    ):
+        yield invalid(
+            "replica-unknown",
+            f"no replica's log names {unknown} of {requests.num_rows} answered requests",
+            "Start the replicas with their step logs, or with prefix caching, whose log names requests",
+        )
+    for number, part in enumerate(derived.parts):
+        own = requests_of(requests, served, number, len(servers))
+        for finding in _check_server_log(manifest, own, part, cost_model):
+            yield finding.model_copy(update={"evidence": f"replica {number}: {finding.evidence}"})
+
+
+def _check_server_log(
+    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    yield from check_step_log(manifest, derived.step_log, derived.step_log_problem)
+    yield from check_log_lines(manifest, requests, derived)
+    yield from _check_server_stalls(manifest, requests, derived, cost_model)
+
+
+def _served(requests: pa.Table, derived: Derived) -> dict[tuple[int, int], int]:
+    return served_by(requests, servers_in_tables(derived)) if derived.parts else {}
+
+
+def servers_in_tables(derived: Derived) -> list[Server]:
+    """Each replica of a run whose tables are being judged."""
+    return [Server(part.tables["steps"], part.tables["kv_events"], part.step_log) for part in derived.parts]
 
 
 def _check_server_stalls(
@@ -139,7 +178,7 @@ def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
 
 
 def _check_server(manifest: Manifest) -> Iterator[Finding]:
-    if not manifest.server.is_alive_until_stop:
+    if not manifest.server.is_alive_until_stop and manifest.num_replicas == 1:
         evidence = f"the server ended before it was told to stop (exit status {manifest.server.exit_status})"
         yield invalid("server-died", evidence, "Read the end of server.log")
 
@@ -312,14 +351,16 @@ def _check_residual(
 ) -> Iterator[Finding]:
     """A and B apart within one run, by the experiment's own limit; without one the summary only tells."""
     limit = limits_of(manifest).residual_share
-    b_ns = channel_b(requests)
+    served = _served(requests, derived)
+    b_ns = channel_b(requests, served)
     if limit is None or cost_model is None or not b_ns or not derived.tables["steps"].num_rows:
         return
     kv_events = derived.tables["kv_events"]
     known = with_logged_prefills(requests, kv_events)
     if cached_tokens(known) is None:
         return
-    a = modelled(derived.tables["steps"], known, cost_model, kv_events, derived.step_log)
+    alone = Server(derived.tables["steps"], kv_events, derived.step_log)
+    a = modelled_of(servers_in_tables(derived) or [alone], known, served, cost_model)
     if a is None:
         return
     share = residual_ns(b_ns, a.total_ns) / b_ns

@@ -290,10 +290,17 @@ def rules_findings(rules: str, version: str, served: RuleSet | None) -> list[Fin
     return [Finding(code="rules-differ", severity="warning", evidence=evidence, hint=hint)]
 
 
-def read_launch_files(folder: Path) -> LaunchFacts:
-    """``read_launch`` of a run's folder; missing files give no facts."""
-    reports = (path.read_text(encoding="utf-8", errors="replace") for path in layout.step_reports(folder))
-    return read_launch(_lines(folder / layout.SERVER_LOG), _lines(folder / layout.SCRAPES), reports)
+def read_launch_files(folder: Path) -> list[LaunchFacts]:
+    """``read_launch`` of each server of a run's folder, of which there is one without a router; missing files give no
+    facts."""
+    of_replicas = layout.replica_folders(folder)
+    facts: list[LaunchFacts] = []
+    for replica, of_server in enumerate(of_replicas or [folder]):
+        mark = f'"replica": {replica},' if of_replicas else ""
+        scrapes = (line for line in _lines(folder / layout.SCRAPES) if mark in line)
+        reports = (path.read_text(encoding="utf-8", errors="replace") for path in layout.step_reports(of_server))
+        facts.append(read_launch(_lines(of_server / layout.SERVER_LOG), scrapes, reports))
+    return facts
 
 
 def _lines(path: Path) -> Iterable[str]:

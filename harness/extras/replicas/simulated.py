@@ -1,0 +1,94 @@
+"""A simulated run of several replicas behind a router, with the records of a measured one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.errors import SpecError
+from harness.extras.replicas.policies import policy_named
+from harness.extras.replicas.virtual import Key, ReplicaRun
+from harness.judge.analysis.logs.derive import Derived, of_simulator
+from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics
+from harness.measure.records import RawFile, layout
+from harness.model.engine import CostModel
+from harness.model.engine.core import StepEnd
+from harness.model.experiment import PlannedRun
+from harness.model.plan.event_queue import ClientEvent
+from harness.model.spec import ServerSpec
+from harness.runner.backends.sim import ClientRows, EngineRecord
+
+
+class RecordedReplicas(ReplicaRun):
+    """One plan on freshly started replicas, in virtual time, and its records. folder: of the run."""
+
+    def __init__(self, run: PlannedRun, costs: CostModel, folder: Path) -> None:
+        check_simulated_router(run.server)
+        server = run.server.replica
+        super().__init__(run.plan, server, costs, policy_named(run.server.door.policy, run.server.num_replicas))
+        self.rows = ClientRows(run.plan, run.spec.client.stream)
+        self._step_logs = [_step_log(layout.replica_folder(folder, place)) for place in self._places(server)]
+        self._records = [
+            EngineRecord(server, self._step_logs[place] if self._step_logs else None)
+            for place in range(len(self.replicas))
+        ]
+        self.settings = self._records[0].settings
+        door = {"router": run.server.door.model_dump(mode="json")}
+        self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.replicas], "requested": door}
+
+    def _places(self, server: ServerSpec) -> range:
+        """The replicas that write a step log."""
+        return range(len(self.replicas) if server.is_paged else 0)
+
+    def play(self) -> int:
+        """Everything; returns the instant of the last token."""
+        self._read_metrics(0, "before")
+        super().play()
+        self._read_metrics(self.end_ns, "after")
+        for step_log in self._step_logs:
+            step_log.close()
+        return self.end_ns
+
+    def derived(self, folder: Path) -> Derived:
+        """What the log and the metrics of each replica would say, as those of one run."""
+        parts = [
+            of_simulator(record.tables(), layout.replica_folder(folder, place))
+            for place, record in enumerate(self._records)
+        ]
+        return merged_derived(parts, merged_metrics(parts))
+
+    def send(self, event: ClientEvent) -> None:
+        super().send(event)
+        self.rows.sent((event.session, event.request), event.trigger_ns, event.at_ns)
+
+    def leave(self, key: Key, at_ns: int) -> None:
+        super().leave(key, at_ns)
+        self.rows.left(key, at_ns)
+
+    def _finish(self, place: int, end: StepEnd, now_ns: int) -> None:
+        names = self._names[place]
+        for request in end.requests:
+            self.rows.tokens(names[request.handle], end.ends_ns)
+        self._records[place].step(end, names)
+        for request in end.finished:
+            self.rows.completed(names[request.handle], now_ns, request.cached_tokens)
+        super()._finish(place, end, now_ns)
+
+    def _read_metrics(self, at_ns: int, reason: str) -> None:
+        for record in self._records:
+            record.read_metrics(at_ns, reason)
+
+
+def check_simulated_router(server: ServerSpec) -> None:
+    """SpecError for a router that is not modelled."""
+    if server.door.kind != "harness":
+        raise SpecError(
+            f"{server.door.kind} is not modelled: its decisions are its own",
+            where="server.router.kind",
+            hint='Simulate kind = "harness" with a policy like it, or measure it on servers',
+        )
+
+
+def _step_log(folder: Path) -> RawFile:
+    folder.mkdir(parents=True, exist_ok=True)
+    return RawFile(folder / layout.STEP_LOG)
