@@ -158,6 +158,8 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
             f"[{change.low:+.2f} %, {change.high:+.2f} %] (95 % bootstrap interval, {len(both)} answers each with "
             "itself)"
         )
+    else:
+        lines.append("token period: not known, as no answer of both runs has tokens that the client read one by one")
     for tracker in ("MODEL", "SAMPLER"):
         p50 = [run.launch.decode_p50_ms(tracker) for run in (plain, observed)]
         if None not in p50:

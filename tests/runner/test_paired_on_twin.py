@@ -50,7 +50,9 @@ def test_observing_changes_no_token_and_no_step_and_says_what_it_costs(tmp_path:
     # Sequential sessions meet no timing: one request at a time, 7 decode steps each.
     assert "decode tokens: 56 plain, 56 observed; steps (n in order) identical" in first.stdout
     assert re.search(r"observer: \d+ \[\d+, \d+\] us a step \(median\)", first.stdout)
-    assert re.search(r"token period: .* change [+-]\S+ % \[.*\] \(95 % bootstrap interval, 8 answers", first.stdout)
+    # A busy host reads tokens together, which then have no times of their own.
+    (period,) = re.findall(r"token period: .*", first.stdout)
+    assert re.search(r"change [+-]\S+ % \[.*\] \(95 % bootstrap interval, [1-8] answers|not known", period)
     assert "the same: observing changed neither an answer nor the decode work" in first.stdout
     plain, observed = sorted(RunStore(tmp_path / "runs").sealed(), key=lambda run: run.condition != "plain")
     assert plain.manifest.observation.patch["mode"] == "none"

@@ -58,8 +58,8 @@ def measured(
         for name in sorted(by_condition, key=order.index)
     }
     origin = origin_of(sealed)
-    costs, reuse = compare_policies(played, origin)
-    each = of_each_replica(played, origin)
+    costs, reuse = compare_policies(played, origin, "condition")
+    each = of_each_replica(played, origin, "condition")
     if form not in (TableForm.csv, TableForm.json):
         costs = with_four_digits(costs, COSTS)
         each = with_four_digits(each, ("share", "device_s", "in_flight_s"))

@@ -1,0 +1,159 @@
+"""Real processes: two emulated servers and a router before them, as one server of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.errors import ServerError
+from harness.extras.replicas.figures import figures_of_sealed
+from harness.extras.replicas.policies import Asked, policy_named
+from harness.judge.analysis import run_figures
+from harness.judge.analysis.logs.core_requests import engines_of, servers_in
+from harness.judge.analysis.logs.derive import rebuild
+from harness.judge.report.timeline import timeline
+from harness.measure.records import SealedRun, layout
+from harness.measure.records.schema import values_of
+from harness.runner import run_experiment
+from harness.runner.progress import ProgressEvent, RequestFinished
+from tests.support.experiments import small_experiment
+
+pytestmark = pytest.mark.live
+
+SESSIONS = {"num_sessions": 6}
+ONE = [{"name": "base"}]
+
+
+def routed(runs_root: Path, policy: str = "session-affinity", **router: object) -> SealedRun:
+    """One run of two replicas behind a router."""
+    server = {"replicas": 2, "router": {"policy": policy, **router}}
+    spec = small_experiment(server=server, workload=SESSIONS, condition=ONE)
+    return run_experiment(spec, runs_root=runs_root).runs[0]
+
+
+def decisions(run: SealedRun) -> list[list[object]]:
+    """The lines of the router's file."""
+    return [json.loads(line) for line in run.file(layout.ROUTED).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "least-requests", "session-affinity", "prefix-aware"])
+def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(tmp_path: Path, policy: str) -> None:
+    run = routed(tmp_path, policy)
+    assert run.is_valid, run.invalid_reasons
+    named = {
+        name: (session, request)
+        for name, session, request in values_of(run.table("requests"), "request_id", "session", "request")
+    }
+    again = policy_named(policy, 2)
+    for _at_ns, what, _name, *rest in decisions(run):
+        # What a prefix-aware one read of the prompts is not recorded.
+        if what == "route" and not again.reads_prompts:
+            assert again.route(Asked(str(rest[0]))) == rest[1]
+        elif not again.reads_prompts:
+            again.finished(int(str(rest[0])))
+    served = engines_of(run)
+    logged = {named[name]: rest[1] for _at, what, name, *rest in decisions(run) if what == "route"}
+    assert served == logged
+    if policy in ("session-affinity", "prefix-aware"):
+        homes = {session: {served[key] for key in served if key[0] == session} for session, _ in served}
+        assert all(len(replicas) == 1 for replicas in homes.values())
+
+
+def test_the_sums_of_replicas_are_what_the_door_saw(tmp_path: Path) -> None:
+    run = routed(tmp_path)
+    assert run.is_valid, run.invalid_reasons
+    servers, figures = servers_in(run), figures_of_sealed(run)
+    own = run_figures(run)
+    assert sum(server.steps.num_rows for server in servers) == own.num_steps == run.table("steps").num_rows
+    assert sum(figures.num_requests) == own.num_requests
+    assert own.a_ns == round(sum(figures.device_s) * 1e9)
+    assert own.b_ns == round(sum(figures.in_flight_s) * 1e9)
+    assert figures.door_in_flight_s <= sum(figures.in_flight_s)
+    counted = Counter(engines_of(run).values())
+    metrics = run.table("metrics")
+    success = "vllm:request_success_total"
+    after = [row for row in metrics.to_pylist() if row["name"] == success and row["reason"] == "after"]
+    by_replica = {
+        replica: sum(row["value"] for row in after if f'replica="{replica}"' in row["labels"]) for replica in (0, 1)
+    }
+    assert by_replica == dict(counted)
+    view = timeline(run, 0)
+    assert view is not None
+    assert [len(steps.step_s) for steps in view.replicas] == [server.steps.num_rows for server in servers]
+    assert {bar.replica for bar in view.bars} == {0, 1}
+    rebuild(run)
+
+
+def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, list[psutil.Process]]:
+    """A run in which the process with this word in its command is killed. Also all processes that it had."""
+    seen: dict[int, psutil.Process] = {}
+    killed: list[int] = []
+
+    def look(event: ProgressEvent) -> None:
+        children = psutil.Process().children(recursive=True)
+        seen.update((child.pid, child) for child in children)
+        if not killed and isinstance(event, RequestFinished):
+            for child in children:
+                if argument in " ".join(child.cmdline()) and "supervisor" not in " ".join(child.cmdline()):
+                    killed.append(child.pid)
+                    child.kill()
+                    break
+
+    server = {"replicas": 2, "router": {"policy": "round-robin"}}
+    spec = small_experiment(server=server, workload=SESSIONS, condition=ONE)
+    run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
+    assert killed
+    return run, list(seen.values())
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "evidence"),
+    [
+        ("replicas/1/", "replica-died", "replica 1 ended during the run with signal SIGKILL"),
+        ("replicas.router", "router-died", "the router ended during the run with signal SIGKILL"),
+    ],
+)
+def test_a_killed_process_is_one_clear_finding_and_nothing_is_left(
+    tmp_path: Path, argument: str, code: str, evidence: str
+) -> None:
+    run, processes = kill_when_half_is_done(tmp_path, argument)
+    assert not run.is_valid
+    found = [finding for finding in run.manifest.findings if finding.code in ("replica-died", "router-died")]
+    assert [(finding.code, finding.evidence) for finding in found] == [(code, evidence)]
+    servers = [process for process in processes if process.is_running() and "harness" in str(process)]
+    assert not [process for process in servers if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_router_that_is_not_installed_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"the router vllm-router is not in .*/nowhere/bin") as caught:
+        routed(tmp_path, kind="vllm-router", environment="/nowhere")
+    assert "pip install vllm-router" in caught.value.hint
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_router_that_ends_at_once_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="the router: ended by itself with exit code 3"):
+        routed(tmp_path, kind="command", command=("sh", "-c", "exit 3"))
+
+
+@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
+def test_a_real_router_keeps_sessions_at_home_and_every_request_is_told_to_its_replica(
+    tmp_path: Path, kind: str
+) -> None:
+    if not (shutil.which(kind) or shutil.which(kind, path="/usr/sbin")):
+        pytest.skip(f"{kind} is not installed")
+    run = routed(tmp_path, kind=kind)
+    assert run.is_valid, run.invalid_reasons
+    served = engines_of(run)
+    assert len(served) == run.table("requests").num_rows
+    assert len({(session, replica) for (session, _), replica in served.items()}) == 6
+
+
+def test_a_port_of_one_server_is_refused_for_several() -> None:
+    with pytest.raises(ValueError, match="port is of one server"):
+        small_experiment(server={"replicas": 2, "port": 8000})
