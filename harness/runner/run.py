@@ -5,6 +5,7 @@ Whatever happens, the server is stopped afterwards, and an unfinished run never 
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ from harness.model.plan import PromptIds
 from harness.model.plan.model import canonical_lines
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
-from harness.model.spec.request import RequestSpec
+from harness.model.spec.request import KEEP_KV, RequestSpec
 from harness.model.spec.server import PAGED_KEYS
 from harness.redact import redacted_arguments, redacted_text
 from harness.runner.fleet.slot import WorkerSlot
@@ -282,7 +283,8 @@ def _measure(
             request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
             records=writer.folder,
             is_strict=launch.is_ours,
-            request=with_session_header(spec.workload_of(run.condition).request, server),
+            request=with_hints(spec.workload_of(run.condition).request, server),
+            replica_header=server.names_replica_in,
         )
         vocabulary = configured_vocabulary(server) if launch.is_ours else remembered(launch.endpoint)
         target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
@@ -298,6 +300,7 @@ def _measure(
         ):
             result = replay(plan, target, on_event=lateness.add, stop=stop.now)
         result.audit.update(started)
+        write_served(writer, result.audit.pop("replicas"))
         timings["replay_start_ns"] = result.start_ns
         timings["replay_end_ns"] = clock.now_ns()
         if stop.now.is_set():
@@ -333,9 +336,24 @@ def _asking(context: RunContext, launch: LaunchPlan, exporter_url: str) -> Gener
         yield metrics, exporter or None
 
 
+def write_served(writer: RunWriter, replicas: Mapping[str, str]) -> None:
+    """A line for each answer that named its replica, by the client's id of the request."""
+    if replicas:
+        lines = (json.dumps([name, replica], separators=(",", ":")) for name, replica in replicas.items())
+        writer.raw(layout.SERVED).write("".join(f"{line}\n" for line in lines).encode())
+
+
+def with_hints(request: RequestSpec, server: ServerSpec) -> RequestSpec:
+    """The request with what a router and a server that pins KV go by; as it is without these."""
+    if server.keep_kv_s is not None:
+        body = {KEEP_KV: "{expected_wait_ms}", **request.extra_body}
+        request = request.model_copy(update={"extra_body": body})
+    return with_session_header(request, server)
+
+
 def with_session_header(request: RequestSpec, server: ServerSpec) -> RequestSpec:
     """The request with the header by which a router knows its session; as it is where there is no router."""
-    name = server.door.session_header if server.is_routed or server.router else ""
+    name = server.door.session_header if server.is_routed else ""
     if not name or name.lower() in map(str.lower, request.headers):
         return request
     return request.model_copy(update={"headers": {**request.headers, name: "{session_id}"}})

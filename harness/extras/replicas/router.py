@@ -23,9 +23,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from harness.clock import MonotonicClock
 from harness.extras.replicas.policies import Asked, Policy, policy_named
 from harness.model.plan import token_block_keys
+from harness.model.spec.router import REPLICA_HEADER
 
 ROUTED_PATHS = ("/v1/completions", "/v1/chat/completions")
-REPLICA_HEADER = "X-Replica"
 # Of one connection, not of what passes through it. Source: RFC 9110, 7.6.1.
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host")

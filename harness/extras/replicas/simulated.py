@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,14 @@ from harness.errors import SpecError
 from harness.extras.replicas.policies import policy_named
 from harness.extras.replicas.virtual import Key, ReplicaRun
 from harness.judge.analysis.logs.derive import Derived, of_simulator
-from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics
+from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, told_by_header
 from harness.measure.records import RawFile, layout
 from harness.model.engine import CostModel
 from harness.model.engine.core import StepEnd
 from harness.model.experiment import PlannedRun
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.spec import ServerSpec
-from harness.runner.backends.sim import ClientRows, EngineRecord
+from harness.runner.backends.sim import ClientRows, EngineRecord, request_name
 
 
 class RecordedReplicas(ReplicaRun):
@@ -33,6 +35,7 @@ class RecordedReplicas(ReplicaRun):
             for place in range(len(self.replicas))
         ]
         self.settings = self._records[0].settings
+        self._folder = folder
         door = {"router": run.server.door.model_dump(mode="json")}
         self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.replicas], "requested": door}
 
@@ -47,6 +50,10 @@ class RecordedReplicas(ReplicaRun):
         self._read_metrics(self.end_ns, "after")
         for step_log in self._step_logs:
             step_log.close()
+        lines = (json.dumps([request_name(*key), str(place)]) for key, place in self.served_by.items())
+        served = RawFile(self._folder / layout.SERVED)
+        served.write("".join(f"{line}\n" for line in lines).encode())
+        served.close()
         return self.end_ns
 
     def derived(self, folder: Path) -> Derived:
@@ -55,7 +62,8 @@ class RecordedReplicas(ReplicaRun):
             of_simulator(record.tables(), layout.replica_folder(folder, place))
             for place, record in enumerate(self._records)
         ]
-        return merged_derived(parts, merged_metrics(parts))
+        told = told_by_header(folder / layout.SERVED, self.facts)
+        return replace(merged_derived(parts, merged_metrics(parts)), told=told)
 
     def send(self, event: ClientEvent) -> None:
         super().send(event)
@@ -65,14 +73,13 @@ class RecordedReplicas(ReplicaRun):
         super().leave(key, at_ns)
         self.rows.left(key, at_ns)
 
-    def _finish(self, place: int, end: StepEnd, now_ns: int) -> None:
+    def ended(self, place: int, end: StepEnd) -> None:
         names = self._names[place]
         for request in end.requests:
             self.rows.tokens(names[request.handle], end.ends_ns)
         self._records[place].step(end, names)
         for request in end.finished:
-            self.rows.completed(names[request.handle], now_ns, request.cached_tokens)
-        super()._finish(place, end, now_ns)
+            self.rows.completed(names[request.handle], end.ends_ns[-1], request.cached_tokens)
 
     def _read_metrics(self, at_ns: int, reason: str) -> None:
         for record in self._records:

@@ -148,6 +148,9 @@ class ReplicaRun(VirtualClients):
     def num_tokens(self, key: Key) -> int:
         return self._requests[key].num_generated
 
+    def ended(self, place: int, end: StepEnd) -> None:
+        """A step of a replica is over; its tokens are received."""
+
     def requests_table(self) -> pa.Table:
         """The table of requests of a perfect client."""
         return self._rows.to_table(self.plan, ScaledClock(1.0))
@@ -160,6 +163,7 @@ class ReplicaRun(VirtualClients):
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)
             self.first_token_ns.setdefault(key, request.first_token_ns)
+        self.ended(place, end)
         for key, request in zip(finished, end.finished, strict=True):
             self._completed(self._row_of[key], key, now_ns, request.cached_tokens)
             self.router.finished(place)

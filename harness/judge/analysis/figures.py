@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.clock import NS_PER_MS, ScaledClock
+from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
 from harness.judge.analysis.cost.padding import Padding, padding, steps_by_n_b, total_padding
 from harness.judge.analysis.cost.reconstruct import (
     ChannelA,
@@ -41,7 +41,8 @@ from harness.judge.analysis.reuse import (
 )
 from harness.judge.analysis.stats import sum_or_none, when_known
 from harness.judge.analysis.validity.plan_answers import ROUNDING_NS, with_logged_prefills
-from harness.measure.records import RunKey, SealedRun, once_per_run, schema
+from harness.judge.analysis.validity.scrapes import EXTERNAL_COUNTER, counter_increment
+from harness.measure.records import Manifest, RunKey, SealedRun, once_per_run, schema
 from harness.measure.records.schema import values_of
 from harness.model.spec import Place as DevicePlace
 
@@ -324,6 +325,8 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     is_reuse_known = cached is not None
     servers = servers_in(run)
     a = modelled_of(servers, known, engine_of, cost_model) if is_observed and is_reuse_known else None
+    if a is not None:
+        a += ChannelA(0, loading_ns(run.manifest, run.table("metrics"), rule.block_tokens))
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -381,6 +384,13 @@ def modelled_of(
         ),
         ChannelA(0, 0),
     )
+
+
+def loading_ns(manifest: Manifest, metrics: pa.Table, block_tokens: int) -> int:
+    """Time in which steps waited for KV from a second memory, by the price of a block; 0 where there is none."""
+    block_us = manifest.server_spec.get("offload_block_us")
+    loaded = counter_increment(metrics, EXTERNAL_COUNTER) if block_us else None
+    return round((loaded or 0) / block_tokens * float(block_us or 0) * NS_PER_US)
 
 
 def _waiting_ns(

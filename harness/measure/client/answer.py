@@ -66,7 +66,8 @@ class Answer:
     """What one response contained so far. ``problem`` is empty while everything could be read.
 
     keeps_id_text: also keep the ids as decimal text, for the session's next prompt. is_strict: what vLLM never sends is
-    a problem; else what no figure depends on is noted in ``tolerated``, with the codes of ``TOLERATED``.
+    a problem; else what no figure depends on is noted in ``tolerated``, with the codes of ``TOLERATED``. replica: what
+    the response's header of that name says, see ``Target``.
     """
 
     __slots__ = (
@@ -87,6 +88,8 @@ class Answer:
         "not_before",
         "problem",
         "prompt_tokens",
+        "replica",
+        "replica_header",
         "response_id",
         "stream",
         "texts",
@@ -102,7 +105,8 @@ class Answer:
         self.tolerated = NONE_TOLERATED
         self.needs_token_ids = needs_token_ids
         self.keeps_id_text = keeps_id_text
-        self.response_id = self.finish_reason = self.problem = ""
+        self.response_id = self.finish_reason = self.problem = self.replica = ""
+        self.replica_header = b""
         self.token_ids: list[int] = []
         self.id_texts: list[str] = []
         self.texts: list[str] = []

@@ -14,6 +14,7 @@ from harness.errors import printable
 from harness.measure.client.answer import (
     COMPRESSED,
     MAX_ERROR_BYTES,
+    MAX_ID_CHARS,
     MIN_FINAL_STATUS,
     NO_KERNEL_STAMP,
     Answer,
@@ -115,6 +116,8 @@ class Exchange:
             self._has_framing = True
         elif name == b"content-encoding" and value.strip().lower() != b"identity":
             self._is_compressed = True
+        elif name == self.answer.replica_header:
+            self.answer.replica = value.decode("latin-1")[:MAX_ID_CHARS]
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None

@@ -89,6 +89,9 @@ class ReplayState:
         self.is_strict = target.is_strict
         # What was tolerated, each with the number of answers.
         self.tolerated: Counter[str] = Counter()
+        self._replica_header = target.replica_header.lower().encode()
+        # By request id: what the response's header said.
+        self.replicas: dict[str, str] = {}
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
         self.has_all_fresh = False
@@ -317,6 +320,8 @@ class ReplayState:
         rows = self.rows
         rows.note_texts(row, answer.response_id, answer.finish_reason, digest)
         self.tolerated.update(answer.tolerated)
+        if answer.replica:
+            self.replicas[rows.request_id[row]] = answer.replica
         num_tokens = answer.num_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens
@@ -331,7 +336,9 @@ class ReplayState:
     def new_answer(self, row: int) -> Answer:
         """An empty answer of the form this replay asks for."""
         keeps_id_text = self.needs_token_ids and self.is_continued[row]
-        return Answer(self.stream, self.needs_token_ids, keeps_id_text, self.is_strict)
+        answer = Answer(self.stream, self.needs_token_ids, keeps_id_text, self.is_strict)
+        answer.replica_header = self._replica_header
+        return answer
 
     def prefetch_all(self) -> None:
         """Draw the prompts of the replay, as far as they fit the budget of memory."""

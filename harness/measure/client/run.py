@@ -241,6 +241,7 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
         "client_pauses_ns": sorted(pause for each in audits for pause in each["client_pauses_ns"]),
         "clock_steps": sorted({step for each in audits for step in each["clock_steps"]}),
         "tolerated": dict(sum((Counter(each["tolerated"]) for each in audits), Counter[str]())),
+        "replicas": {name: replica for each in audits for name, replica in each["replicas"].items()},
         "read_together": _sum_together([each["read_together"] for each in audits]),
         "processes": [{"run_nonce": each["run_nonce"], "cpu_s": each["cpu_s"]} for each in audits],
     }

@@ -106,6 +106,7 @@ def replay_here(
         "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),
         "run_nonce": state.nonce,
         "tolerated": dict(state.tolerated),
+        "replicas": state.replicas,
         "client_pauses_ns": state.pauses_ns,
         **usage,
         "is_real_time": is_real_time,

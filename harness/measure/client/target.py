@@ -110,7 +110,8 @@ class Target:
     request_timeout_ns: clock ns that one request may take. is_strict: an answer that differs from vLLM's is a problem,
     also where no figure depends on it. request: what each request carries besides its prompt. text_sizes: of the words
     of text and chat prompts. prompt_ids: of this run, where its prompts are not those of the plan. records: folder for
-    rows that wait on disk; None: the system's folder for temporary files.
+    rows that wait on disk; None: the system's folder for temporary files. replica_header: of a response, by which a
+    router names who answered.
     """
 
     endpoint: Endpoint
@@ -123,3 +124,4 @@ class Target:
     request: RequestSpec = field(default_factory=RequestSpec)
     text_sizes: TextSizes = field(default_factory=TextSizes)
     prompt_ids: PromptIds = AS_PLANNED
+    replica_header: str = ""

@@ -18,7 +18,7 @@ import numpy as np
 from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from harness.clock import utc_now
+from harness.clock import NS_PER_MS, utc_now
 from harness.measure.emulator import logs
 from harness.measure.emulator.config import EmulatorConfig
 from harness.measure.emulator.driver import RealTimeDriver
@@ -35,6 +35,7 @@ from harness.measure.emulator.protocol import (
 from harness.measure.emulator.recorded import recorded
 from harness.measure.emulator.responses import Answer, Choice, compact
 from harness.model.engine.core import EngineRequest
+from harness.model.engine.retention import PIN_FACTOR
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -151,6 +152,7 @@ class Api:
             planned_tokens=planned.num_tokens,
             planned_reason=planned.reason,
             answer=answer,
+            keep_ns=round(PIN_FACTOR * (body.keep_kv_ms or 0) * NS_PER_MS),
         )
         return Choice(request)
 

@@ -31,6 +31,7 @@ from harness.measure.emulator.recorded import recorded
 from harness.model.engine import DECODE, IDLE, PREFILL, EngineConfig
 from harness.model.engine.config import settings_of
 from harness.model.engine.core import EngineRequest, StepEnd
+from harness.model.engine.scheduler import Step
 from harness.stacks.rbln.rules.dialect import dialect_of
 
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
@@ -284,6 +285,7 @@ class ServerMetrics:
         Source: vLLM 0.30.0, v1/metrics/stats.py.
         """
         end_ns = end.start.end_ns
+        self._observe_external(end.start.step)
         for lookup in end.start.lookups:
             self._observe_lookup(lookup.cached_tokens + lookup.computed_tokens, lookup.cached_tokens)
         num_prompt_tokens = 0
@@ -293,6 +295,11 @@ class ServerMetrics:
             else:
                 num_prompt_tokens += self._observe_prompt(request, end, len(request.prompt), request.cached_tokens)
         return num_prompt_tokens
+
+    def _observe_external(self, step: Step) -> None:
+        if step.external_queries:
+            self._add("external_prefix_cache_queries", step.external_queries)
+            self._add("external_prefix_cache_hits", step.external_hits)
 
     def _observe_lookup(self, num_tokens: int, num_hits: int) -> None:
         if self._looks_up:

@@ -99,6 +99,7 @@ class _GenerationRequest(BaseModel):
     request_id: str = ""
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    keep_kv_ms: float | None = Field(None, ge=0)
 
     @model_validator(mode="before")
     @classmethod

@@ -39,6 +39,8 @@ ROUTER_LOG = "router.log"
 ROUTER_LOG_STAMPS = "router.log.stamps"
 ROUTER_CONFIG = "router.config"
 ROUTED = "routed.jsonl"
+# A line for each answer: the client's id of the request, and what the response's header says of who answered.
+SERVED = "served.jsonl"
 # The device of a fleet that makes the run. Other devices read it to know their neighbours.
 FLEET = "fleet.json"
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness.clock import NS_PER_S, NS_PER_US
 from harness.errors import SpecError
 from harness.model.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
@@ -66,7 +67,9 @@ class PagedConfig:
     without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
     max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
     (--long-prefill-token-threshold); 0: no such limit. caps_lone_requests: that limit also holds for a request without
-    others. async_scheduling: each step is decided when the step before it begins.
+    others. async_scheduling: each step is decided when the step before it begins. keep_kv_ns: longest that the blocks
+    of a request that asks for it are pinned once it has ended; 0: never. offload_blocks: of a second memory; 0: none.
+    offload_block_ns: to load one of them.
     """
 
     max_num_seqs: int
@@ -79,6 +82,9 @@ class PagedConfig:
     long_prefill_tokens: int = 0
     async_scheduling: bool = False
     caps_lone_requests: bool = False
+    keep_kv_ns: int = 0
+    offload_blocks: int = 0
+    offload_block_ns: int = 0
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
@@ -104,6 +110,11 @@ class PagedConfig:
     def active_limit(self) -> int:
         """Most requests that admission lets run at once."""
         return self.max_num_seqs
+
+    @property
+    def retains(self) -> bool:
+        """Whether last use alone does not decide what becomes of free blocks."""
+        return bool(self.keep_kv_ns or self.offload_blocks)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -147,8 +158,9 @@ class EngineConfig:
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).
-    num_gpu_blocks, max_num_batched_tokens, long_prefill_tokens, async_scheduling: paged rules only, see PagedConfig;
-    block_tokens is their block size, and kv_slots has no meaning there.
+    num_gpu_blocks, max_num_batched_tokens, long_prefill_tokens, async_scheduling, keep_kv_ns, offload_blocks,
+    offload_block_ns: paged rules only, see PagedConfig; block_tokens is their block size, and kv_slots has no meaning
+    there.
     partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
     flash-attention artifact); None: one region holds a whole request (eager attention).
     """
@@ -166,6 +178,9 @@ class EngineConfig:
     max_num_batched_tokens: int = PAGED_STEP_TOKENS
     long_prefill_tokens: int = 0
     async_scheduling: bool = False
+    keep_kv_ns: int = 0
+    offload_blocks: int = 0
+    offload_block_ns: int = 0
 
     def __post_init__(self) -> None:
         if is_paged(self.rules):
@@ -214,6 +229,9 @@ class EngineConfig:
             max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
             long_prefill_tokens=server.long_prefill_tokens or 0,
             async_scheduling=bool(server.async_scheduling),
+            keep_kv_ns=round((server.keep_kv_s or 0) * NS_PER_S),
+            offload_blocks=server.offload_blocks or 0,
+            offload_block_ns=round((server.offload_block_us or 0) * NS_PER_US),
         )
 
     @classmethod
@@ -242,6 +260,9 @@ class EngineConfig:
             long_prefill_tokens=self.long_prefill_tokens,
             async_scheduling=self.async_scheduling,
             caps_lone_requests=self.rule_set.caps_lone_requests,
+            keep_kv_ns=self.keep_kv_ns,
+            offload_blocks=self.offload_blocks,
+            offload_block_ns=self.offload_block_ns,
         )
 
     @property
@@ -373,6 +394,12 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
             "async_scheduling": config.async_scheduling,
             "decode_buckets": list(config.paged.capture_sizes),
         }
+        retained = {
+            "keep_kv_s": config.keep_kv_ns / NS_PER_S,
+            "offload_blocks": config.offload_blocks,
+            "offload_block_us": config.offload_block_ns / NS_PER_US,
+        }
+        settings |= {key: value for key, value in retained.items() if value}
     return settings
 
 

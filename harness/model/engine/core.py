@@ -30,6 +30,7 @@ class EngineRequest:
     """One prompt on its way through the engine; times are model ns, -1 until they happen.
 
     planned_tokens: the tokens that it will generate, at most ``max_tokens``. answer: gives them one by one.
+    keep_ns: how long its KV is to be kept once it has ended, where the server pins.
     kv_blocks: the inner block ids that it held when it was admitted, then when it ended.
     """
 
@@ -42,6 +43,7 @@ class EngineRequest:
     planned_tokens: int
     planned_reason: FinishReason = "length"
     answer: Iterator[int] = UNREAD
+    keep_ns: int = 0
     arrival_ns: int = -1
     queued_ns: int = -1
     scheduled_ns: int = -1
@@ -157,6 +159,7 @@ class EngineCore:
     def start_step(self, start_ns: int) -> StepStart | None:
         """Drain the inbox up to ``start_ns``, schedule, and return the step that runs; None without work."""
         assert self.running_step is None, "a step is already running"
+        self._tell_time(start_ns)
         arrivals = self._drain(start_ns)
         aborted = self._apply_aborts(start_ns)
         kv_events_before = self.scheduler.take_kv_events() if aborted else ()
@@ -218,6 +221,7 @@ class EngineCore:
         self.running_step = None
         ends_ns = ends_ns or (start.end_ns,)
         self.num_steps += len(ends_ns) - 1
+        self._tell_time(ends_ns[-1])
         aborted = self._apply_aborts(ends_ns[-1])
         abort_events = self.scheduler.take_kv_events() if aborted else ()
         unfinished = start.step.unfinished
@@ -247,6 +251,10 @@ class EngineCore:
             self.scheduler.num_blocks - self.scheduler.free_blocks,
             aborted,
         )
+
+    def _tell_time(self, now_ns: int) -> None:
+        if isinstance(self.scheduler, PagedScheduler):
+            self.scheduler.tell_time(now_ns)
 
     def _named(self, handles: Sequence[int]) -> tuple[EngineRequest, ...]:
         return tuple(map(self.requests.__getitem__, handles))
@@ -282,6 +290,8 @@ class EngineCore:
             self.scheduler.submit(
                 request.handle, len(request.prompt), request.max_tokens, request.block_keys, stop_tokens
             )
+            if request.keep_ns and isinstance(self.scheduler, PagedScheduler):
+                self.scheduler.keep(request.handle, request.keep_ns)
             arrivals.append(request)
         return tuple(arrivals)
 

@@ -7,8 +7,8 @@ Asynchronous scheduling: v1/core/sched/async_scheduler.py, and step_with_batch_q
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,111 +16,11 @@ import numpy as np
 
 from harness.errors import PlanError, SpecError
 from harness.model.compiled.records import IntArray
+from harness.model.engine.blocks import BlockPool
 from harness.model.engine.config import EngineConfig, PagedConfig
 from harness.model.engine.cost import CostModel, attended_tokens
+from harness.model.engine.retention import RetainingPool
 from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step
-
-
-class BlockPool:
-    """KV blocks by number: who holds them, what they contain, and in which order the free ones are used again.
-
-    Free blocks without a key are used first, the latest freed of them before all; the others by last use. A block
-    keeps its key, and can be matched, until it is used again. Several blocks may have the same key.
-    Source: vLLM 0.30.0, v1/core/block_pool.py.
-    """
-
-    def __init__(self, num_gpu_blocks: int, *, keeps_keys: bool = True) -> None:
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
-        self._holders = [0] * num_gpu_blocks
-        self._keys: list[int | None] = [None] * num_gpu_blocks
-        self._by_key: dict[int, dict[int, None]] = {}
-        self._keeps_keys = keeps_keys
-        self.num_evicted = 0
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that nobody holds, those with a key included."""
-        return len(self._free)
-
-    @property
-    def free_order(self) -> tuple[int, ...]:
-        """Free blocks, the next to be used first."""
-        return tuple(self._free)
-
-    def holders(self, block: int) -> int:
-        """How many requests hold a block."""
-        return self._holders[block]
-
-    def match(self, keys: Iterable[int]) -> list[int]:
-        """The longest run of blocks with these keys, from the first on; of equal blocks the one registered first."""
-        matched: list[int] = []
-        for key in keys:
-            blocks = self._by_key.get(key)
-            if blocks is None:
-                break
-            matched.append(next(iter(blocks)))
-        return matched
-
-    def num_unheld(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are free."""
-        return sum(self._holders[block] == 0 for block in blocks)
-
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Count one more holder of each of these matched blocks."""
-        for block in blocks:
-            if self._holders[block] == 0:
-                del self._free[block]
-            self._holders[block] += 1
-
-    def take(self, num_blocks: int) -> list[int]:
-        """The first free blocks, for new content; at most ``num_free``."""
-        taken = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block in taken:
-            self._forget(block)
-            self._holders[block] = 1
-        return taken
-
-    def register(self, block: int, key: int) -> None:
-        """A held block is full, and its content has this key."""
-        self._keys[block] = key
-        self._by_key.setdefault(key, {})[block] = None
-
-    def free(self, blocks: Iterable[int]) -> None:
-        """One holder less of each; ``blocks`` in the order in which they are to be used again."""
-        unheld: list[int] = []
-        for block in blocks:
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
-                unheld.append(block)
-        for block in unheld:
-            if self._is_matchable(block):
-                self._free[block] = None
-        for block in reversed(unheld):
-            if not self._is_matchable(block):
-                self._free[block] = None
-                self._free.move_to_end(block, last=False)
-
-    def reset(self) -> bool:
-        """Forget all keys; False, and nothing happens, while a block is held."""
-        if any(self._holders):
-            return False
-        self._keys = [None] * len(self._keys)
-        self._by_key.clear()
-        return True
-
-    def _is_matchable(self, block: int) -> bool:
-        return self._keeps_keys and self._keys[block] is not None
-
-    def _forget(self, block: int) -> None:
-        key = self._keys[block]
-        if key is None:
-            return
-        self._keys[block] = None
-        self.num_evicted += 1
-        same = self._by_key[key]
-        del same[block]
-        if not same:
-            del self._by_key[key]
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +29,7 @@ class _Request:
 
     most_tokens: with an answer of max_tokens. num_computed: with the steps that are decided. num_in_flight: of these,
     in steps that have not ended; num_stale: of these, from before a preemption. num_placeholders: tokens of the answer
-    that steps in flight will give.
+    that steps in flight will give. keep_ns: how long its blocks are pinned when it ends.
     """
 
     handle: int
@@ -144,6 +44,7 @@ class _Request:
     num_placeholders: int = 0
     num_registered: int = 0
     was_preempted: bool = False
+    keep_ns: int = 0
     blocks: list[int] = field(default_factory=list[int])
 
     @property
@@ -187,7 +88,15 @@ class PagedScheduler:
             )
         self.config = config
         self.cost_model = cost_model
-        self.pool = BlockPool(config.num_gpu_blocks, keeps_keys=config.prefix_caching)
+        self.pool = (
+            RetainingPool(
+                config.num_gpu_blocks, num_second_blocks=config.offload_blocks, keeps_keys=config.prefix_caching
+            )
+            if config.retains
+            else BlockPool(config.num_gpu_blocks, keeps_keys=config.prefix_caching)
+        )
+        # Tokens that the step's admissions asked the second memory for, and found there.
+        self._external = (0, 0)
         self.prefix_counts = PrefixCounts()
         self._requests: dict[int, _Request] = {}
         self._waiting: deque[_Request] = deque()
@@ -232,6 +141,15 @@ class PagedScheduler:
         self._requests[request] = queued
         self._waiting.append(queued)
 
+    def keep(self, request: int, keep_ns: int) -> None:
+        """Pin the blocks of a request for that long once it has ended, where the server pins."""
+        self._requests[request].keep_ns = min(keep_ns, self.config.keep_kv_ns)
+
+    def tell_time(self, now_ns: int) -> None:
+        """The instant of what happens next, where pins end by it."""
+        if isinstance(self.pool, RetainingPool):
+            self.pool.now_ns = now_ns
+
     def abort(self, request: int) -> None:
         """Drop a request, waiting or running, at any time; unknown or finished handles are ignored."""
         dropped = self._requests.get(request)
@@ -252,7 +170,7 @@ class PagedScheduler:
 
     def _decide(self, preempted_before: tuple[int, ...] = ()) -> _Decided:
         """Source: scheduler.py, schedule() and _update_after_schedule()."""
-        self._scheduled = []
+        self._scheduled, self._external = [], (0, 0)
         # From vLLM 0.31.0 on a request without others may take the whole budget: there is nobody to hold up.
         is_capped = self.config.caps_lone_requests or self.num_running + self.num_waiting > 1
         self._prompt_limit = self.config.long_prefill_tokens if is_capped else 0
@@ -290,7 +208,11 @@ class PagedScheduler:
                 request.num_placeholders -= 1
                 self._register(request, request.num_computed - request.num_placeholders)
             if request.num_tokens >= request.end_tokens:
+                blocks = tuple(request.blocks)
                 self._leave(request)
+                if request.keep_ns and isinstance(self.pool, RetainingPool):
+                    # Last block first, so that the beginning of a text is kept longest.
+                    self.pool.pin(reversed(blocks), self.pool.now_ns + request.keep_ns)
                 finished.append(request.handle)
         return tuple(finished)
 
@@ -382,9 +304,10 @@ class PagedScheduler:
                 matched = self.pool.match(request.keys[: (request.num_tokens - 1) // config.block_size])
             if not self._fits(request, matched):
                 break
+            self.pool.hold(matched)
+            matched = self._with_loaded(request, matched)
             cached_tokens = len(matched) * config.block_size
             num_tokens = min(self._chunk(request.num_tokens - cached_tokens), budget)
-            self.pool.hold(matched)
             request.blocks, request.num_registered, request.num_computed = matched, len(matched), cached_tokens
             grown = self._grow(request, num_tokens)
             assert grown, "the whole prompt fits, and so does a part of it"
@@ -396,6 +319,21 @@ class PagedScheduler:
             budget -= num_tokens
         self._skipped.extendleft(reversed(skipped))
         return tuple(admissions)
+
+    def _with_loaded(self, request: _Request, matched: list[int]) -> list[int]:
+        """The matched blocks, and those that are loaded from the second memory into new ones."""
+        pool, config = self.pool, self.config
+        if not isinstance(pool, RetainingPool) or not config.offload_blocks or not config.prefix_caching:
+            return matched
+        wanted = request.keys[len(matched) : (request.num_tokens - 1) // config.block_size]
+        num_loaded = pool.second.num_matched(wanted)
+        queries, hits = self._external
+        asked = request.num_tokens - len(matched) * config.block_size
+        self._external = queries + asked, hits + num_loaded * config.block_size
+        loaded = pool.take(num_loaded)
+        for block, key in zip(loaded, wanted, strict=False):
+            pool.register(block, key)
+        return [*matched, *loaded]
 
     def _num_open(self, request: _Request) -> int:
         """Tokens that a running request can compute: 0 when a step in flight gives the last that it may have."""
@@ -502,6 +440,8 @@ class PagedScheduler:
                 if request.num_computed + tokens < request.num_known
             ),
             attended_tokens=attended,
+            external_queries=self._external[0],
+            external_hits=self._external[1],
         )
 
     def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int, attended: int) -> int:
@@ -512,6 +452,8 @@ class PagedScheduler:
         # A server that captures nothing has no steps that lack their graph.
         has_graph = config.is_captured(num_decodes) or not config.capture_sizes
         extra_ns = 0 if num_chunk_tokens or has_graph else costs.eager_ns
+        # The step waits for what it reads from the second memory.
+        extra_ns += self._external[1] // config.block_size * config.offload_block_ns
         return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns
 
 

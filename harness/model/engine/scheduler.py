@@ -96,8 +96,9 @@ class Step(NamedTuple):
     failed_copy: which of these could not be copied, -1 for none; computed_tokens is then the whole prompt.
     admissions: requests that start to run. Paged rules only: tokens, that each of ``requests`` computes; unfinished,
     requests whose prompt is not computed at the end of the step, which get no token; attended_tokens, of the parts of
-    prompts (``harness.model.engine.cost``). With asynchronous scheduling a
-    request that ended after the decision is not in ``requests``, and still in num_seqs and tokens.
+    prompts (``harness.model.engine.cost``); external_queries, external_hits, tokens that a second memory was asked for,
+    and had. With asynchronous scheduling a request that ended after the decision is not in ``requests``, and still in
+    num_seqs and tokens.
     """
 
     kind: str
@@ -120,6 +121,8 @@ class Step(NamedTuple):
     tokens: tuple[int, ...] = ()
     unfinished: tuple[int, ...] = ()
     attended_tokens: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
 
 
 class KvCopyError(RuntimeError):

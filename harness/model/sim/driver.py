@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
+from harness.model.engine.retention import PIN_FACTOR
 from harness.model.plan import BlockKeys, Plan
 from harness.model.plan.event_queue import ClientEvent, VirtualClients
 
@@ -30,6 +31,7 @@ class UnreadRequests:
         keys = BlockKeys(plan, config.block_tokens) if is_paged else BlockKeys(plan)
         # Paged memory reuses blocks of answers too.
         self._plan, self.prompt_keys, self._keys = plan, keys.prompt, keys.stream if is_paged else keys.prompt
+        self._last_turn = [len(session.requests) - 1 for session in plan.sessions]
         self._blank = np.zeros(max(request.prompt_tokens for request in plan.requests), dtype=np.int32)
 
     def request_of(self, event: ClientEvent, handle: int, external_id: str = "") -> EngineRequest:
@@ -44,6 +46,7 @@ class UnreadRequests:
             max_tokens=planned.generate_tokens,
             block_keys=self._keys(*key),
             planned_tokens=planned.generate_tokens,
+            keep_ns=0 if event.request == self._last_turn[event.session] else PIN_FACTOR * planned.wait_after_ns,
             arrival_ns=event.at_ns,
         )
 

@@ -40,6 +40,10 @@ OWN_HEADERS = frozenset(
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
+KEEP_KV = "keep_kv_ms"
+"""Key of a body by which a request tells a server that pins KV when its session returns."""
+
+
 class RequestSpec(Spec):
     """What each request carries besides its prompt. A condition's table replaces that of the experiment.
 

@@ -33,6 +33,9 @@ WORDS: dict[str, dict[str, str]] = {
 }
 """What each real router calls a policy. Source: vllm-router 0.1.17 and sglang-router 0.3.2, ``--help``; HAProxy 2.6,
 configuration manual, "balance"; nginx 1.22, ngx_http_upstream_module."""
+REPLICA_HEADER = "X-Replica"
+NAMING_ROUTERS = frozenset({"harness", "haproxy", "nginx"})
+"""Routers that are configured here to say in ``REPLICA_HEADER`` who answered."""
 OWN_WORDS = frozenset({"vllm-router", "sglang-router"})
 """Routers whose other policies may be given in their own words."""
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")

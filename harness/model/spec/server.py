@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from harness.model.spec.base import DeviceNumbers, Spec
-from harness.model.spec.router import RouterSpec
+from harness.model.spec.router import NAMING_ROUTERS, REPLICA_HEADER, RouterSpec
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.stacks.rbln.rules.kv_rules import (
     AUTO,
@@ -59,13 +59,20 @@ class ServerShape(NamedTuple):
 
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
-PAGED_KEYS = frozenset(
-    {"num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"}
-)
+RETENTION_KEYS = frozenset({"keep_kv_s", "offload_blocks", "offload_block_us"})
+"""Keys of a ServerSpec for what becomes of KV that nobody holds; only models have them."""
+PAGED_KEYS = RETENTION_KEYS | {
+    "num_gpu_blocks",
+    "block_size",
+    "max_num_batched_tokens",
+    "long_prefill_tokens",
+    "async_scheduling",
+}
 """Keys of a ServerSpec that only a server with paged KV memory has."""
 ROUTED_KEYS = frozenset({"replicas", "router", "replica_urls", "replica_header"})
 """Keys of a ServerSpec for several replicas behind a router; records of one server do not have them."""
 _USUAL_ROUTED: dict[str, Any] = {"replicas": 1, "router": None, "replica_urls": (), "replica_header": ""}
+_USUALLY_UNWRITTEN: dict[str, Any] = {**_USUAL_ROUTED, **dict.fromkeys(RETENTION_KEYS)}
 MOST_REPLICAS = 64
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
@@ -142,6 +149,20 @@ class ServerSpec(Spec):
         description="paged KV memory: each step is decided when the one before it begins; default: the server's, or "
         "false where it is emulated or simulated",
     )
+    keep_kv_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="paged KV memory, modelled: longest that the KV of a request is pinned that says when its session "
+        "returns; default: none",
+    )
+    offload_blocks: int | None = Field(
+        default=None,
+        ge=1,
+        description="paged KV memory, modelled: blocks of a second memory, which overwritten ones go to; default: none",
+    )
+    offload_block_us: float | None = Field(
+        default=None, ge=0, description="paged KV memory, modelled: time to load a block from there; default: 0"
+    )
     start_timeout_s: float = Field(default=60.0, gt=0)
     stop_grace_s: float = Field(default=10.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
@@ -183,7 +204,8 @@ class ServerSpec(Spec):
         default=1, ge=1, le=MOST_REPLICAS, description="servers of this shape behind one router (docs/routers.md)"
     )
     router: RouterSpec | None = Field(
-        default=None, description="the router before the replicas: kind, policy; default: the harness's, round-robin"
+        default=None,
+        description="the router before two or more replicas: kind, policy; default: the harness's, round-robin",
     )
     replica_urls: tuple[str, ...] = Field(
         default=(), description="backend 'attached': the replicas' own addresses behind the router at url"
@@ -202,10 +224,10 @@ class ServerSpec(Spec):
         return given if buckets is None else {**given, "decode_buckets": buckets}
 
     @model_serializer(mode="wrap")
-    def _without_unused_replicas(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Records of one server are as they were before there were routers."""
+    def _without_newer_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records of one server are as they were before there were routers and retention."""
         table: dict[str, Any] = dump(self)
-        unused = {key for key in ROUTED_KEYS & table.keys() if getattr(self, key) == _USUAL_ROUTED[key]}
+        unused = {key for key, usual in _USUALLY_UNWRITTEN.items() if getattr(self, key) == usual}
         return {key: value for key, value in table.items() if key not in unused}
 
     @field_serializer("env", when_used="json")
@@ -272,8 +294,6 @@ class ServerSpec(Spec):
     def _replicas_are_routed(self) -> ServerSpec:
         if self.replica_urls and self.replicas not in (1, len(self.replica_urls)):
             raise ValueError(f"{self.replicas} replicas and {len(self.replica_urls)} replica_urls; leave replicas out")
-        if self.router is not None and self.num_replicas == 1 and not self.url:
-            raise ValueError("router shares requests out among replicas; set server.replicas = 2 or more")
         if self.is_routed and self.port and not self.url:
             raise ValueError("port is of one server, and replicas need several; leave it out")
         return self
@@ -292,6 +312,12 @@ class ServerSpec(Spec):
     def door(self) -> RouterSpec:
         """The router; the harness's own where none is written."""
         return self.router or RouterSpec()
+
+    @property
+    def names_replica_in(self) -> str:
+        """Response header by which the router says who answered; "" where it says nothing."""
+        own = self.door.kind in NAMING_ROUTERS and self.is_routed and not self.url
+        return self.replica_header or (REPLICA_HEADER if own else "")
 
     @property
     def replica(self) -> ServerSpec:

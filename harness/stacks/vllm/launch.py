@@ -24,6 +24,7 @@ from harness.measure.server.vllm_serve import (
 )
 from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
+from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
 NO_SIZES = "captures no graphs, so that there are no sizes to set"
@@ -33,7 +34,7 @@ CORE_STEPS = Plugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
 LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model", "observer"})
 """Keys that the launch itself applies; the step log shows the others."""
 SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
-FIXED_KEYS = frozenset({"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"})
+FIXED_KEYS = RETENTION_KEYS | {"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"}
 """Keys of other stacks, which this launch would ignore."""
 PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-gaudi", "vllm-spyre")
 _FLAGS = {

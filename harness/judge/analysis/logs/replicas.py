@@ -6,13 +6,16 @@ again. Nothing is priced or judged across replicas: each is a server by itself, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from harness.errors import RecordsError
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.judge.analysis.logs.parse import ParseCounts
 from harness.judge.analysis.logs.slots import SlotWalk
@@ -54,13 +57,39 @@ def _rows_of(table: pa.Table, replica: int) -> pa.Table:
     return _with_slots(own, -replica * SLOTS_OF_A_REPLICA) if "slots" in own.schema.names else own
 
 
-def served_by(requests: pa.Table, servers: Sequence[Server]) -> dict[Place, int]:
-    """(session, request) -> the server whose log names it; empty for one server, without those that no log names."""
-    if len(servers) == 1:
+def told_by_header(path: Path, launch: Mapping[str, Any]) -> dict[str, int]:
+    """The client's id of a request -> the replica that the response's header names; empty without such a file.
+
+    path: of the file. launch: the manifest's record of it. A header names a replica by its number, or by its address;
+    where the harness started none, other names count in their alphabetical order.
+    """
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        named = {str(request_id): str(name) for request_id, name in lines}
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise RecordsError(f"cannot be read ({error})", where=str(path)) from error
+    replicas = launch.get("replicas", ())
+    numbers = {str(number): number for number in range(len(replicas))}
+    numbers |= {f"{each.get('host')}:{each.get('port')}": number for number, each in enumerate(replicas)}
+    if launch.get("is_ours") is False and not numbers.keys() >= {*named.values()}:
+        numbers = {name: number for number, name in enumerate(sorted({*named.values()}))}
+    return {request_id: numbers[name] for request_id, name in named.items() if name in numbers}
+
+
+def served_by(requests: pa.Table, servers: Sequence[Server], told: Mapping[str, int]) -> dict[Place, int]:
+    """(session, request) -> the server whose log names it, else whom the header names; without those of neither.
+
+    told: see ``told_by_header``. Empty where one server answered all.
+    """
+    ids = values_of(requests, "request_id", "session", "request")
+    by_header = {(session, request): told[name] for name, session, request in ids if name in told}
+    if len(servers) == 1:
+        return by_header if len({*by_header.values()}) > 1 else {}
     columns = values_of(requests, "response_id", "session", "request")
     place_of = {name: (session, request) for name, session, request in columns if name}
-    served: dict[Place, int] = {}
+    served = by_header
     for number, server in enumerate(servers):
         for log_id in _named_in(server):
             if (name := join_request_id(log_id, place_of)) is not None:

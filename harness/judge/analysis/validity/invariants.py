@@ -19,7 +19,7 @@ from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_re
 from harness.judge.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.judge.analysis.figures import lateness, modelled_of
 from harness.judge.analysis.logs.engine_steps import check_step_log
-from harness.judge.analysis.logs.replicas import Server, requests_of, served_by
+from harness.judge.analysis.logs.replicas import Place, Server, requests_of, served_by
 from harness.judge.analysis.reuse import cached_tokens
 from harness.judge.analysis.validity.clean_start import check_clean_start
 from harness.judge.analysis.validity.logged import check_log_lines
@@ -35,6 +35,7 @@ from harness.judge.analysis.validity.scrapes import (
     CACHED_COUNTER,
     check_counts,
     check_engines,
+    check_loaded,
     check_moved_schedule,
     check_same_server,
     check_scrapes,
@@ -55,6 +56,7 @@ from harness.measure.records.manifest import SETTING_DECLARED, info, invalid, ta
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.model.spec import ServerSpec
+from harness.model.spec.server import RETENTION_KEYS
 
 if TYPE_CHECKING:
     from harness.judge.analysis.logs.derive import Derived
@@ -86,6 +88,7 @@ def check_run(
         *check_scrapes(manifest, derived),
         *check_same_server(manifest, derived),
         *check_engines(derived),
+        *check_loaded(manifest, derived),
         *check_moved_schedule(manifest, derived),
         *check_counts(requests, derived),
         *_check_log(derived),
@@ -114,15 +117,8 @@ def _check_each_server(
         yield from _check_server_log(manifest, requests, derived, cost_model)
         return
     servers = servers_in_tables(derived)
-    served = served_by(requests, servers)
-    if unknown := sum(
-        key not in served for key in values_of(rows_where(requests, "status", "ok"), "session", "request")
-    ):
-        yield invalid(
-            "replica-unknown",
-            f"no replica's log names {unknown} of {requests.num_rows} answered requests",
-            "Start the replicas with their step logs, or with prefix caching, whose log names requests",
-        )
+    served = served_by(requests, servers, derived.told)
+    yield from _check_told(requests, served, served_by(requests, servers, {}), len(servers))
     for number, part in enumerate(derived.parts):
         own = requests_of(requests, served, number, len(servers))
         for finding in _check_server_log(manifest, own, part, cost_model):
@@ -138,7 +134,33 @@ def _check_server_log(
 
 
 def _served(requests: pa.Table, derived: Derived) -> dict[tuple[int, int], int]:
-    return served_by(requests, servers_in_tables(derived)) if derived.parts else {}
+    return served_by(requests, servers_in_tables(derived), derived.told) if derived.parts else {}
+
+
+def _check_told(
+    requests: pa.Table, served: Mapping[Place, int], by_log: Mapping[Place, int], num_replicas: int
+) -> Iterator[Finding]:
+    """Which replica served each request, and how that is known."""
+    answered = [*values_of(rows_where(requests, "status", "ok"), "session", "request")]
+    if unknown := sum(key not in served for key in answered):
+        yield invalid(
+            "replica-unknown",
+            f"no replica's log and no header names {unknown} of {len(answered)} answered requests",
+            "Give server.replica_header, or start the replicas with a log that names requests (docs/routers.md)",
+        )
+    num_by_log = sum(key in by_log for key in answered)
+    shares = ", ".join(
+        f"replica {number} {sum(served.get(key) == number for key in answered)}" for number in range(num_replicas)
+    )
+    how = ", ".join(
+        f"{count} by {what}"
+        for what, count in (
+            ("the log of a replica", num_by_log),
+            ("a response header", len(answered) - num_by_log - unknown),
+        )
+        if count
+    )
+    yield info("replicas", f"answered by {shares}; known of {how or 'none'}")
 
 
 def servers_in_tables(derived: Derived) -> list[Server]:
@@ -480,6 +502,9 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
     held = varied | ((at_start | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
     for evidence in differences(server, in_force, held):
         yield invalid("setting-differs", evidence, "Change [server], the artifact or the server so that they agree")
+    # Without a key of retention nothing is retained.
+    wanted = requested_settings(server)
+    shown |= {key for key in RETENTION_KEYS if wanted.get(key) is None}
     if unshown := varied - shown:
         named = ", ".join(f"{key} = {requested_settings(server)[key]}" for key in sorted(unshown))
         if server.declared:

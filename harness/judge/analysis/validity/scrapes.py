@@ -15,13 +15,14 @@ import pyarrow as pa
 from harness.clock import NS_PER_S
 from harness.judge.analysis.validity.stalls import limits_of
 from harness.measure.records import Finding, Manifest
-from harness.measure.records.manifest import invalid, warning
+from harness.measure.records.manifest import info, invalid, warning
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:
     from harness.judge.analysis.logs.derive import Derived
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
+EXTERNAL_COUNTER = "vllm:external_prefix_cache_hits_total"
 PREEMPTED_COUNTER = "vllm:num_preemptions_total"
 MOVED_COUNTER = "emulator:schedule_moved_seconds_total"
 NOTICED_MOVED_SHARE = 0.01
@@ -111,6 +112,15 @@ def check_engines(derived: Derived) -> Iterator[Finding]:
             f"and the server's counts are summed over them. {known}",
             "" if are_told else "Measure one engine at a time where reuse is the question",
         )
+
+
+def check_loaded(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether KV came from a second memory, which no cost model prices."""
+    loaded = counter_increment(derived.tables["metrics"], EXTERNAL_COUNTER)
+    if loaded:
+        price = manifest.server_spec.get("offload_block_us")
+        how = "is in B and S, not in A" if price is None else f"counts in A as {price:g} us a block"
+        yield info("kv-loaded", f"{loaded:,.0f} tokens of KV were loaded from a second memory, the time of which {how}")
 
 
 def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:

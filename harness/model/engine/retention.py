@@ -1,0 +1,114 @@
+"""What becomes of KV blocks that nobody holds, beyond last use: pins with a time limit, and a second memory.
+
+A pinned block is used again only when no other is free, or when its time is over; then it is the first to go. A block
+whose content is overwritten moves to the second memory, from which later prompts load it; writing takes no time. Both
+are models of what servers offer under several names; vLLM by itself has neither.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import count
+
+from harness.model.engine.blocks import BlockPool
+
+PIN_FACTOR = 2
+"""A pin lasts so many times what a request expects until its session returns."""
+
+
+class SecondMemory:
+    """Keys of blocks outside the device's memory; the least recently used go first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def put(self, key: int) -> None:
+        """Keep a block of this content."""
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+        if len(self._keys) > self.num_blocks:
+            self._keys.popitem(last=False)
+
+    def num_matched(self, keys: Iterable[int]) -> int:
+        """How many of these keys are there, from the first on; they are used now."""
+        num = 0
+        for key in keys:
+            if key not in self._keys:
+                break
+            self._keys.move_to_end(key)
+            num += 1
+        return num
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._keys.clear()
+
+
+class RetainingPool(BlockPool):
+    """A pool with pins and, where ``second`` has blocks, a second memory. now_ns: set before each call that counts on
+    it."""
+
+    def __init__(self, num_gpu_blocks: int, *, num_second_blocks: int = 0, keeps_keys: bool = True) -> None:
+        super().__init__(num_gpu_blocks, keeps_keys=keeps_keys)
+        self.second = SecondMemory(num_second_blocks)
+        self.now_ns = 0
+        # Pinned free blocks, which are not among the others: until when.
+        self._pinned: dict[int, int] = {}
+        self._ends: list[tuple[int, int, int]] = []
+        self._serial = count()
+
+    @property
+    def num_free(self) -> int:
+        return super().num_free + len(self._pinned)
+
+    @property
+    def free_order(self) -> tuple[int, ...]:
+        ends = sorted(end for end in self._ends if self._pinned.get(end[2]) == end[0])
+        return (*super().free_order, *dict.fromkeys(block for _until, _serial, block in ends))
+
+    def pin(self, blocks: Iterable[int], until_ns: int) -> None:
+        """Keep those of these blocks that are free and can be matched, until an instant."""
+        for block in blocks:
+            if self.holders(block) == 0 and self._is_matchable(block) and until_ns > self.now_ns:
+                self._free.pop(block, None)
+                self._pinned[block] = max(until_ns, self._pinned.get(block, 0))
+                heapq.heappush(self._ends, (self._pinned[block], next(self._serial), block))
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self._pinned.pop(block, None) is not None:
+                self._free[block] = None
+            super().hold((block,))
+
+    def take(self, num_blocks: int) -> list[int]:
+        self._unpin(self.now_ns)
+        while len(self._free) < num_blocks:
+            self._unpin(self._ends[0][0])
+        return super().take(num_blocks)
+
+    def reset(self) -> bool:
+        if not super().reset():
+            return False
+        self._free.update(dict.fromkeys(self._pinned))
+        self._pinned.clear()
+        self._ends.clear()
+        self.second.clear()
+        return True
+
+    def _unpin(self, until_ns: int) -> None:
+        """Pins that end by then: their blocks are the first to be used again, the latest to end before all."""
+        while self._ends and self._ends[0][0] <= until_ns:
+            until, _serial, block = heapq.heappop(self._ends)
+            if self._pinned.get(block) == until:
+                del self._pinned[block]
+                self._free[block] = None
+                self._free.move_to_end(block, last=False)
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        super()._forget(block)
+        if key is not None and self.second.num_blocks and not self.match((key,)):
+            self.second.put(key)
