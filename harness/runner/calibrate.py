@@ -18,6 +18,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.errors import RecordsError, SpecError
 from harness.judge.analysis.calibration.fit import (
     ATTENDED,
+    EAGER,
     MAX_SHARE,
     DecodeFit,
     EagerFit,
@@ -522,6 +523,7 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
             "per_token_us": prefill.per_call_us_per_token,
             # Files of servers without it stay as they were.
             **({ATTENDED: prefill.per_attended_token_ns} if prefill.per_attended_token_ns else {}),
+            **({EAGER: prefill.per_step_eager_ms} if prefill.per_step_eager_ms else {}),
         }
     if (eager := calibration.eager) is not None:
         table["eager"] = {"step_ns": round(eager.step_ms * NS_PER_MS)}

@@ -24,7 +24,7 @@ GUIDES = (
         "fleet",
         "fleet-hosts",
     ),
-    *("search", "calibration", "export", "gate", "history", "routers"),
+    *("search", "calibration", "export", "gate", "history", "routers", "retention", "gpu-measured"),
 )
 FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

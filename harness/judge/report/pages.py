@@ -89,6 +89,7 @@ UNITS = {
 CHUNKED_UNITS = UNITS | {
     "per_call_ms": "a step with parts of prompts, ms",
     "per_call_us_per_token": "each token of the parts, us",
+    "per_step_eager_ms": "a step of these without a graph, ms more",
     "per_attended_token_ns": "each token that one of these attends to, ns",
 }
 DOTS_PER_INCH = 120
@@ -127,16 +128,17 @@ def decode_residuals(calibration: Calibration, model: CostModel) -> list[Residua
 
 def prefill_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:
     """The median time of every prompt length against the written model."""
-    by_work: dict[tuple[int, int], list[float]] = {}
+    by_work: dict[tuple[int, int, bool], list[float]] = {}
     for point in calibration.prefill_points:
         by_work.setdefault(point.work, []).append(point.elapsed_ms)
     residuals: list[Residual] = []
-    for (length, attended), times in sorted(by_work.items()):
+    for (length, attended, is_eager), times in sorted(by_work.items()):
         is_whole = attended in (0, attended_tokens(0, length))
         what = f"q={length}" if is_whole else f"q={length}, {attended:,} tokens attended to"
         fitted_ns = (
             model.chunked_step_ns(0, 0, 0, length, attended) if calibration.is_chunked else model.prefill_ns(length)
         )
+        fitted_ns += model.chunk_eager_ns * is_eager
         residuals.append(Residual(what, length, float(np.median(times)), fitted_ns / NS_PER_MS))
     return residuals
 

@@ -41,6 +41,7 @@ COEFFICIENTS: Mapping[str, tuple[str, int]] = {
     "per_call_ms": ("call_fs", FS_PER_MS),
     "per_step_ms": ("chunk_step_fs", FS_PER_MS),
     "eager_ms": ("eager_ns", FS_PER_MS // FS_PER_NS),
+    "per_step_eager_ms": ("chunk_eager_ns", FS_PER_MS // FS_PER_NS),
     "context_us_per_token": ("context_fs", FS_PER_US),
     "per_call_us_per_token": ("token_fs", FS_PER_US),
     "per_call_us_per_position": ("position_fs", FS_PER_US),
@@ -125,7 +126,8 @@ class CostModel:
     A step that computes parts of prompts beside its decodes: the decode's time, if it has any, and
     ``chunk_step_fs + chunk_token_fs`` for each token of the parts, and ``attended_fs`` for each token that one of them
     attends to (see ``attended_tokens``). None: not stated, as for a device that cannot.
-    eager_ns: what a decode step without a graph takes more than a step with a graph of its size. errors: of the fits.
+    eager_ns: what a decode step without a graph takes more than a step with a graph of its size; chunk_eager_ns: what a
+    step with parts of prompts takes more. errors: of the fits.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
 
@@ -145,6 +147,7 @@ class CostModel:
     chunk_token_fs: int = 0
     attended_fs: int = 0
     eager_ns: int = 0
+    chunk_eager_ns: int = 0
     errors: tuple[FitErrors, ...] = field(default=(), repr=False)
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
@@ -154,7 +157,7 @@ class CostModel:
         if decode == prefill == 1:
             return self
         of_decode = ("alpha_fs", "beta_fs", "context_fs", "eager_ns")
-        of_prefill = ("call_fs", "token_fs", "position_fs", "chunk_token_fs", "attended_fs")
+        of_prefill = ("call_fs", "token_fs", "position_fs", "chunk_token_fs", "attended_fs", "chunk_eager_ns")
         return replace(
             self,
             f_fs={bucket: round(value * decode) for bucket, value in self.f_fs.items()},
@@ -356,6 +359,7 @@ class _ChunkedPrefill(Spec):
     per_step_ms: Annotated[Number, Field(ge=0)]
     per_token_us: Annotated[Number, Field(ge=0)]
     per_attended_token_ns: Annotated[Number, Field(ge=0)] = Decimal(0)
+    per_step_eager_ms: Annotated[Number, Field(ge=0)] = Decimal(0)
 
     @model_validator(mode="after")
     def _takes_time(self) -> _ChunkedPrefill:
@@ -444,6 +448,7 @@ def cost_model_from(table: _CostFile) -> CostModel:
         chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_us, FS_PER_US),
         attended_fs=0 if chunked is None else to_fs(chunked.per_attended_token_ns, FS_PER_NS),
         eager_ns=table.eager.step_ns,
+        chunk_eager_ns=0 if chunked is None else to_fs(chunked.per_step_eager_ms, FS_PER_MS) // FS_PER_NS,
     )
     model = replace(model, errors=tuple(_errors(each, model) for each in table.errors), _filled_fs={})
     check_magnitudes(model)

@@ -450,8 +450,8 @@ class PagedScheduler:
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
         size = num_decodes if num_chunk_tokens else config.padded(num_decodes)
         # A server that captures nothing has no steps that lack their graph.
-        has_graph = config.is_captured(num_decodes) or not config.capture_sizes
-        extra_ns = 0 if num_chunk_tokens or has_graph else costs.eager_ns
+        has_graph = config.is_captured(num_decodes + num_chunk_tokens) or not config.capture_sizes
+        extra_ns = 0 if has_graph else costs.chunk_eager_ns if num_chunk_tokens else costs.eager_ns
         # The step waits for what it reads from the second memory.
         extra_ns += self._external[1] // config.block_size * config.offload_block_ns
         return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns

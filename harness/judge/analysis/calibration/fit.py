@@ -33,6 +33,7 @@ NEGLIGIBLE_US = 1e-6
 NEGLIGIBLE_NS = 1e-5
 NEGLIGIBLE_MS = 1e-5
 ATTENDED = "per_attended_token_ns"
+EAGER = "per_step_eager_ms"
 BLOCKS = f"blocks of {BLOCK_STEPS} steps"
 
 
@@ -113,6 +114,7 @@ class PrefillFit:
     errors: FitErrors
     notes: tuple[str, ...] = field(default=())
     per_attended_token_ns: float = 0.0
+    per_step_eager_ms: float = 0.0
 
     def prefill_ms(self, computed_tokens: int) -> float:
         calls = -(-computed_tokens // self.chunk_tokens)
@@ -143,11 +145,24 @@ def fit_decode(points: Sequence[StepPoint], *, with_context: bool | None = None,
                 "else changed with the context: look at the points.",
             )
         elif with_context or interval.low > NEGLIGIBLE_US:
-            return fit
+            return _with_odd_signs(fit)
         else:
             left_out = (f"The context term is left out: {ends}, which contains 0.",)
     plain = _fit_decode(points, seed, with_context=False)
-    return replace(plain, notes=(*plain.notes, *left_out))
+    return _with_odd_signs(replace(plain, notes=(*plain.notes, *left_out)))
+
+
+def _with_odd_signs(fit: DecodeFit) -> DecodeFit:
+    """The fit, with a note where a request more in the same size would make a step shorter."""
+    interval = fit.intervals.get("beta_ms_per_request")
+    if interval is None or interval.high >= 0:
+        return fit
+    ends = f"[{interval.low:.6f}, {interval.high:.6f}] ms"
+    note = (
+        f"A request more in the same size makes a step shorter by this fit (beta's {100 * DEFAULT_LEVEL:.0f} % "
+        f"interval is {ends}): read beta and the sizes together, not as the cost of a request."
+    )
+    return replace(fit, notes=(*fit.notes, note))
 
 
 def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -> DecodeFit:
@@ -226,20 +241,20 @@ def fit_prefill(
     """
     by_work = grouped((point for point in points if point.computed_tokens > 0), lambda point: point.work)
     works = sorted(by_work)
-    lengths = sorted({length for length, _attended in works})
+    lengths = sorted({length for length, _attended, _is_eager in works})
     if len(lengths) < 2:
         raise SpecError(
             f"T(q) needs prefills of two lengths, got {lengths}",
             where="calibration",
             hint="Run a prefill sweep: `harness server calibrate`",
         )
-    calls = np.array([-(-length // chunk_tokens) for length, _attended in works], dtype=np.float64)
+    calls = np.array([-(-length // chunk_tokens) for length, _attended, _is_eager in works], dtype=np.float64)
     columns = {
         "per_call_ms": calls,
-        "per_call_us_per_token": calls * np.array([length for length, _attended in works]) / US_PER_MS,
+        "per_call_us_per_token": calls * np.array([length for length, _attended, _is_eager in works]) / US_PER_MS,
     }
     times = [np.array([point.elapsed_ms for point in by_work[work]]) for work in works]
-    groups = [f"{length} tokens" for length, _attended in works]
+    groups = [f"{length} tokens" for length, _attended, _is_eager in works]
     decodes_ms = np.array([float(np.median([point.decodes_ms for point in by_work[work]])) for work in works])
     steps_ms = np.array([float(np.median(each)) for each in times]) + decodes_ms
     # A step of no time has no shares.
@@ -250,8 +265,14 @@ def fit_prefill(
         return _fit(_Form(tuple(names), form, "prefills of a length", weights), times, groups, seed, decodes_ms)
 
     names, notes, left_out = list(columns), list[str](), ""
-    columns[ATTENDED] = np.array([attended for _length, attended in works], dtype=np.float64) / NS_PER_MS
-    if _is_determined(np.stack(list(columns.values()), axis=1)):
+    if _is_tried(EAGER, np.array([is_eager for _length, _attended, is_eager in works], dtype=np.float64), columns):
+        # Without a graph the host launches every part of a step, however short.
+        interval = fitted_by([*names, EAGER]).intervals[EAGER]
+        if interval.low > NEGLIGIBLE_MS:
+            names.append(EAGER)
+    attended = np.array([attended for _length, attended, _is_eager in works], dtype=np.float64) / NS_PER_MS
+    if _is_tried(ATTENDED, attended, {name: columns[name] for name in names}):
+        columns[ATTENDED] = attended
         interval = fitted_by([*names, ATTENDED]).intervals[ATTENDED]
         if interval.low > NEGLIGIBLE_NS:
             names.append(ATTENDED)
@@ -279,7 +300,17 @@ def fit_prefill(
         errors=fitted.errors,
         notes=(*notes, *([left_out] if left_out else [])),
         per_attended_token_ns=fitted.coefficients.get(ATTENDED, 0.0),
+        per_step_eager_ms=max(0.0, fitted.coefficients.get(EAGER, 0.0)),
     )
+
+
+def _is_tried(name: str, column: FloatArray, columns: dict[str, FloatArray]) -> bool:
+    """Whether the points tell a further coefficient from the others; its column is then among theirs."""
+    together = np.stack([*columns.values(), column], axis=1)
+    if not _is_determined(together):
+        return False
+    columns[name] = column
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class PrefillPoint:
     """One prefill: tokens computed, tokens reused before them, and how long it kept the engine.
 
     attended_tokens: of the parts of prompts in a step (``harness.model.engine.cost``); 0 for whole prefills.
-    decodes_ms: what the decodes of the same step cost, which is not in elapsed_ms.
+    decodes_ms: what the decodes of the same step cost, which is not in elapsed_ms. is_eager: the step ran without a
+    graph although graphs are on.
     """
 
     computed_tokens: int
@@ -103,11 +104,12 @@ class PrefillPoint:
     elapsed_ms: float
     attended_tokens: int = 0
     decodes_ms: float = 0.0
+    is_eager: bool = False
 
     @property
-    def work(self) -> tuple[int, int]:
+    def work(self) -> tuple[int, int, bool]:
         """What points have in common that are measurements of the same."""
-        return self.computed_tokens, self.attended_tokens
+        return self.computed_tokens, self.attended_tokens, self.is_eager
 
 
 def step_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[StepPoint, ...]:
@@ -224,14 +226,15 @@ def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
     if log is None:
         return
     clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
-    rows = values_of(log.steps, "kind", "generation_requests", "context_tokens")
+    rows = values_of(log.steps, "kind", "generation_requests", "context_tokens", "runtime_mode")
     works = zip(contexts, attended_by_step(log), step_spans(log), rows, strict=True)
-    for context, attended, span, (kind, n, tokens) in works:
+    for context, attended, span, (kind, n, tokens, mode) in works:
         if kind in ("prefill", "mixed") and span is not None and tokens and n is not None:
             since_ns, at_ns = map(clock.from_monotonic_ns, span)
             decodes_ns = decode.chunked_step_ns(n, n, round(context), 0)
             elapsed_ns = at_ns - since_ns - decodes_ns
-            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended, decodes_ns / NS_PER_MS)
+            is_eager = log.has_graphs and mode == "NONE"
+            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended, decodes_ns / NS_PER_MS, is_eager)
 
 
 @dataclass(frozen=True, slots=True)

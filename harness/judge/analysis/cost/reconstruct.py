@@ -46,12 +46,13 @@ class StepCost(Protocol):
 class ChunkedStepCost(StepCost, Protocol):
     """What channel A needs beside it for steps of a vLLM.
 
-    chunk_step_fs: of steps that compute parts of prompts; None: not stated. eager_ns: extra time of a decode step
-    without a graph.
+    chunk_step_fs: of steps that compute parts of prompts; None: not stated. eager_ns, chunk_eager_ns: extra time of a
+    decode step, and of a step with parts of prompts, without a graph.
     """
 
     chunk_step_fs: int | None
     eager_ns: int
+    chunk_eager_ns: int
 
     def chunked_step_ns(
         self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int, attended: int = 0
@@ -167,7 +168,10 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
         num_extrapolated_steps=_decode(steps, of_decodes, cost_model)[1],
         num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(work.tokens) for work in others),
         context_problem="the step log shows no KV memory" if needs_contexts and decode_contexts(log) is None else "",
-        usage=_summed(_decode_usage(*_sizes(steps), of_decodes), _chunk_usage(chunks, sum(log.eager_by_n.values()))),
+        usage=_summed(
+            _summed(_decode_usage(*_sizes(steps), of_decodes), _chunk_usage(chunks, sum(log.eager_by_n.values()))),
+            {"per_step_eager_ms": float(sum(work.is_eager and work.tokens > 0 for work in others))},
+        ),
         cost_model=cost_model,
     )
 
@@ -229,7 +233,8 @@ def _price_ns(work: _Work, cost_model: ChunkedStepCost) -> int:
         return 0
     if work.b is not None and work.kind == "decode":
         return cost_model.decode_step_ns(work.b, work.n, work.context) + cost_model.eager_ns * work.is_eager
-    return cost_model.chunked_step_ns(work.n, work.n, work.context, work.tokens, work.attended)
+    extra_ns = cost_model.chunk_eager_ns * (work.is_eager and work.tokens > 0)
+    return cost_model.chunked_step_ns(work.n, work.n, work.context, work.tokens, work.attended) + extra_ns
 
 
 def channel_b(requests: pa.Table, served: Mapping[tuple[int, int], int] | None = None) -> int:

@@ -122,6 +122,28 @@ def test_a_prefill_is_counted_in_device_calls_of_128_tokens() -> None:
     assert fit.prefill_ms(129) == pytest.approx(PAPER.prefill_ns(129) / MS, abs=1e-5)
 
 
+def test_what_a_step_of_prompts_takes_more_without_a_graph_is_told_from_its_tokens() -> None:
+    works = [(8, False), (16, False), (32, False), (128, True), (512, True), (2000, True)]
+    points = [
+        PrefillPoint(length, 0, 1.5 + 0.01 * length + 25.0 * is_eager + wobble, length, 4.0, is_eager)
+        for length, is_eager in works
+        for wobble in (-0.01, 0.0, 0.01)
+    ]
+    fit = fit_prefill(points, seed=1, chunk_tokens=4096, is_relative=True)
+    assert fit.per_step_eager_ms == pytest.approx(25.0, rel=0.01)
+    assert fit.per_call_ms == pytest.approx(1.5, rel=0.02)
+    assert fit.error.max_ms < 0.1
+    without = [replace(point, is_eager=False) for point in points]
+    assert fit_prefill(without, seed=1, chunk_tokens=4096, is_relative=True).per_step_eager_ms == 0
+
+
+def test_a_request_more_that_makes_a_step_shorter_is_said() -> None:
+    shorter = replace(PAPER, beta_fs=-PAPER.beta_fs, _filled_fs={})
+    (note,) = (note for note in fit_decode(points_of(shorter), seed=1).notes if "makes a step shorter" in note)
+    assert "not as the cost of a request" in note
+    assert not any("makes a step shorter" in note for note in fit_decode(points_of(PAPER), seed=1).notes)
+
+
 def test_a_fit_of_shares_holds_short_prefills_to_the_line_as_well_as_long_ones() -> None:
     # Long prefills of a host that was 5 % slower then: a fit of times gives the short ones what is left over.
     observed_ms = {8: 4.0, 64: 20.8, 500: 151.6, 2000: 632.1, 4000: 1262.5}

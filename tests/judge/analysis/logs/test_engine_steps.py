@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.judge.analysis.logs.engine_steps import check_step_log, read_run_steps
+import pyarrow as pa
+
+from harness.judge.analysis.logs.engine_steps import check_step_log, read_run_steps, step_spans
 from harness.measure.records import Finding, layout
 from harness.measure.records.manifest import ServerRecord
 from harness.stacks.vllm.core_steps import COLUMNS
-from harness.stacks.vllm.step_log import StepLog
+from harness.stacks.vllm.step_log import SCHEMA, StepLog
 from tests.support.analysis_tables import manifest
 from tests.support.step_files import VLLM_HEADER, lines, vllm_step
 
@@ -101,3 +103,35 @@ def test_a_core_that_was_to_stamp_its_steps_and_did_not_is_told(tmp_path: Path) 
 
     assert [finding.severity for finding in check_step_log(told, log, problem) if finding.code == "core-steps-silent"]
     assert not [finding for finding in check_step_log(manifest(), log, problem) if finding.code == "core-steps-silent"]
+
+
+def stepped(*lengths: tuple[str, int], ahead: bool) -> StepLog:
+    """Steps of (kind, length) without a pause between them; decode steps have the size 8."""
+    ends = [sum(length for _kind, length in lengths[: place + 1]) for place in range(len(lengths))]
+    rows = [
+        {
+            **dict.fromkeys(SCHEMA.names),
+            "at_ns": end,
+            "began_ns": end - length,
+            "running": 1,
+            "kind": kind,
+            "b": 8 if kind == "decode" else None,
+        }
+        for end, (kind, length) in zip(ends, lengths, strict=True)
+    ]
+    return StepLog("0.30.0", {"async_scheduling": ahead}, (), pa.Table.from_pylist(rows, schema=SCHEMA), 0, "")
+
+
+def lengths_of(log: StepLog) -> list[int | None]:
+    return [None if span is None else span[1] - span[0] for span in step_spans(log)]
+
+
+def test_with_asynchronous_scheduling_a_launch_counts_in_its_own_step() -> None:
+    steps = [("decode", 5), ("decode", 5), ("decode", 5), ("decode", 30), ("mixed", 4), ("decode", 5), ("decode", 6)]
+    assert lengths_of(stepped(*steps, ahead=True)) == [5, 5, 5, 5, 29, 5, 6]
+    assert lengths_of(stepped(*steps, ahead=False)) == [5, 5, 5, 30, 4, 5, 6]
+
+
+def test_a_decode_step_of_a_size_that_never_ran_alone_stays_as_it_was_stamped() -> None:
+    steps = [("prefill", 9), ("decode", 30), ("mixed", 4)]
+    assert lengths_of(stepped(*steps, ahead=True)) == [9, 30, 4]
