@@ -316,4 +316,4 @@ def predicted_replay_s(run: PlannedRun) -> float:
     if run.server.is_paged and costs.chunk_step_fs is None:
         # A first estimate: a token of a prompt costs what it costs in a whole device call.
         costs = replace(costs, chunk_step_fs=0, chunk_token_fs=costs.call_fs // costs.chunk_tokens)
-    return simulate(run.plan, run.server, costs).end_ns / NS_PER_S / run.spec.time_scale
+    return simulate(run.plan, run.server.replica, costs).end_ns / NS_PER_S / run.spec.time_scale

@@ -8,6 +8,7 @@ PLUGIN = Plugin(
     summary="several servers behind a router: runs, figures of each, policies compared",
     commands={
         "replicas": "harness.extras.replicas.commands:measured",
+        "predict layouts": "harness.extras.replicas.commands:layouts",
         "predict replicas": "harness.extras.replicas.commands:replicas",
     },
     services={"replicas": "harness.extras.replicas.service:REPLICAS"},

@@ -32,6 +32,9 @@ ORIGIN = "Simulated: no server and no router was measured."
 def measured(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Predict for the baseline what would help: sessions at home, or memory.")
+    ] = False,
     form: TableFormsOption = TableForm.text,
 ) -> None:
     """Show what routing did to runs of several replicas: cost of each condition, reuse kept and lost, work of each.
@@ -40,6 +43,7 @@ def measured(
 
     Example: `harness replicas does-affinity-pay`
     """
+    from harness.extras.replicas.advice import sentence, what_helps
     from harness.extras.replicas.figures import compare_policies, figures_of_sealed, of_each_replica
     from harness.judge.analysis.stats import grouped
     from harness.measure.records.run import origin_of
@@ -57,6 +61,12 @@ def measured(
         name: [figures_of_sealed(run) for run in by_condition[name] if run.replicate in common]
         for name in sorted(by_condition, key=order.index)
     }
+    if advise:
+        baseline = sealed[0].spec.baseline_name
+        costs, reuse = what_helps(by_condition[baseline])
+        costs = costs if form in (TableForm.csv, TableForm.json) else with_four_digits(costs, COSTS)
+        print_tables([costs, reuse], form, remarks=[sentence(played[baseline])])
+        return
     origin = origin_of(sealed)
     costs, reuse = compare_policies(played, origin, "condition")
     each = of_each_replica(played, origin, "condition")
@@ -113,6 +123,61 @@ def replicas(
             played[name].append(figures_of(play_replicas(run.plan, run.server, run.cost_model, router)))
             tell(next(simulated) / (len(names) * len(runs)))
     costs, reuse = compare_policies(played, ORIGIN)
+    if form not in (TableForm.csv, TableForm.json):
+        costs = with_four_digits(costs, COSTS)
+    print_tables([costs, reuse], form)
+
+
+def layouts(
+    experiment: ExperimentArgument,
+    counts: Annotated[
+        list[int] | None,
+        typer.Option("--replicas", min=1, max=64, help="Cut the server into so many. Repeatable. Default: 1, 2, 4."),
+    ] = None,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policy", help="As of `harness predict replicas`. Repeatable. Default: all.")
+    ] = None,
+    condition: Annotated[
+        str, typer.Option("--condition", help="Condition whose server is the budget. Default: the first.")
+    ] = "",
+    plans: Annotated[int, typer.Option("--plans", min=2, max=1000, help="Plans that are drawn and replayed.")] = 6,
+    changes: SetOption = None,
+    form: TableFormsOption = TableForm.text,
+) -> None:
+    """Search replicas, policies and compiled sizes at a server's budget of positions and KV slots.
+
+    The first layout is the baseline; the others follow by predicted device time.
+
+    Example: `harness predict layouts one-big-or-two-small`
+    """
+    from harness.extras.replicas.advice import Planned, layouts_of
+    from harness.extras.replicas.figures import compare_policies
+    from harness.extras.replicas.policies import POLICIES, policy_named
+    from harness.model.experiment import resolve
+
+    names = list(dict.fromkeys(policies or POLICIES))
+    for name in names:
+        policy_named(name, 1)
+    spec = experiment_with(experiment, changes_of([*(changes or ()), f"replicates={plans}"], None))[0]
+    by_condition = resolve(spec).by_condition
+    chosen = condition or next(iter(by_condition))
+    if chosen not in by_condition:
+        raise unknown_name("condition", chosen, by_condition)
+    runs = by_condition[chosen]
+    server = runs[0].server
+    if server.is_paged or server.is_routed:
+        raise SpecError(
+            "a budget is a single server with KV slots", where=f"condition {chosen}", hint="Choose another --condition"
+        )
+    played: dict[str, list[ReplicaFigures]] = {}
+    found = list(layouts_of(server, sorted(set(counts or (1, 2, 4))), names))
+    with time_left("simulating") as tell:
+        for place, layout in enumerate(found, start=1):
+            played[layout.name] = layout.play([Planned(run.plan, run.cost_model) for run in runs])
+            tell(place / len(found))
+    first, *others = played
+    order = [first, *sorted(others, key=lambda name: sum(each.total_device_s for each in played[name]))]
+    costs, reuse = compare_policies({name: played[name] for name in order}, ORIGIN, "layout")
     if form not in (TableForm.csv, TableForm.json):
         costs = with_four_digits(costs, COSTS)
     print_tables([costs, reuse], form)

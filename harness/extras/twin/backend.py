@@ -156,7 +156,7 @@ class TwinBackend(ServerBackend):
 
 def artifact_spec(server: ServerSpec) -> CompileSpec:
     """The artifact that would have to be compiled for a server."""
-    kv_slots = EngineConfig.from_server(server).kv_slots
+    kv_slots = EngineConfig.from_server(server.replica).kv_slots
     return twin_spec(
         batch_size=server.max_num_seqs,
         decoder_batch_sizes=server.decode_buckets,

@@ -153,7 +153,7 @@ def next_step(sealed: Sequence[SealedRun], runs: Path, source: str | Path = "") 
         return None
     baseline = first.baseline_name
     valid = [run for run in sealed if run.condition == baseline and run.is_valid]
-    if not valid:
+    if not valid or valid[0].server.is_routed:
         return None
     where = [] if runs == Path("runs") else ["--runs", str(runs)]
     advise = shlex.join(["harness", "predict", "advise", first.name, *where])

@@ -219,7 +219,13 @@ class EngineConfig:
 
     @classmethod
     def from_server(cls, server: ServerSpec) -> EngineConfig:
-        """The engine's view of a server specification."""
+        """The engine's view of a server specification. Raises SpecError for several replicas, which are no engine."""
+        if server.is_routed:
+            raise SpecError(
+                f"{server.num_replicas} replicas behind a router are not one engine",
+                where="server.replicas",
+                hint="`harness predict replicas` simulates them, and so does a run with --backend sim",
+            )
         block_tokens = paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS
         return cls(
             **server.shape._asdict(),

@@ -187,6 +187,7 @@ def observation_of(server: ServerSpec) -> Observation:
 
 def check_simulated_server(server: ServerSpec) -> None:
     """Refuse settings that the scheduler rules do not support."""
+    server = server.replica
     rules = server.rule_set()
     unknown = VLLM_KEYS - PAGED_KEYS if rules.is_paged else VLLM_KEYS
     if rules.is_paged:

@@ -41,7 +41,7 @@ def check_log_lines(manifest: Manifest, requests: pa.Table, derived: Derived) ->
 def _logs_slots(manifest: Manifest) -> bool:
     """Whether the log tells slots apart. Under the paper's rules no slot has a line of its own."""
     try:
-        return EngineConfig.from_server(ServerSpec.model_validate(manifest.requested_server)).has_inner_blocks
+        return EngineConfig.from_server(ServerSpec.model_validate(manifest.requested_server).replica).has_inner_blocks
     except (SpecError, ValueError):
         return True
 

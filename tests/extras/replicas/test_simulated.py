@@ -1,0 +1,119 @@
+"""Simulated runs of several replicas: the records of a measured run, and the figures of the prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import SpecError
+from harness.extras.replicas.figures import figures_of, figures_of_sealed
+from harness.extras.replicas.policies import policy_named
+from harness.extras.replicas.virtual import play_replicas
+from harness.judge.analysis import run_figures
+from harness.judge.analysis.logs.core_requests import engines_of, servers_in
+from harness.judge.analysis.logs.derive import rebuild
+from harness.judge.prereg import predict_experiment
+from harness.measure.records import RunStore, SealedRun
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import resolve
+from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
+from harness.runner import run_experiment
+from harness.shipped import find_shipped
+from tests.support.experiments import small_experiment
+
+pytestmark = pytest.mark.same_everywhere
+
+PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 600}
+NEW = ("does-affinity-pay", "one-big-or-two-small", "does-keeping-kv-pay", "does-offload-pay")
+
+
+def experiment(**server: object) -> ExperimentSpec:
+    """Four sessions of two turns on two replicas behind session affinity."""
+    of_two = {"replicas": 2, "router": {"policy": "session-affinity"}, **server}
+    return small_experiment(
+        backend="sim", time_scale=1.0, server=of_two, workload={"num_sessions": 6}, condition=[{"name": "base"}]
+    )
+
+
+def simulated(tmp_path: Path, spec: ExperimentSpec) -> SealedRun:
+    run = run_experiment(spec, runs_root=tmp_path).runs[0]
+    assert run.is_valid, run.invalid_reasons
+    return run
+
+
+@pytest.mark.parametrize("server", [{}, PAGED, {"prefix_caching": False}], ids=["slots", "paged", "no caching"])
+def test_a_simulated_run_has_the_figures_of_the_prediction(tmp_path: Path, server: dict[str, object]) -> None:
+    spec = experiment(**server)
+    run = simulated(tmp_path, spec)
+    planned = resolve(spec).by_condition["base"][0]
+    router = policy_named("session-affinity", 2)
+    played = play_replicas(planned.plan, planned.server.replica, planned.cost_model, router)
+    assert engines_of(run) == played.served_by
+    of_run, predicted = figures_of_sealed(run), figures_of(played)
+    assert of_run.num_requests == predicted.num_requests
+    assert (of_run.kept_tokens, of_run.lost_by_routing_tokens) == (predicted.kept_tokens, 0)
+    assert of_run.in_flight_s == pytest.approx(predicted.in_flight_s)
+    assert of_run.device_s == pytest.approx(predicted.device_s, rel=1e-6)
+    assert run_figures(run).b_ns == round(sum(of_run.in_flight_s) * 1e9)
+    (found,) = (finding.evidence for finding in run.manifest.findings if finding.code == "replicas")
+    assert found.startswith(f"answered by replica 0 {of_run.num_requests[0]}, replica 1 {of_run.num_requests[1]}")
+
+
+def test_the_tables_of_replicas_come_apart_as_they_were(tmp_path: Path) -> None:
+    run = simulated(tmp_path, experiment())
+    first, second = servers_in(run)
+    assert first.steps.num_rows + second.steps.num_rows == run.table("steps").num_rows
+    for server in (first, second):
+        assert server.steps["step"].to_pylist() == list(range(server.steps.num_rows))
+        slots = {slot for row in server.kv_events["slots"].to_pylist() for slot in row}
+        assert max(slots) < run.server.num_kv_slots
+        assert max(server.kv_events["step"].to_pylist()) <= server.steps.num_rows
+    rebuild(run)
+    RunStore(tmp_path).verify()
+
+
+def test_a_router_that_is_not_modelled_is_refused(tmp_path: Path) -> None:
+    spec = experiment(router={"kind": "haproxy", "policy": "round-robin"})
+    with pytest.raises(SpecError, match="haproxy is not modelled"):
+        run_experiment(spec, runs_root=tmp_path)
+
+
+def test_replicas_are_never_predicted_as_one_engine() -> None:
+    with pytest.raises(SpecError, match="2 replicas behind a router are not one engine"):
+        EngineConfig.from_server(ServerSpec(replicas=2))
+    with pytest.raises(SpecError, match="not one engine"):
+        predict_experiment(resolve(experiment()))
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_shipped_experiment_of_replicas_or_retention_is_valid(tmp_path: Path, name: str) -> None:
+    spec = load_experiment(find_shipped("experiments", name, what="experiment"))
+    few = spec.model_copy(update={"backend": "sim", "replicates": 1})
+    runs = run_experiment(few, runs_root=tmp_path).runs
+    assert len(runs) == len(spec.condition)
+    assert all(run.is_valid for run in runs), [run.invalid_reasons for run in runs]
+
+
+def test_a_condition_changes_the_policy_and_keeps_the_router() -> None:
+    spec = small_experiment(
+        server={"replicas": 2, "router": {"kind": "haproxy", "session_header": "X-Mine"}},
+        condition=[
+            {"name": "base"},
+            {"name": "affinity", "server": {"router": {"policy": "session-affinity"}}},
+            {"name": "harness", "server": {"router": {"kind": "harness", "policy": "prefix-aware"}}},
+        ],
+    )
+    doors = [spec.server_of(condition).door for condition in spec.condition]
+    assert [(door.kind, door.policy, door.session_header) for door in doors] == [
+        ("haproxy", "round-robin", "X-Mine"),
+        ("haproxy", "session-affinity", "X-Mine"),
+        ("harness", "prefix-aware", "X-Session-Id"),
+    ]
+
+
+def test_records_of_one_server_say_nothing_of_replicas_and_retention() -> None:
+    table = ServerSpec().model_dump(mode="json")
+    assert not {"replicas", "router", "replica_urls", "replica_header", "keep_kv_s", "offload_blocks"} & table.keys()
+    two = ServerSpec(replicas=2).model_dump(mode="json")
+    assert ServerSpec.model_validate(two).num_replicas == 2
