@@ -25,7 +25,7 @@ from harness.table import TableForm, with_four_digits
 if TYPE_CHECKING:
     from harness.extras.replicas.figures import ReplicaFigures
 
-COSTS = ("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest")
+COSTS = ("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest", "busy")
 ORIGIN = "Simulated: no server and no router was measured."
 
 
@@ -72,7 +72,7 @@ def measured(
     each = of_each_replica(played, origin, "condition")
     if form not in (TableForm.csv, TableForm.json):
         costs = with_four_digits(costs, COSTS)
-        each = with_four_digits(each, ("share", "device_s", "in_flight_s"))
+        each = with_four_digits(each, ("share", "device_s", "in_flight_s", "n", "b", "padding"))
     print_tables([costs, reuse, each], form)
 
 

@@ -7,7 +7,6 @@ to the same one, and its slot was gone).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,7 +47,8 @@ class ReplicaFigures:
     """One plan on its replicas. Seconds are model seconds; tokens are of prompts.
 
     device_s: by replica, the sum of its step times (modelled device time, A). in_flight_s: by replica, the union of
-    what it had in flight (B). door_in_flight_s: the union of all. num_returns: answered requests that continue an
+    what it had in flight (B). door_in_flight_s: the union of all. batches: by replica,
+    decode steps by (n, b). num_returns: answered requests that continue an
     earlier one. num_home: of these, served by the replica that served the one before. reusable_tokens: what returning
     prompts could reuse of the turn before, were all replicas one. lost_by_routing_tokens: of these, on another replica.
     lost_by_eviction_tokens: on the same one, and not reused. kept_tokens: reused. ttft_s: of each request. session_s:
@@ -59,7 +59,7 @@ class ReplicaFigures:
     in_flight_s: tuple[float, ...]
     door_in_flight_s: float
     end_s: float
-    padding: float
+    batches: tuple[Mapping[tuple[int, int], int], ...]
     num_requests: tuple[int, ...]
     num_returns: int
     num_home: int
@@ -77,27 +77,33 @@ class ReplicaFigures:
         return sum(self.device_s)
 
     @property
+    def busy(self) -> float:
+        """Mean share of the replicas that have something in flight, over the time in which any has; 1 is all."""
+        most_s = self.door_in_flight_s * len(self.in_flight_s)
+        return sum(self.in_flight_s) / most_s if most_s else 0.0
+
+    @property
     def imbalance(self) -> float:
         """Device time of the busiest replica over the mean of all; 1 is even."""
         return max(self.device_s) * len(self.device_s) / self.total_device_s if self.total_device_s else 1.0
 
 
 class _Done(NamedTuple):
-    """What became of a plan behind a router, from whatever saw it. device_ns: by replica. batches: decode steps by
-    (n, b), of all replicas. served_by: replica of each request that is known. first_token_ns: by request."""
+    """What became of a plan behind a router, from whatever saw it. device_ns: by replica. batches: of each replica,
+    decode steps by (n, b). served_by: replica of each request that is known. first_token_ns: by request."""
 
     plan: Plan
     requests: pa.Table
     rule: ReuseRule
     served_by: Mapping[Place, int]
     device_ns: Sequence[int]
-    batches: Mapping[tuple[int, int], int]
+    batches: Sequence[Mapping[tuple[int, int], int]]
     first_token_ns: Mapping[Place, int]
 
 
 def figures_of(run: ReplicaRun) -> ReplicaFigures:
     """The figures of a simulated run."""
-    batches = sum((replica.batches for replica in run.replicas), Counter[tuple[int, int]]())
+    batches = [replica.batches for replica in run.replicas]
     device_ns = [replica.device_ns for replica in run.replicas]
     requests = run.requests_table()
     return _figures(_Done(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, run.first_token_ns))
@@ -127,7 +133,7 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
             where=run.label,
             hint="Start the replicas with their logs of steps and of reuse",
         )
-    batches = Counter(steps_by_n_b(run.table("steps")))
+    batches = [steps_by_n_b(server.steps) for server in servers]
     firsts = _first_tokens(run.table("chunks"))
     return _figures(_Done(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
 
@@ -159,14 +165,12 @@ def _figures(done: _Done) -> ReplicaFigures:
             spans[served_by[session, request]].append((sent_ns, done_ns))
     returns = [(each.session, each.request) for each in anywhere]
     flights = [span for each in spans for span in each]
-    positions = sum(b * count for (_n, b), count in done.batches.items())
-    padded = sum((b - n) * count for (n, b), count in done.batches.items())
     return ReplicaFigures(
         device_s=tuple(ns / NS_PER_S for ns in done.device_ns),
         in_flight_s=tuple(union_ns(each) / NS_PER_S for each in spans),
         door_in_flight_s=union_ns(flights) / NS_PER_S,
         end_s=max((end for _start, end in flights), default=0) / NS_PER_S,
-        padding=padded / positions if positions else 0.0,
+        batches=tuple(done.batches),
         num_requests=tuple(map(len, spans)),
         num_returns=len(returns),
         num_home=sum(served_by.get(key) == served_by.get(parents.get(key, (key[0], key[1] - 1))) for key in returns),
@@ -226,10 +230,26 @@ def of_each_replica(played: Mapping[str, Sequence[ReplicaFigures]], origin: str,
                     "share": sum(each.num_requests[replica] for each in figures) / total if total else None,
                     "device_s": _mean(each.device_s[replica] for each in figures),
                     "in_flight_s": _mean(each.in_flight_s[replica] for each in figures),
+                    **_steps(figures, replica),
                 }
             )
-    about = "device_s: modelled device time (A), a plan. in_flight_s: the union of its requests' intervals (B), a plan"
+    about = (
+        "device_s: modelled device time (A), a plan. in_flight_s: the union of its requests' intervals (B), a plan. "
+        "steps: decode steps, all plans; n, b: requests and compiled size of a step, mean"
+    )
     return table_of("each replica", about, rows, origin)
+
+
+def _steps(figures: Sequence[ReplicaFigures], replica: int) -> dict[str, Cell]:
+    batches = [(n, b, count) for each in figures for (n, b), count in each.batches[replica].items()]
+    steps = sum(count for _n, _b, count in batches)
+    requests, positions = (sum(batch[place] * batch[2] for batch in batches) for place in (0, 1))
+    return {
+        "steps": steps,
+        "n": requests / steps if steps else None,
+        "b": positions / steps if steps else None,
+        "padding": 1 - requests / positions if positions else None,
+    }
 
 
 class Tables(NamedTuple):
@@ -260,6 +280,7 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
             "session_p90_s": _pooled(figures, "session_s", 90),
             "ttft_p50_ms": _pooled(figures, "ttft_s", 50) * 1000,
             "busiest": _mean(each.imbalance for each in figures),
+            "busy": _mean(each.busy for each in figures),
         }
         if name != names[0]:
             row |= _against(figures, base, family)
@@ -270,7 +291,8 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
             "cost of routing",
             f"{' or '.join(map(str, nums))} replicas, {len(base)} plans. device_s: modelled device time of all "
             "replicas (A), a plan. "
-            f"ratio: a token's, against {names[0]}, by plan. busiest: device time of the busiest replica over the mean",
+            f"ratio: a token's, against {names[0]}, by plan. busiest: device time of the busiest replica over the mean"
+            ". busy: share of the replicas that work while any does",
             costs,
             origin,
         ),
