@@ -422,3 +422,18 @@ def test_with_asynchronous_scheduling_a_handle_used_again_has_no_part_in_the_ste
     steps = steps_until_idle(scheduler)
 
     assert [(step.requests, step.tokens) for step in steps] == [((), (1,)), ((0,), (32,))]
+
+
+def test_a_step_of_prompts_beyond_the_captured_sizes_pays_for_its_launch() -> None:
+    costs = replace(COSTS, chunk_eager_ns=7000, _filled_fs={})
+    config = PagedConfig(max_num_seqs=4, capture_sizes=(1, 2, 4), num_gpu_blocks=100, max_model_len=256)
+    for num_tokens, extra_ns in ((4, 0), (5, 7000)):
+        scheduler = PagedScheduler(config, costs)
+        scheduler.submit(0, num_tokens, 2, keys(0))
+        first, *decodes = steps_until_idle(scheduler)
+        assert first.duration_ns == COSTS.chunked_step_ns(0, 0, 0, num_tokens, first.attended_tokens) + extra_ns
+        assert [step.duration_ns for step in decodes] == [COSTS.decode_step_ns(1, 1, num_tokens + 1)]
+    without_graphs = PagedScheduler(replace(config, capture_sizes=()), costs)
+    without_graphs.submit(0, 64, 1, keys(0))
+    (alone,) = steps_until_idle(without_graphs)
+    assert alone.duration_ns == COSTS.chunked_step_ns(0, 0, 0, 64, alone.attended_tokens)
