@@ -142,7 +142,7 @@ def filled_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]
         if value == REDACTED:
             if name not in own:
                 raise SpecError(
-                    "was redacted, as what may be secret is in every record, and is not in the environment",
+                    "was redacted as what may be secret is in every record, and is not in the environment",
                     where=f"server.env.{name}",
                     hint=f"export {name} and run again",
                 )

@@ -100,7 +100,7 @@ def calibrate(
     spec = CalibrationSpec(
         name=f"calibrate-{name}",
         backend=backend,
-        server=server,
+        server=server.replica,
         base_seed=seed,
         time_scale=scale if time_scale is None else time_scale,
         replicates=replicates,

@@ -23,6 +23,7 @@ from harness.measure.records.schema import ABORTED
 from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.model.experiment import PlannedRun, PlannedRuns, resolve
 from harness.model.spec import ExperimentSpec
+from harness.model.spec.server import RETENTION_KEYS
 from harness.outputs import check_runs_folder
 from harness.plugins import service
 from harness.redact import redacted_text
@@ -113,9 +114,11 @@ def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
         changed = differences(server, in_force, varied)
         kept = [] if backend.kind.is_restarted else differences(server, in_force, changed_keys(server) - varied)
         problems += [f"condition {name}: {text}" for text in (*changed, *kept)]
-        unshown = () if server.declared else sorted(varied - backend.shown_keys - keys_shown(in_force))
+        wanted = requested_settings(server)
+        # Without a key of retention nothing is retained.
+        unset = {key for key in RETENTION_KEYS if wanted.get(key) is None}
+        unshown = () if server.declared else sorted(varied - backend.shown_keys - keys_shown(in_force) - unset)
         if unshown:
-            wanted = requested_settings(server)
             named = ", ".join(f"{key} = {wanted[key]}" for key in unshown)
             problems.append(f"condition {name}: nothing shows {named}")
         if backend.kind.is_restarted:

@@ -25,6 +25,7 @@ NOT_RUN = {
     "fleet worker": "runs until it is ended",
     "paper rules": "takes minutes",
     "paper signs": "takes minutes",
+    "replicas": "needs runs of several replicas",
     "predict noise": "needs runs of a real server",
     "gate": "needs a baseline; its exit code is the answer",
     "open": "needs a published archive",

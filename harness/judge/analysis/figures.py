@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -23,6 +23,7 @@ from harness.judge.analysis.cost.reconstruct import (
     channel_b,
     modelled,
     residual_ns,
+    together,
     waiting_session_ns,
 )
 from harness.judge.analysis.cost.step_parts import StepParts, step_parts
@@ -326,7 +327,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     servers = servers_in(run)
     a = modelled_of(servers, known, engine_of, cost_model) if is_observed and is_reuse_known else None
     if a is not None:
-        a += ChannelA(0, loading_ns(run.manifest, run.table("metrics"), rule.block_tokens))
+        a = replace(a, prefill_ns=a.prefill_ns + loading_ns(run.manifest, run.table("metrics"), rule.block_tokens))
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -371,19 +372,14 @@ def modelled_of(
     """
     if len(servers) > 1 and len(served) < sum(prompt is not None for (prompt,) in values_of(requests, "prompt_tokens")):
         return None
-    return sum_or_none(
-        (
-            modelled(
-                server.steps,
-                requests_of(requests, served, number, len(servers)),
-                cost_model,
-                server.kv_events,
-                server.log,
-            )
-            for number, server in enumerate(servers)
-        ),
-        ChannelA(0, 0),
-    )
+    parts = [
+        modelled(
+            server.steps, requests_of(requests, served, number, len(servers)), cost_model, server.kv_events, server.log
+        )
+        for number, server in enumerate(servers)
+    ]
+    known = [part for part in parts if part is not None]
+    return together(known) if len(known) == len(parts) else None
 
 
 def loading_ns(manifest: Manifest, metrics: pa.Table, block_tokens: int) -> int:

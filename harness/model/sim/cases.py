@@ -26,7 +26,7 @@ from harness.model.sim.plans import check_slots, one_plan, session_arrays
 from harness.model.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draw, run_draws
 from harness.model.sim.simulate import run_arrays
 from harness.model.spec import RulesName, ServerSpec
-from harness.model.spec.server import PAGED_KEYS
+from harness.model.spec.server import PAGED_KEYS, RETENTION_KEYS
 from harness.processes import parallel_map
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 
@@ -170,7 +170,7 @@ class Case(_Part):
     @model_validator(mode="after")
     def _keys_fit_the_rules(self) -> Case:
         paged = {
-            **{f"config.{key}": getattr(self.config, key) for key in sorted(PAGED_KEYS)},
+            **{f"config.{key}": getattr(self.config, key) for key in sorted(PAGED_KEYS - RETENTION_KEYS)},
             "cost.chunked_prefill": self.cost.chunked_prefill,
             "cost.eager_s": self.cost.eager_s,
         }

@@ -151,7 +151,8 @@ class ExperimentSpec(Spec):
                 f"fleet.emulated says how emulated devices differ, and {self.backend} has devices of its own"
             )
         for server in (self.server_of(condition) for condition in self.condition):
-            if fixed := [key for key in ("port", "devices", "url", "ssh") if getattr(server, key)]:
+            fixed = [key for key in ("port", "devices", "url", "ssh") if getattr(server, key)]
+            if fixed := [*fixed, *(["replicas"] if server.is_routed else [])]:
                 raise ValueError(f"server.{fixed[0]} is of one place, and a fleet has several; leave it out")
         return self
 

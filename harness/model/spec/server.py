@@ -294,6 +294,8 @@ class ServerSpec(Spec):
     def _replicas_are_routed(self) -> ServerSpec:
         if self.replica_urls and self.replicas not in (1, len(self.replica_urls)):
             raise ValueError(f"{self.replicas} replicas and {len(self.replica_urls)} replica_urls; leave replicas out")
+        if self.replica_urls and not self.url:
+            raise ValueError("replica_urls are of servers that run already, behind the router at server.url")
         if self.is_routed and self.port and not self.url:
             raise ValueError("port is of one server, and replicas need several; leave it out")
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -103,6 +103,21 @@ class ChannelA:
     def __add__(self, other: ChannelA) -> ChannelA:
         """The device time of both; nothing else of them is summed."""
         return ChannelA(self.decode_ns + other.decode_ns, self.prefill_ns + other.prefill_ns)
+
+
+def together(parts: Sequence[ChannelA]) -> ChannelA:
+    """Channel A of a run whose servers have one cost model."""
+    first = parts[0]
+    for part in parts[1:]:
+        names = ("num_unpriced_requests", "num_extrapolated_steps", "num_extrapolated_prefills")
+        first = replace(
+            first + part,
+            **{name: getattr(first, name) + getattr(part, name) for name in names},
+            context_problem=first.context_problem or part.context_problem,
+            usage=_summed(first.usage, part.usage),
+            cost_model=first.cost_model,
+        )
+    return first
 
 
 def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_events: pa.Table | None = None) -> ChannelA:
@@ -243,10 +258,12 @@ def channel_b(requests: pa.Table, served: Mapping[tuple[int, int], int] | None =
     served: of several servers, which one served each (session, request); B is then the sum of one union each. Requests
     that nobody served, or nobody knows by whom, make a union of their own.
     """
+    if not served:
+        return union_ns(span for span in values_of(requests, "sent_ns", "done_ns") if None not in span)
     spans: dict[int | None, list[tuple[int, int]]] = {}
     for session, request, sent_ns, done_ns in values_of(requests, "session", "request", "sent_ns", "done_ns"):
         if None not in (sent_ns, done_ns):
-            spans.setdefault(served.get((session, request)) if served else None, []).append((sent_ns, done_ns))
+            spans.setdefault(served.get((session, request)), []).append((sent_ns, done_ns))
     return sum(map(union_ns, spans.values()))
 
 
