@@ -127,11 +127,18 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
         for number, server in enumerate(servers)
     ]
     known = [cost.total_ns for cost in costs if cost is not None]
-    if plan is None or len(known) < len(servers) or len(served_by) < num_answered:
+    unknown = num_answered - len(served_by)
+    if plan is None or unknown:
         raise RecordsError(
-            f"its records do not tell which replica served {num_answered - len(served_by)} requests, or what they cost",
+            "its plan cannot be read" if plan is None else f"nobody says which replica served {unknown} requests",
             where=run.label,
-            hint="Start the replicas with their logs of steps and of reuse",
+            hint="Start the replicas with a log that names requests, or give server.replica_header",
+        )
+    if len(known) < len(servers):
+        raise RecordsError(
+            "what a replica cost is unknown: its steps were not logged, or the cost model has no price for them",
+            where=run.label,
+            hint="Calibrate the server, and give the file as server.cost_model",
         )
     batches = [steps_by_n_b(server.steps) for server in servers]
     firsts = _first_tokens(run.table("chunks"))
