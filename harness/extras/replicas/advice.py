@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from harness.errors import SpecError
 from harness.extras.replicas.figures import ReplicaFigures, Tables, compare_policies, figures_of
-from harness.extras.replicas.policies import POLICIES, SessionAffinity, policy_named
+from harness.extras.replicas.policies import SessionAffinity, policy_named
+from harness.extras.replicas.simulated import check_simulated_router
 from harness.extras.replicas.virtual import play_replicas
 from harness.measure.records import SealedRun
-from harness.model.engine import CostModel
+from harness.model.engine import CostModel, EngineConfig
 from harness.model.plan import Plan
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import default_buckets
@@ -50,14 +50,11 @@ class Layout(NamedTuple):
 def what_helps(runs: Sequence[SealedRun]) -> Tables:
     """A condition's replicas as they are, with sessions at home, and with half as much KV memory more.
 
-    Raises SpecError where its router has no policy that is modelled.
+    Raises SpecError for a router that is not modelled.
     """
     server = runs[0].server
     policy, count = server.door.policy, server.num_replicas
-    if policy not in POLICIES:
-        raise SpecError(
-            f"the policy {policy!r} is not modelled", where="advise", hint=f"Modelled: {', '.join(POLICIES)}"
-        )
+    check_simulated_router(server)
     plans = [Planned(plan, run.cost_model) for run in runs if (plan := run.plan_if_readable) is not None]
     layouts = [Layout(AS_IT_IS, server.replica, count, policy)]
     if policy != SessionAffinity.name:
@@ -67,8 +64,9 @@ def what_helps(runs: Sequence[SealedRun]) -> Tables:
 
 
 def _with_memory(server: ServerSpec) -> ServerSpec:
-    if server.is_paged and server.num_gpu_blocks is not None:
-        return server.model_copy(update={"num_gpu_blocks": server.num_gpu_blocks * 3 // 2})
+    if server.is_paged:
+        num_blocks = EngineConfig.from_server(server).paged.num_gpu_blocks
+        return server.model_copy(update={"num_gpu_blocks": num_blocks * 3 // 2})
     return server.model_copy(update={"kv_slots": -(-server.num_kv_slots * 3 // 2)})
 
 

@@ -20,13 +20,18 @@ from harness.cli.addresses import (
 )
 from harness.cli.terminal import print_tables, time_left
 from harness.errors import SpecError, unknown_name
-from harness.table import TableForm, with_four_digits
+from harness.table import Table, TableForm, with_four_digits
 
 if TYPE_CHECKING:
-    from harness.extras.replicas.figures import ReplicaFigures
+    from collections.abc import Sequence
 
-COSTS = ("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest", "busy")
-ORIGIN = "Simulated: no server and no router was measured."
+    from harness.extras.replicas.figures import ReplicaFigures
+    from harness.model.experiment import PlannedRun
+
+SHORT = (
+    *("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest", "busy"),
+    *("share", "in_flight_s", "n", "b", "padding"),
+)
 
 
 def measured(
@@ -63,17 +68,13 @@ def measured(
     }
     if advise:
         baseline = sealed[0].spec.baseline_name
-        costs, reuse = what_helps(by_condition[baseline])
-        costs = costs if form in (TableForm.csv, TableForm.json) else with_four_digits(costs, COSTS)
-        print_tables([costs, reuse], form, remarks=[sentence(played[baseline])])
+        costs, reuse = what_helps([run for run in by_condition[baseline] if run.replicate in common])
+        print_tables([_short(costs, form), reuse], form, remarks=[sentence(played[baseline])])
         return
     origin = origin_of(sealed)
     costs, reuse = compare_policies(played, origin, "condition")
     each = of_each_replica(played, origin, "condition")
-    if form not in (TableForm.csv, TableForm.json):
-        costs = with_four_digits(costs, COSTS)
-        each = with_four_digits(each, ("share", "device_s", "in_flight_s", "n", "b", "padding"))
-    print_tables([costs, reuse, each], form)
+    print_tables([_short(costs, form), reuse, _short(each, form)], form)
 
 
 def replicas(
@@ -102,20 +103,15 @@ def replicas(
 
     Example: `harness predict replicas demo --replicas 2`
     """
+    from harness.extras.replicas.advice import ORIGIN
     from harness.extras.replicas.figures import compare_policies, figures_of
     from harness.extras.replicas.policies import POLICIES, policy_named
     from harness.extras.replicas.virtual import play_replicas
-    from harness.model.experiment import resolve
 
     names = list(dict.fromkeys(policies or POLICIES))
     for name in names:
         policy_named(name, num_replicas)
-    spec = experiment_with(experiment, changes_of([*(changes or ()), f"replicates={plans}"], None))[0]
-    by_condition = resolve(spec).by_condition
-    chosen = condition or next(iter(by_condition))
-    if chosen not in by_condition:
-        raise unknown_name("condition", chosen, by_condition)
-    runs, simulated = by_condition[chosen], count(1)
+    runs, simulated = _planned(experiment, condition, plans, changes), count(1)
     played: dict[str, list[ReplicaFigures]] = {name: [] for name in names}
     with time_left("simulating") as tell:
         for name, run in product(names, runs):
@@ -123,9 +119,7 @@ def replicas(
             played[name].append(figures_of(play_replicas(run.plan, run.server, run.cost_model, router)))
             tell(next(simulated) / (len(names) * len(runs)))
     costs, reuse = compare_policies(played, ORIGIN)
-    if form not in (TableForm.csv, TableForm.json):
-        costs = with_four_digits(costs, COSTS)
-    print_tables([costs, reuse], form)
+    print_tables([_short(costs, form), reuse], form)
 
 
 def layouts(
@@ -150,24 +144,20 @@ def layouts(
 
     Example: `harness predict layouts one-big-or-two-small`
     """
-    from harness.extras.replicas.advice import Planned, layouts_of
+    from harness.extras.replicas.advice import ORIGIN, Planned, layouts_of
     from harness.extras.replicas.figures import compare_policies
     from harness.extras.replicas.policies import POLICIES, policy_named
-    from harness.model.experiment import resolve
 
     names = list(dict.fromkeys(policies or POLICIES))
     for name in names:
         policy_named(name, 1)
-    spec = experiment_with(experiment, changes_of([*(changes or ()), f"replicates={plans}"], None))[0]
-    by_condition = resolve(spec).by_condition
-    chosen = condition or next(iter(by_condition))
-    if chosen not in by_condition:
-        raise unknown_name("condition", chosen, by_condition)
-    runs = by_condition[chosen]
+    runs = _planned(experiment, condition, plans, changes)
     server = runs[0].server
     if server.is_paged or server.is_routed:
         raise SpecError(
-            "a budget is a single server with KV slots", where=f"condition {chosen}", hint="Choose another --condition"
+            "a budget is a single server with KV slots",
+            where=f"condition {runs[0].condition.name}",
+            hint="Choose another --condition",
         )
     played: dict[str, list[ReplicaFigures]] = {}
     found = list(layouts_of(server, sorted(set(counts or (1, 2, 4))), names))
@@ -178,6 +168,22 @@ def layouts(
     first, *others = played
     order = [first, *sorted(others, key=lambda name: sum(each.total_device_s for each in played[name]))]
     costs, reuse = compare_policies({name: played[name] for name in order}, ORIGIN, "layout")
-    if form not in (TableForm.csv, TableForm.json):
-        costs = with_four_digits(costs, COSTS)
-    print_tables([costs, reuse], form)
+    print_tables([_short(costs, form), reuse], form)
+
+
+def _planned(experiment: Path, condition: str, plans: int, changes: list[str] | None) -> Sequence[PlannedRun]:
+    """As many plans of a condition, by default of the first, with its server and costs."""
+    from harness.model.experiment import resolve
+
+    spec = experiment_with(experiment, changes_of([*(changes or ()), f"replicates={plans}"], None))[0]
+    by_condition = resolve(spec).by_condition
+    chosen = condition or next(iter(by_condition))
+    if chosen not in by_condition:
+        raise unknown_name("condition", chosen, by_condition)
+    return by_condition[chosen]
+
+
+def _short(table: Table, form: TableForm) -> Table:
+    """With four digits, where people read it."""
+    columns = [name for name in SHORT if name in table.columns]
+    return table if form in (TableForm.csv, TableForm.json) else with_four_digits(table, columns)

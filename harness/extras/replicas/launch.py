@@ -118,7 +118,7 @@ class ServerGroup:
 
     @property
     def named(self) -> Iterator[tuple[str, ServerProcess]]:
-        """Every process, with what it is called."""
+        """Every process, with its name."""
         if self.router is not None:
             yield ROUTER, self.router
         for number, process in enumerate(self.processes):

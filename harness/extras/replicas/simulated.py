@@ -11,7 +11,7 @@ from harness.errors import SpecError
 from harness.extras.replicas.policies import policy_named
 from harness.extras.replicas.virtual import Key, ReplicaRun
 from harness.judge.analysis.logs.derive import Derived, of_simulator
-from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, told_by_header
+from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers
 from harness.measure.records import RawFile, layout
 from harness.model.engine import CostModel
 from harness.model.engine.core import StepEnd
@@ -62,8 +62,8 @@ class RecordedReplicas(ReplicaRun):
             of_simulator(record.tables(), layout.replica_folder(folder, place))
             for place, record in enumerate(self._records)
         ]
-        told = told_by_header(folder / layout.SERVED, self.facts)
-        return replace(merged_derived(parts, merged_metrics(parts)), told=told)
+        in_headers = replicas_in_headers(folder / layout.SERVED, self.facts)
+        return replace(merged_derived(parts, merged_metrics(parts)), in_headers=in_headers)
 
     def send(self, event: ClientEvent) -> None:
         super().send(event)

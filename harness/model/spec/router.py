@@ -90,11 +90,6 @@ class RouterSpec(Spec):
             raise ValueError("session-affinity needs session_header: the header that names a request's session")
         return self
 
-    @property
-    def label(self) -> str:
-        """ "harness session-affinity"; of a command its program."""
-        return f"{self.kind} {self.policy}" if self.kind != "command" else f"command {self.command[0]}"
-
     @field_serializer("command", when_used="json")
     def _command_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
         return redacted_arguments(words)

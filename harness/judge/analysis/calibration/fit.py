@@ -8,7 +8,7 @@ Forms: docs/method.md, "Step time", "Prefill time".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -265,14 +265,14 @@ def fit_prefill(
         return _fit(_Form(tuple(names), form, "prefills of a length", weights), times, groups, seed, decodes_ms)
 
     names, notes, left_out = list(columns), list[str](), ""
-    if _is_tried(EAGER, np.array([is_eager for _length, _attended, is_eager in works], dtype=np.float64), columns):
+    columns[EAGER] = np.array([is_eager for _length, _attended, is_eager in works], dtype=np.float64)
+    if _tells_apart((columns[name] for name in names), columns[EAGER]):
         # Without a graph the host launches every part of a step, however short.
         interval = fitted_by([*names, EAGER]).intervals[EAGER]
         if interval.low > NEGLIGIBLE_MS:
             names.append(EAGER)
-    attended = np.array([attended for _length, attended, _is_eager in works], dtype=np.float64) / NS_PER_MS
-    if _is_tried(ATTENDED, attended, {name: columns[name] for name in names}):
-        columns[ATTENDED] = attended
+    columns[ATTENDED] = np.array([attended for _length, attended, _is_eager in works], dtype=np.float64) / NS_PER_MS
+    if _tells_apart((columns[name] for name in names), columns[ATTENDED]):
         interval = fitted_by([*names, ATTENDED]).intervals[ATTENDED]
         if interval.low > NEGLIGIBLE_NS:
             names.append(ATTENDED)
@@ -304,13 +304,9 @@ def fit_prefill(
     )
 
 
-def _is_tried(name: str, column: FloatArray, columns: dict[str, FloatArray]) -> bool:
-    """Whether the points tell a further coefficient from the others; its column is then among theirs."""
-    together = np.stack([*columns.values(), column], axis=1)
-    if not _is_determined(together):
-        return False
-    columns[name] = column
-    return True
+def _tells_apart(known: Iterable[FloatArray], column: FloatArray) -> bool:
+    """Whether the points tell a further coefficient from those of the known columns."""
+    return _is_determined(np.stack([*known, column], axis=1))
 
 
 @dataclass(frozen=True, slots=True)

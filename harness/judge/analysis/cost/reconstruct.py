@@ -183,10 +183,7 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
         num_extrapolated_steps=_decode(steps, of_decodes, cost_model)[1],
         num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(work.tokens) for work in others),
         context_problem="the step log shows no KV memory" if needs_contexts and decode_contexts(log) is None else "",
-        usage=_summed(
-            _summed(_decode_usage(*_sizes(steps), of_decodes), _chunk_usage(chunks, sum(log.eager_by_n.values()))),
-            {"per_step_eager_ms": float(sum(work.is_eager and work.tokens > 0 for work in others))},
-        ),
+        usage=_summed(_decode_usage(*_sizes(steps), of_decodes), _chunk_usage(chunks) | _eager_usage(log, others)),
         cost_model=cost_model,
     )
 
@@ -500,7 +497,13 @@ def _prefill_usage(prompts: Sequence[tuple[int, int]], chunk_tokens: int) -> dic
     }
 
 
-def _chunk_usage(steps: Sequence[Sequence[int]], num_eager: int) -> dict[str, float]:
+def _eager_usage(log: StepLog, others: Iterable[_Work]) -> dict[str, float]:
+    """The ``usage`` of steps without a graph. others: than decode steps."""
+    num_with_prompts = sum(work.is_eager and work.tokens > 0 for work in others)
+    return {"eager_ms": float(sum(log.eager_by_n.values())), "per_step_eager_ms": float(num_with_prompts)}
+
+
+def _chunk_usage(steps: Sequence[Sequence[int]]) -> dict[str, float]:
     """The ``usage`` of steps with parts of prompts, and of others.
 
     steps: (tokens of prompts, decodes, summed context, attended tokens of the parts) of each.
@@ -511,7 +514,6 @@ def _chunk_usage(steps: Sequence[Sequence[int]], num_eager: int) -> dict[str, fl
         "per_step_ms": float(np.count_nonzero(tokens)),
         "per_token_us": float(tokens.sum()) / US_PER_MS,
         "per_attended_token_ns": float(attended.sum()) / NS_PER_MS,
-        "eager_ms": float(num_eager),
     }
 
 

@@ -25,7 +25,7 @@ from harness.judge.analysis.logs.engine_steps import (
     steps_table,
 )
 from harness.judge.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
-from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, servers_of, told_by_header
+from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers, servers_of
 from harness.judge.analysis.logs.slots import SlotWalk
 from harness.measure.records import ClockRecord, Manifest, SealedRun, layout, schema
 from harness.measure.records.disk import write_parquet
@@ -51,7 +51,7 @@ class Derived:
     "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
     pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read. slots: what
     contradicts itself in the lines about slots. counters: of the scrapes, that fell. parts: of several replicas, what
-    the files of each say. told: see ``told_by_header``.
+    the files of each say. in_headers: see ``replicas_in_headers``.
     """
 
     tables: dict[str, pa.Table]
@@ -72,7 +72,7 @@ class Derived:
     slots: SlotWalk = field(default_factory=SlotWalk)
     counters: CounterWatch = field(default_factory=CounterWatch)
     parts: tuple[Derived, ...] = ()
-    told: Mapping[str, int] = field(default_factory=dict[str, int])
+    in_headers: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 _LAST_INSTANT_NS = 2**62
@@ -117,15 +117,15 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
         return _derived(folder, manifest, scrapes)
     lines = list(scrapes)
     of_servers = ([line for line in lines if b'"replica": %d,' % at in line] for at in range(manifest.num_scraped))
-    told = told_by_header(folder / layout.SERVED, table_at(manifest.server.facts, "launch"))
+    in_headers = replicas_in_headers(folder / layout.SERVED, table_at(manifest.server.facts, "launch"))
     if folders:
         parts = [_derived(each, manifest, own) for each, own in zip(folders, of_servers, strict=True)]
-        return replace(merged_derived(parts, merged_metrics(parts)), told=told)
+        return replace(merged_derived(parts, merged_metrics(parts)), in_headers=in_headers)
     # Somebody else's replicas: what each counted is known, and no log of theirs.
     derived = _derived(folder, manifest, ())
     scraped = [_derived(folder / layout.REPLICAS, manifest, own) for own in of_servers]
     derived.tables["metrics"], derived.num_scrapes, derived.num_failed_scrapes = merged_metrics(scraped)
-    derived.told = told
+    derived.in_headers = in_headers
     derived.counters = max((each.counters for each in scraped), key=lambda watch: watch.num_fallen)
     return derived
 

@@ -19,13 +19,13 @@ from harness.errors import RecordsError
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.judge.analysis.logs.parse import ParseCounts
 from harness.judge.analysis.logs.slots import SlotWalk
+from harness.judge.analysis.reuse import Place
 from harness.measure.records.schema import values_of
 from harness.stacks.vllm.step_log import StepLog, numbered_through
 
 if TYPE_CHECKING:
     from harness.judge.analysis.logs.derive import Derived
 
-Place = tuple[int, int]  # (session, request)
 _Counts = TypeVar("_Counts", ParseCounts, SlotWalk)
 STEPS_OF_A_REPLICA = 1 << 24
 SLOTS_OF_A_REPLICA = 1 << 16
@@ -57,7 +57,7 @@ def _rows_of(table: pa.Table, replica: int) -> pa.Table:
     return _with_slots(own, -replica * SLOTS_OF_A_REPLICA) if "slots" in own.schema.names else own
 
 
-def told_by_header(path: Path, launch: Mapping[str, Any]) -> dict[str, int]:
+def replicas_in_headers(path: Path, launch: Mapping[str, Any]) -> dict[str, int]:
     """The client's id of a request -> the replica that the response's header names; empty without such a file.
 
     path: of the file. launch: the manifest's record of it. A header names a replica by its number, or by its address;
@@ -78,13 +78,13 @@ def told_by_header(path: Path, launch: Mapping[str, Any]) -> dict[str, int]:
     return {request_id: numbers[name] for request_id, name in named.items() if name in numbers}
 
 
-def served_by(requests: pa.Table, servers: Sequence[Server], told: Mapping[str, int]) -> dict[Place, int]:
+def served_by(requests: pa.Table, servers: Sequence[Server], in_headers: Mapping[str, int]) -> dict[Place, int]:
     """(session, request) -> the server whose log names it, else whom the header names; without those of neither.
 
-    told: see ``told_by_header``. Empty where one server answered all.
+    in_headers: see ``replicas_in_headers``. Empty where one server answered all.
     """
     ids = values_of(requests, "request_id", "session", "request")
-    by_header = {(session, request): told[name] for name, session, request in ids if name in told}
+    by_header = {(session, request): in_headers[name] for name, session, request in ids if name in in_headers}
     if len(servers) == 1:
         return by_header if len({*by_header.values()}) > 1 else {}
     columns = values_of(requests, "response_id", "session", "request")
@@ -144,11 +144,6 @@ def merged_derived(parts: Sequence[Derived], of_all: Metrics) -> Derived:
     for name in ("num_bucket_lines", "num_iteration_lines", "num_kv_lines", "num_preemptions"):
         setattr(whole, name, sum(getattr(part, name) for part in parts))
     return whole
-
-
-def of_replicas(tables: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
-    """The steps and KV events of replicas, by name, as those of one run."""
-    return {name: pa.concat_tables(_of_replicas([each[name] for each in tables])) for name in ("steps", "kv_events")}
 
 
 def _of_replicas(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:

@@ -19,8 +19,8 @@ from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_re
 from harness.judge.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.judge.analysis.figures import lateness, modelled_of
 from harness.judge.analysis.logs.engine_steps import check_step_log
-from harness.judge.analysis.logs.replicas import Place, Server, requests_of, served_by
-from harness.judge.analysis.reuse import cached_tokens
+from harness.judge.analysis.logs.replicas import Server, requests_of, served_by
+from harness.judge.analysis.reuse import Place, cached_tokens
 from harness.judge.analysis.validity.clean_start import check_clean_start
 from harness.judge.analysis.validity.logged import check_log_lines
 from harness.judge.analysis.validity.plan_answers import (
@@ -117,8 +117,8 @@ def _check_each_server(
         yield from _check_server_log(manifest, requests, derived, cost_model)
         return
     servers = servers_in_tables(derived)
-    served = served_by(requests, servers, derived.told)
-    yield from _check_told(requests, served, served_by(requests, servers, {}), len(servers))
+    served = served_by(requests, servers, derived.in_headers)
+    yield from _check_attribution(requests, served, served_by(requests, servers, {}), len(servers))
     for number, part in enumerate(derived.parts):
         own = requests_of(requests, served, number, len(servers))
         for finding in _check_server_log(manifest, own, part, cost_model):
@@ -134,10 +134,10 @@ def _check_server_log(
 
 
 def _served(requests: pa.Table, derived: Derived) -> dict[tuple[int, int], int]:
-    return served_by(requests, servers_in_tables(derived), derived.told) if derived.parts else {}
+    return served_by(requests, servers_in_tables(derived), derived.in_headers) if derived.parts else {}
 
 
-def _check_told(
+def _check_attribution(
     requests: pa.Table, served: Mapping[Place, int], by_log: Mapping[Place, int], num_replicas: int
 ) -> Iterator[Finding]:
     """Which replica served each request, and how that is known."""
