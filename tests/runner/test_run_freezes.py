@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.judge.analysis.validity.stalls import check_freezes
@@ -15,6 +14,7 @@ from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.analysis_tables import manifest
 from tests.support.experiments import small_experiment
+from tests.support.processes import commands_of_children
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import plan_of, run, session
 
@@ -29,11 +29,7 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **keys:
         if has_frozen.is_set() or not isinstance(event, RequestFinished):
             return
         has_frozen.set()
-        (server,) = [
-            child
-            for child in psutil.Process().children(recursive=True)
-            if "harness.measure.emulator" in " ".join(child.cmdline())
-        ]
+        (server,) = [child for child, command in commands_of_children() if "harness.measure.emulator" in command]
         server.send_signal(signal.SIGSTOP)
         threading.Event().wait(seconds)
         server.send_signal(signal.SIGCONT)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.measure.server.life import LaunchPlan
@@ -71,6 +73,15 @@ def ends_within(pid: int, seconds: float) -> bool:
             return False
         clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
     return True
+
+
+def commands_of_children() -> list[tuple[psutil.Process, str]]:
+    """This process's children and theirs, each with its command line; without those that ended meanwhile."""
+    living: list[tuple[psutil.Process, str]] = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            living.append((child, " ".join(child.cmdline())))
+    return living
 
 
 def check_until_it_fails(server: ServerProcess) -> None:

@@ -22,6 +22,7 @@ from harness.measure.records.schema import values_of
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.experiments import small_experiment
+from tests.support.processes import commands_of_children, is_alive
 
 pytestmark = pytest.mark.live
 
@@ -95,11 +96,11 @@ def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, l
     killed: list[int] = []
 
     def look(event: ProgressEvent) -> None:
-        children = psutil.Process().children(recursive=True)
-        seen.update((child.pid, child) for child in children)
+        children = commands_of_children()
+        seen.update((child.pid, child) for child, _ in children)
         if not killed and isinstance(event, RequestFinished):
-            for child in children:
-                if argument in " ".join(child.cmdline()) and "supervisor" not in " ".join(child.cmdline()):
+            for child, command in children:
+                if argument in command and "supervisor" not in command:
                     killed.append(child.pid)
                     child.kill()
                     break
@@ -126,7 +127,7 @@ def test_a_killed_process_is_one_clear_finding_and_nothing_is_left(
     found = [finding for finding in run.manifest.findings if finding.code in ("replica-died", "router-died")]
     assert [(finding.code, finding.evidence) for finding in found] == [(code, evidence)]
     servers = [process for process in processes if process.is_running() and "harness" in str(process)]
-    assert not [process for process in servers if process.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in servers if is_alive(process.pid)]
 
 
 def test_a_router_that_is_not_installed_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import gzip
 import threading
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
 from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_url, asking_process
 from harness.measure.server.process import free_port
+from tests.support.processes import commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
 
 pytestmark = pytest.mark.live
@@ -154,7 +154,7 @@ def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> 
         asking_process(f"http://{server.host}:{server.port}/metrics", {"X-Key": "1"}) as get,
     ):
         assert [get(10.0), get(10.0)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
-        (process,) = (each for each in psutil.Process().children() if "answer_requests" in " ".join(each.cmdline()))
+        (process,) = (child for child, command in commands_of_children() if "answer_requests" in command)
         process.kill()
         assert get(1.0) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
     assert [asked.path for asked in server.asked] == ["/metrics"] * 2

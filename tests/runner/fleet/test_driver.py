@@ -15,13 +15,13 @@ from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.driver import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
 from tests.support.experiments import small_experiment
+from tests.support.processes import commands_of_children
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 
 
 def workers() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [one for one in children if one.is_running() and "harness.runner.fleet.worker" in one.cmdline()]
+    return [one for one, command in commands_of_children() if "harness.runner.fleet.worker" in command]
 
 
 def test_a_fleet_interrupted_killed_and_resumed_makes_each_run_once_on_its_device(tmp_path: Path):
