@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from harness.clock import NS_PER_S, MonotonicClock
@@ -28,9 +29,7 @@ def launch_replicas(launch: Launch, server: ServerSpec, options: LaunchOptions) 
     launch: of one server. Of a server that somebody else started the replicas are asked alone.
     """
     if server.url:
-        door = launch(server.replica, options)
-        members = (launch(_at(server.replica, url), options) for url in server.replica_urls)
-        return replace(door, replicas=tuple(members))
+        return _attached(launch, server, options)
     members = tuple(_members(launch, server, options))
     door = door_plan(server.door, [member.endpoint.url for member in members], options.run_folder)
     first = members[0]
@@ -50,8 +49,30 @@ def launch_replicas(launch: Launch, server: ServerSpec, options: LaunchOptions) 
     )
 
 
-def _at(server: ServerSpec, url: str) -> ServerSpec:
-    return server.model_copy(update={"url": url, "step_log": ""})
+def _attached(launch: Launch, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+    """Of servers that run already: the door, and what each replica shows."""
+    alone = server.replica
+    door = launch(alone.model_copy(update={"step_log": ""}), options)
+    members: list[LaunchPlan] = []
+    for number, url in enumerate(server.replica_urls):
+        step_log = server.step_log.replace("{replica}", str(number))
+        folder = _replica_folder(options, number) if step_log else options.run_folder
+        own = alone.model_copy(update={"url": url, "step_log": step_log})
+        members.append(launch(own, options._replace(run_folder=folder)))
+    return replace(
+        door,
+        replicas=tuple(members),
+        observation=members[0].observation,
+        appended=tuple(each for member in members for each in member.appended),
+        effective={**door.effective, **({"step_log": server.step_log} if server.step_log else {})},
+    )
+
+
+def _replica_folder(options: LaunchOptions, number: int) -> Path:
+    folder = layout.replica_folder(options.run_folder, number)
+    with ServerError.on_os_error("cannot be made", where=folder, hint="Free some disk space"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _members(launch: Launch, server: ServerSpec, options: LaunchOptions) -> Iterator[LaunchPlan]:
@@ -68,11 +89,8 @@ def _members(launch: Launch, server: ServerSpec, options: LaunchOptions) -> Iter
         while (port := free_port(LOOPBACK)) in ports:
             pass
         ports.add(port)
-        folder = layout.replica_folder(options.run_folder, number)
-        with ServerError.on_os_error("cannot be made", where=folder, hint="Free some disk space"):
-            folder.mkdir(parents=True, exist_ok=True)
         # As in a fleet, each replica has the next devices of its stack.
-        own = options._replace(port=port, run_folder=folder, device=number)
+        own = options._replace(port=port, run_folder=_replica_folder(options, number), device=number)
         yield launch(_numbered(server.replica, number), own)
 
 

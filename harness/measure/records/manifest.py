@@ -366,7 +366,7 @@ class Manifest(_Record):
     @property
     def num_replicas(self) -> int:
         """Servers behind one door whose files the run has; 1 for a server by itself."""
-        return self.num_scraped if self.is_ours else 1
+        return self.num_scraped if self.is_ours or self.observation.steps == "step-log" else 1
 
     @property
     def num_scraped(self) -> int:

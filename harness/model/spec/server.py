@@ -186,7 +186,9 @@ class ServerSpec(Spec):
     )
     url: str = Field(default="", description="backend 'attached': the server somebody else started")
     step_log: str = Field(
-        default="", description="backend 'attached': file that the server's step log is written to (docs/vllm-steps.md)"
+        default="",
+        description="backend 'attached': file that the server's step log is written to (docs/vllm-steps.md); of "
+        "replicas with {replica} for the number of each",
     )
     api_key_env: str = Field(
         default="",
@@ -298,6 +300,8 @@ class ServerSpec(Spec):
             raise ValueError("replica_urls are of servers that run already, behind the router at server.url")
         if self.is_routed and self.port and not self.url:
             raise ValueError("port is of one server, and replicas need several; leave it out")
+        if self.is_routed and self.step_log and "{replica}" not in self.step_log:
+            raise ValueError("step_log is of one server; of replicas write {replica} where the number of each stands")
         return self
 
     @property

@@ -75,7 +75,8 @@ class AttachedBackend(ServerBackend):
         _ = endpoint_of(server).headers
 
     def check_host(self, server: ServerSpec) -> None:
-        _ = _header_of(server)
+        for step_log in _step_logs(server):
+            _ = _header_at(step_log)
 
     def lacks(self, runs: Sequence[PlannedRun]) -> tuple[str, ...]:
         run, spec = runs[0], runs[0].spec
@@ -137,6 +138,13 @@ class AttachedBackend(ServerBackend):
         )
 
 
+def _step_logs(server: ServerSpec) -> list[str]:
+    """The step log of the server, or of each replica; empty where there is none."""
+    if server.is_routed and server.step_log:
+        return [server.step_log.replace("{replica}", str(number)) for number in range(server.num_replicas)]
+    return [server.step_log] if server.step_log else []
+
+
 def _kept(server: ServerSpec, step_log: Path) -> Iterator[tuple[Path, Path]]:
     """The server's step logs, one per data-parallel engine, and where what it appends to them is kept."""
     if server.step_log:
@@ -171,16 +179,19 @@ def _size_texts(runs: Sequence[PlannedRun], model: str) -> None:
 
 
 def _header_of(server: ServerSpec) -> dict[str, Any]:
-    """The settings in the first line of the server's step log; ServerError where it cannot be read."""
-    if not server.step_log:
-        return {}
+    """The settings in the first line of the server's step log, of replicas that of the first."""
+    return next((_header_at(step_log) for step_log in _step_logs(server)), {})
+
+
+def _header_at(step_log: str) -> dict[str, Any]:
+    """The settings in the first line of a step log; ServerError where it cannot be read."""
     try:
-        with open(server.step_log, "rb") as file:
-            return read_step_log(file.readline(), where=server.step_log).settings
+        with open(step_log, "rb") as file:
+            return read_step_log(file.readline(), where=step_log).settings
     except (OSError, RecordsError) as error:
         what = error.what if isinstance(error, RecordsError) else f"cannot be read ({error.strerror})"
         raise ServerError(
-            what, where=server.step_log, hint="Start the server with its step log, on this host (docs/vllm-steps.md)"
+            what, where=step_log, hint="Start the server with its step log, on this host (docs/vllm-steps.md)"
         ) from error
 
 

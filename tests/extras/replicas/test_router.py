@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from harness.clock import MonotonicClock
+from harness.extras.replicas.figures import figures_of_sealed
 from harness.extras.replicas.router import Door, keys_of
 from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.core_requests import engines_of
@@ -123,3 +125,40 @@ def test_keys_of_a_prompt_name_its_blocks() -> None:
     assert keys_of(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
     for broken in (b"", b"[1, 2]", b"{", b'{"prompt": 5}', b"\xff"):
         assert keys_of(broken) == []
+
+
+@live
+@pytest.mark.parametrize("names_replicas", [True, False])
+def test_replicas_that_run_already_have_their_cost_from_their_step_logs(tmp_path: Path, names_replicas: bool) -> None:
+    paged = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 600}
+    both = [
+        start_ready(tmp_path, server=paged, time_scale=1.0, step_log_path=str(tmp_path / f"steps-{number}.jsonl"))
+        for number in range(2)
+    ]
+    addresses = tuple(each.address for each in both)
+    process, url = started(tmp_path, list(addresses), "round-robin")
+    try:
+        server = {
+            "url": url,
+            "replica_urls": addresses,
+            "step_log": str(tmp_path / "steps-{replica}.jsonl"),
+            "cost_model": "emulated-gpu",
+            **({"replica_header": "X-Replica"} if names_replicas else {}),
+        }
+        spec = attached(url, server=server, workload={"num_sessions": 4}, condition=[{"name": "base"}])
+        (run,) = run_experiment(spec, runs_root=tmp_path / "runs").require_valid().runs
+    finally:
+        process.terminate()
+        process.wait(20)
+        for each in both:
+            end(each)
+    codes = {finding.code: finding.severity for finding in run.manifest.findings}
+    if not names_replicas:
+        # The step log of an emulator names no request, and the counters of two busy replicas tell nothing.
+        assert codes["replica-unknown"] == "warning"
+        assert (engines_of(run), run_figures(run).a) == ({}, None)
+        return
+    assert "replica-unknown" not in codes
+    assert Counter(engines_of(run).values()) == {0: 4, 1: 4}
+    assert all(seconds > 0 for seconds in figures_of_sealed(run).device_s)
+    assert run_figures(run).a is not None

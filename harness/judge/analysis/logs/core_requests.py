@@ -7,7 +7,12 @@ import pyarrow as pa
 from harness.clock import ScaledClock
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.judge.analysis.logs.engine_steps import step_log_of, step_logs_of
-from harness.judge.analysis.logs.replicas import Server, replicas_in_headers, served_by, servers_of
+from harness.judge.analysis.logs.replicas import (
+    Server,
+    replicas_in_headers,
+    servers_of,
+    who_served,
+)
 from harness.measure.records import SealedRun, layout, once_per_run
 from harness.measure.records.manifest import table_at
 from harness.measure.records.schema import values_of
@@ -22,8 +27,9 @@ def engines_of(run: SealedRun) -> dict[tuple[int, int], int]:
     """(session, request) -> the replica or engine core that served it; empty where one served all, or nobody says."""
     servers = servers_in(run)
     in_headers = replicas_in_headers(run.file(layout.SERVED), table_at(run.manifest.server.facts, "launch"))
-    if in_headers or len(servers) > 1:
-        return served_by(run.table("requests"), servers, in_headers)
+    requests, num_replicas = run.table("requests"), run.manifest.num_scraped
+    if in_headers or num_replicas > 1:
+        return who_served(requests, servers, in_headers, run.table("metrics"), num_replicas)
     served = {(session, request): engine for session, request, engine in values_of(core_requests(run), *_SERVED)}
     return served if len({*served.values()}) > 1 else {}
 

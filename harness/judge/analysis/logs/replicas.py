@@ -7,20 +7,24 @@ again. Nothing is priced or judged across replicas: each is a server by itself, 
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from harness.clock import NS_PER_MS
 from harness.errors import RecordsError
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.judge.analysis.logs.parse import ParseCounts
 from harness.judge.analysis.logs.slots import SlotWalk
 from harness.judge.analysis.reuse import Place
-from harness.measure.records.schema import values_of
+from harness.measure.records.schema import rows_where, values_of
 from harness.stacks.vllm.step_log import StepLog, numbered_through
 
 if TYPE_CHECKING:
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 _Counts = TypeVar("_Counts", ParseCounts, SlotWalk)
 STEPS_OF_A_REPLICA = 1 << 24
 SLOTS_OF_A_REPLICA = 1 << 16
+FINISHED_COUNTER = "vllm:request_success_total"
+NEAR_NS = 100 * NS_PER_MS
+"""A reading of counters within this of a request's end may or may not count it."""
+_REPLICA = re.compile(r'(?:^|,)replica="(\d+)"')
 
 
 class Server(NamedTuple):
@@ -95,6 +103,61 @@ def served_by(requests: pa.Table, servers: Sequence[Server], in_headers: Mapping
             if (name := join_request_id(log_id, place_of)) is not None:
                 served[place_of[name]] = number
     return served
+
+
+def served_by_counters(requests: pa.Table, metrics: pa.Table, num_replicas: int) -> dict[Place, int]:
+    """(session, request) -> the only replica that counted finished requests while it ended; without others.
+
+    Told from one reading to the next near which nothing ended, where as many requests ended as the replicas counted.
+    """
+    ended = sorted(
+        (done_ns, (session, request))
+        for session, request, done_ns in values_of(requests, "session", "request", "done_ns")
+        if done_ns is not None
+    )
+    instants = [done_ns for done_ns, _place in ended]
+    readings = [
+        reading
+        for reading in _readings(rows_where(metrics, "name", FINISHED_COUNTER), num_replicas)
+        if bisect_right(instants, reading.first_ns - NEAR_NS) == bisect_right(instants, reading.last_ns + NEAR_NS)
+    ]
+    served: dict[Place, int] = {}
+    for before, after in pairwise(readings):
+        within = ended[bisect_right(instants, before.last_ns) : bisect_right(instants, after.first_ns)]
+        rose = [round(late - early) for early, late in zip(before.counts, after.counts, strict=True)]
+        if sum(rose) == len(within) and sum(map(bool, rose)) == 1:
+            served.update((place, rose.index(len(within))) for _done_ns, place in within)
+    return served
+
+
+def who_served(
+    requests: pa.Table, servers: Sequence[Server], in_headers: Mapping[str, int], metrics: pa.Table, num_replicas: int
+) -> dict[Place, int]:
+    """``served_by``; where nothing names a replica, whom the counters tell, if they tell it of every request."""
+    named = served_by(requests, servers, in_headers)
+    if named or num_replicas == 1:
+        return named
+    counted = served_by_counters(requests, metrics, num_replicas)
+    return counted if len(counted) == requests.num_rows - requests["done_ns"].null_count else {}
+
+
+class _Reading(NamedTuple):
+    """Finished requests of each replica, and when the first and the last of them was asked."""
+
+    first_ns: int
+    last_ns: int
+    counts: Sequence[float]
+
+
+def _readings(samples: pa.Table, num_replicas: int) -> Iterator[_Reading]:
+    counts: dict[int, list[float]] = {}
+    asked_ns: dict[int, list[int]] = {}
+    for scrape, at_ns, labels, value in values_of(samples, "scrape", "at_ns", "labels", "value"):
+        if match := _REPLICA.search(labels):
+            counts.setdefault(scrape, [0.0] * num_replicas)[int(match[1])] += value
+            asked_ns.setdefault(scrape, []).append(at_ns)
+    for scrape in sorted(counts):
+        yield _Reading(min(asked_ns[scrape]), max(asked_ns[scrape]), counts[scrape])
 
 
 def _named_in(server: Server) -> Iterable[str]:

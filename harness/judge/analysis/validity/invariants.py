@@ -19,7 +19,7 @@ from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_re
 from harness.judge.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.judge.analysis.figures import lateness, modelled_of
 from harness.judge.analysis.logs.engine_steps import check_step_log
-from harness.judge.analysis.logs.replicas import Server, requests_of, served_by
+from harness.judge.analysis.logs.replicas import Server, requests_of, served_by, served_by_counters, who_served
 from harness.judge.analysis.reuse import Place, cached_tokens
 from harness.judge.analysis.validity.clean_start import check_clean_start
 from harness.judge.analysis.validity.logged import check_log_lines
@@ -113,12 +113,13 @@ def _check_each_server(
     manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
 ) -> Iterator[Finding]:
     """What a server's log says of it alone. Of several replicas each is judged by itself, and named."""
-    if not derived.parts:
+    servers = servers_in_tables(derived)
+    if manifest.num_scraped > 1:
+        yield from _check_attribution(manifest, requests, derived, servers)
+    if not servers:
         yield from _check_server_log(manifest, requests, derived, cost_model)
         return
-    servers = servers_in_tables(derived)
-    served = served_by(requests, servers, derived.in_headers)
-    yield from _check_attribution(requests, served, served_by(requests, servers, {}), len(servers))
+    served = _served(requests, derived)
     for number, part in enumerate(derived.parts):
         own = requests_of(requests, served, number, len(servers))
         for finding in _check_server_log(manifest, own, part, cost_model):
@@ -134,33 +135,40 @@ def _check_server_log(
 
 
 def _served(requests: pa.Table, derived: Derived) -> dict[tuple[int, int], int]:
-    return served_by(requests, servers_in_tables(derived), derived.in_headers) if derived.parts else {}
+    if not derived.parts:
+        return {}
+    servers, metrics = servers_in_tables(derived), derived.tables["metrics"]
+    return who_served(requests, servers, derived.in_headers, metrics, len(servers))
 
 
 def _check_attribution(
-    requests: pa.Table, served: Mapping[Place, int], by_log: Mapping[Place, int], num_replicas: int
+    manifest: Manifest, requests: pa.Table, derived: Derived, servers: Sequence[Server]
 ) -> Iterator[Finding]:
-    """Which replica served each request, and how that is known."""
+    """Which replica served each request, and how that is known. servers: whose logs the run has."""
+    num_replicas = manifest.num_scraped
     answered = [*values_of(rows_where(requests, "status", "ok"), "session", "request")]
-    if unknown := sum(key not in served for key in answered):
-        yield invalid(
+    logged = served_by(requests, servers, {}) if servers else {}
+    named = served_by(requests, servers, derived.in_headers)
+    known = {"the log of a replica": logged, "a response header": named}
+    if not named:
+        known["the counters of the replicas"] = served_by_counters(requests, derived.tables["metrics"], num_replicas)
+    served: dict[Place, int] = {}
+    told: list[str] = []
+    for how, replica_of in known.items():
+        if new := [key for key in answered if key in replica_of and key not in served]:
+            served.update((key, replica_of[key]) for key in new)
+            told.append(f"{len(new)} by {how}")
+    if unknown := len(answered) - len(served):
+        # Of somebody else's replicas nothing but sums is shown then.
+        yield (invalid if manifest.is_ours else warning)(
             "replica-unknown",
-            f"no replica's log and no header names {unknown} of {len(answered)} answered requests",
+            f"no replica's log, header or counter tells who answered {unknown} of {len(answered)} requests",
             "Give server.replica_header, or start the replicas with a log that names requests (docs/routers.md)",
         )
-    num_by_log = sum(key in by_log for key in answered)
     shares = ", ".join(
         f"replica {number} {sum(served.get(key) == number for key in answered)}" for number in range(num_replicas)
     )
-    how = ", ".join(
-        f"{count} by {what}"
-        for what, count in (
-            ("the log of a replica", num_by_log),
-            ("a response header", len(answered) - num_by_log - unknown),
-        )
-        if count
-    )
-    yield info("replicas", f"answered by {shares}; known of {how or 'none'}")
+    yield info("replicas", f"answered by {shares}; known of {', '.join(told) or 'none'}")
 
 
 def servers_in_tables(derived: Derived) -> list[Server]:
