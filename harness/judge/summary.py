@@ -193,7 +193,7 @@ class ExperimentSummary:
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
         rows = [_condition_row(each, self.answers) for each in self.conditions]
-        return self._with_origin(_without_steps(rows) if self.parts is None else rows)
+        return self._with_origin(self._without_unknown(rows))
 
     def to_pandas(self) -> object:
         """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
@@ -249,7 +249,13 @@ class ExperimentSummary:
     def runs_to_arrow(self) -> pa.Table:
         """One row per run, invalid ones included."""
         rows = [_run_row(run) for run in self.runs]
-        return pa.Table.from_pylist(_without_steps(rows) if self.parts is None else rows)
+        return pa.Table.from_pylist(self._without_unknown(rows))
+
+    def _without_unknown(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows without the columns of time in steps and of a second memory, where no run has these."""
+        steps = {*OF_STEPS, *OF_SPEED, *RATIO_OF_STEPS} if self.parts is None else set[str]()
+        memory = set[str]() if any(run.second_memory for run in self.runs) else {*OF_MEMORY}
+        return [{name: cell for name, cell in row.items() if name not in steps | memory} for row in rows]
 
     @property
     def parts(self) -> Table | None:
@@ -442,12 +448,10 @@ OF_STEPS = {"steps_ns": "steps_ns", "between_steps_ns": "parts.between_ns"}
 # Of a run alone.
 OF_SPEED = {"decode_measured_over_modelled": "parts.decode.speed", "decode_drift": "parts.drift"}
 RATIO_OF_STEPS = ("ratio_s", "ratio_s_low", "ratio_s_high")
-
-
-def _without_steps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without the columns of time in steps."""
-    left_out = {*OF_STEPS, *OF_SPEED, *RATIO_OF_STEPS}
-    return [{name: cell for name, cell in row.items() if name not in left_out} for row in rows]
+OF_MEMORY = {
+    f"second_memory_{name}": f"second_memory.{name}"
+    for name in ("asked_tokens", "loaded_tokens", "loaded_bytes", "stored_bytes")
+}
 
 
 WORK = {
@@ -495,7 +499,7 @@ def _condition_row(condition: ConditionFigures, every: Sequence[Answer]) -> dict
         **{f"ratio_{channel}": _ratio(condition.comparison, channel, answer) for channel, answer in on.items()},
         **ends,
         **cells(condition.comparison, COMPARED),
-        **cells(condition if condition.counted else None, WORK),
+        **cells(condition if condition.counted else None, {**WORK, **OF_MEMORY}),
         **cells(condition, LATENESS),
         **cells(main_answers(every).get(condition.name), ANSWERED),
         **condition.measures,
@@ -516,7 +520,7 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
         "is_valid": run.is_valid,
         **cells(run, COSTS),
         **cells(run, {**OF_STEPS, **OF_SPEED}),
-        **cells(run, WORK),
+        **cells(run, {**WORK, **OF_MEMORY}),
         "evictions": run.num_evictions,
         "evictions_dummy": None if run.evictions is None else run.evictions["dummy"],
         **cells(run.lateness, LATENESS),

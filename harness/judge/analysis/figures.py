@@ -42,7 +42,13 @@ from harness.judge.analysis.reuse import (
 )
 from harness.judge.analysis.stats import sum_or_none, when_known
 from harness.judge.analysis.validity.plan_answers import ROUNDING_NS, with_logged_prefills
-from harness.judge.analysis.validity.scrapes import EXTERNAL_COUNTER, counter_increment
+from harness.judge.analysis.validity.scrapes import (
+    ASKED_COUNTER,
+    EXTERNAL_COUNTER,
+    LOADED_BYTES,
+    STORED_BYTES,
+    counter_increment,
+)
 from harness.measure.records import Manifest, RunKey, SealedRun, once_per_run, schema
 from harness.measure.records.schema import values_of
 from harness.model.spec import Place as DevicePlace
@@ -151,6 +157,27 @@ class ReuseFigures:
         return sum(again.reusable_tokens for again in self.rearrivals)
 
 
+@dataclass(frozen=True, slots=True)
+class SecondMemory:
+    """What a server with a second KV memory counted of it.
+
+    asked_tokens, loaded_tokens: of prompts. loaded_bytes, stored_bytes: None where the server does not count them.
+    """
+
+    asked_tokens: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int | None = 0
+    stored_bytes: int | None = 0
+
+    def __add__(self, other: SecondMemory) -> SecondMemory:
+        return SecondMemory(
+            self.asked_tokens + other.asked_tokens,
+            self.loaded_tokens + other.loaded_tokens,
+            when_known(operator.add, self.loaded_bytes, other.loaded_bytes),
+            when_known(operator.add, self.stored_bytes, other.stored_bytes),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Figures of one run, or their sums over several; times in model ns. What is unknown in one of them is None.
@@ -159,7 +186,8 @@ class Figures:
     W (session-ns), modelled, None when the log has no KV lines. evictions: by who caused them, None without KV lines.
     has_steps: whether the decode steps are known, from a step log or because nothing was decoded.
     computed_prefill_tokens: None where reuse is unknown. ceilings: None without the plan or where reuse is unknown.
-    parts: what lies between A and B; None where no engine core stamped its steps.
+    parts: what lies between A and B; None where no engine core stamped its steps. second_memory: None where none was
+    asked.
     """
 
     a: ChannelA | None
@@ -173,6 +201,7 @@ class Figures:
     waiting_session_ns: int | None
     ceilings: Ceilings | None = None
     parts: StepParts | None = None
+    second_memory: SecondMemory | None = None
 
     @property
     def steps_ns(self) -> int | None:
@@ -291,6 +320,7 @@ def sums_over(runs: Sequence[RunFigures]) -> dict[str, Any]:
         "waiting_session_ns": total("waiting_session_ns"),
         "ceilings": total("ceilings", Ceilings()),
         "parts": total("parts", StepParts()),
+        "second_memory": total("second_memory", SecondMemory()),
     }
 
 
@@ -357,6 +387,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         parts=None
         if log is None
         else step_parts(log, requests, ScaledClock(run.manifest.clock.scale), None if a is None else cost_model),
+        second_memory=second_memory_of(run.table("metrics")),
         invalid_reasons=run.invalid_reasons,
         plan=run.manifest.drawn_hash,
         **place_of(run),
@@ -380,6 +411,17 @@ def modelled_of(
     ]
     known = [part for part in parts if part is not None]
     return together(known) if len(known) == len(parts) else None
+
+
+def second_memory_of(metrics: pa.Table) -> SecondMemory | None:
+    """What the server counted of its second memory; None where it has none, or never asked it."""
+    asked, loaded = (counter_increment(metrics, name) for name in (ASKED_COUNTER, EXTERNAL_COUNTER))
+    moved = [counter_increment(metrics, name) for name in (LOADED_BYTES, STORED_BYTES)]
+    if not (asked or loaded or any(moved)):
+        return None
+    return SecondMemory(
+        round(asked or 0), round(loaded or 0), *(None if each is None else round(each) for each in moved)
+    )
 
 
 def loading_ns(manifest: Manifest, metrics: pa.Table, block_tokens: int) -> int:

@@ -286,8 +286,12 @@ class ServerMetrics:
         """
         end_ns = end.start.end_ns
         self._observe_external(end.start.step)
+        external = end.start.step.external_hits
         for lookup in end.start.lookups:
-            self._observe_lookup(lookup.cached_tokens + lookup.computed_tokens, lookup.cached_tokens)
+            # What the second memory gave is counted there alone.
+            loaded = min(external, lookup.cached_tokens)
+            external -= loaded
+            self._observe_lookup(lookup.cached_tokens + lookup.computed_tokens, lookup.cached_tokens - loaded)
         num_prompt_tokens = 0
         for request in end.requests:
             if request.num_generated > 1:

@@ -13,7 +13,7 @@ from harness.extras.replicas.virtual import play_replicas
 from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.logs.derive import rebuild
-from harness.judge.prereg import predict_experiment
+from harness.judge.summary import summarise
 from harness.measure.records import RunStore, SealedRun
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
@@ -79,11 +79,9 @@ def test_a_router_that_is_not_modelled_is_refused(tmp_path: Path) -> None:
         run_experiment(spec, runs_root=tmp_path)
 
 
-def test_replicas_are_never_predicted_as_one_engine() -> None:
+def test_replicas_are_never_taken_for_one_engine() -> None:
     with pytest.raises(SpecError, match="2 replicas behind a router are not one engine"):
         EngineConfig.from_server(ServerSpec(replicas=2))
-    with pytest.raises(SpecError, match="not one engine"):
-        predict_experiment(resolve(experiment()))
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -93,6 +91,25 @@ def test_a_shipped_experiment_of_replicas_or_retention_is_valid(tmp_path: Path, 
     runs = run_experiment(few, runs_root=tmp_path).runs
     assert len(runs) == len(spec.condition)
     assert all(run.is_valid for run in runs), [run.invalid_reasons for run in runs]
+
+
+def test_what_a_second_memory_gave_is_a_column_where_a_run_has_one(tmp_path: Path) -> None:
+    memory = {"server": {"offload_blocks": 20_000, "offload_block_us": 20.0}}
+    spec = small_experiment(
+        backend="sim",
+        time_scale=1.0,
+        workload={"num_sessions": 8, "requests_per_session": 3},
+        server={**PAGED, "num_gpu_blocks": 160, "slot_tokens": 2048},
+        condition=[{"name": "without"}, {"name": "with", **memory}],
+    )
+    summary = summarise(run_experiment(spec, runs_root=tmp_path).require_valid().runs)
+    without, with_memory = summary.to_arrow().to_pylist()
+    assert without["second_memory_loaded_tokens"] is None
+    assert 0 < with_memory["second_memory_loaded_tokens"] < with_memory["second_memory_asked_tokens"]
+    # A model has no bytes.
+    assert with_memory["second_memory_loaded_bytes"] is None
+    alone = summarise([each for each in RunStore(tmp_path).sealed("small") if each.condition == "without"])
+    assert not [name for name in alone.to_arrow().schema.names if name.startswith("second_memory")]
 
 
 def test_a_condition_changes_the_policy_and_keeps_the_router() -> None:

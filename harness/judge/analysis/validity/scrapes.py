@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
 EXTERNAL_COUNTER = "vllm:external_prefix_cache_hits_total"
+ASKED_COUNTER = "vllm:external_prefix_cache_queries_total"
+LOADED_BYTES, STORED_BYTES = "vllm:kv_offload_load_bytes_total", "vllm:kv_offload_store_bytes_total"
 PREEMPTED_COUNTER = "vllm:num_preemptions_total"
 MOVED_COUNTER = "emulator:schedule_moved_seconds_total"
 NOTICED_MOVED_SHARE = 0.01
