@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,9 +18,9 @@ from harness.errors import PlanError
 from harness.extras.replicas.policies import Asked, Policy
 from harness.measure.client.rows import RequestRows
 from harness.measure.records.schema import ABORTED
-from harness.model.engine import DECODE, CostModel, EngineConfig
+from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
-from harness.model.engine.paged import scheduler_of
+from harness.model.engine.paged import PagedScheduler, scheduler_of
 from harness.model.plan import Plan
 from harness.model.plan.event_queue import ClientEvent, VirtualClients
 from harness.model.sim.driver import UnreadRequests
@@ -29,6 +29,7 @@ from harness.model.spec import ServerSpec
 
 Key = tuple[int, int]
 """A request of a plan: (session, request)."""
+Lasting = Callable[[int], int]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,19 +37,30 @@ class Replica:
     """One engine core and what it did. Times in ns.
 
     ends_ns: of its running step, and of the equal steps that follow while nothing arrives; empty while it is idle.
-    batches: decode steps by (n, b).
+    batches: decode steps by (n, b). others: its other steps, as they were decided. wait_ns: time that prefills kept
+    running requests waiting, once for each (W). num_slots_evicted: of a server with slots.
     """
 
     core: EngineCore
+    costs: CostModel
     ends_ns: Sequence[int] = ()
     decode_ns: int = 0
     prefill_ns: int = 0
+    wait_ns: int = 0
+    num_slots_evicted: int = 0
     batches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
+    others: list[Step] = field(default_factory=list[Step])
 
     @property
     def device_ns(self) -> int:
         """The sum of all its step times."""
         return self.decode_ns + self.prefill_ns
+
+    @property
+    def num_evicted(self) -> int:
+        """Slots or blocks with content that were used again."""
+        scheduler = self.core.scheduler
+        return scheduler.pool.num_evicted if isinstance(scheduler, PagedScheduler) else self.num_slots_evicted
 
     def start(self, now_ns: int, *, takes_equal_steps: bool) -> None:
         """Begin the next step, if there is anything to do."""
@@ -66,39 +78,58 @@ class Replica:
 
     def end(self) -> StepEnd:
         """End what runs, and add up its time."""
+        num_running = self.core.scheduler.num_running
         end = self.core.end_step(self.ends_ns)
         took_ns, step = self.ends_ns[-1] - end.start.start_ns, end.start.step
+        self.num_slots_evicted += len(step.evicted_slots)
         if step.kind == DECODE:
             self.decode_ns += took_ns
             self.batches[step.num_seqs, step.bucket] += len(self.ends_ns)
         else:
             self.prefill_ns += took_ns
+            self.wait_ns += self._kept_waiting_ns(step, took_ns, num_running)
+            self.others.append(step)
         self.ends_ns = ()
         return end
+
+    def _kept_waiting_ns(self, step: Step, took_ns: int, num_running: int) -> int:
+        if not isinstance(self.core.scheduler, PagedScheduler):
+            # A prefill is of one request, and the others are ready to decode.
+            return (num_running - 1) * took_ns if step.kind == PREFILL else 0
+        num_decoding = sum(step.tokens) - step.computed_tokens
+        return num_decoding * self.costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
 
 
 class ReplicaRun(VirtualClients):
     """One plan on freshly started replicas behind a router.
 
-    served_by: the replica of each request, in the order of the decisions. first_token_ns: by request.
+    served_by: the replica of each request, in the order of the decisions. first_token_ns: by request. lasting_ns: of
+    each replica, how long a step of so many ns really lasts; default: as long.
     """
 
-    def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
+    def __init__(
+        self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy, lasting_ns: Sequence[Lasting] = ()
+    ) -> None:
         super().__init__(plan)
         config = EngineConfig.from_server(server)
         self.router = router
-        self.replicas = [Replica(EngineCore(scheduler_of(config, costs))) for _ in router.open]
+        self.replicas = [
+            Replica(EngineCore(scheduler_of(config, costs), lasting_ns=lasting), costs)
+            for lasting in lasting_ns or [None] * len(router.open)
+        ]
+        # A client that leaves has the tokens of every step before.
+        self._takes_equal_steps = not any(request.is_abortable for request in plan.requests)
         self.served_by: dict[Key, int] = {}
         self.first_token_ns: dict[Key, int] = {}
         self.end_ns = 0
         self._unread = UnreadRequests(plan, config)
         self._rows = RequestRows(plan)
         self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
-        self._requests: dict[Key, EngineRequest] = {}
+        self.requests: dict[Key, EngineRequest] = {}
         self._names = [dict[int, Key]() for _ in router.open]
 
     def play(self) -> int:
-        """Everything, from the common start to the last token; returns the instant of that.
+        """Everything, from the common start to the end of the last step or answer; returns the instant of that.
 
         At one instant steps end before requests are sent.
         """
@@ -106,7 +137,7 @@ class ReplicaRun(VirtualClients):
         while True:
             self.act_until(now_ns)
             for replica in self.replicas:
-                replica.start(now_ns, takes_equal_steps=not self.leaves_by_tokens)
+                replica.start(now_ns, takes_equal_steps=self._takes_equal_steps)
             due = [replica.ends_ns[-1] for replica in self.replicas if replica.ends_ns]
             if self.client_events.next_ns is not None:
                 due.append(self.client_events.next_ns)
@@ -123,8 +154,7 @@ class ReplicaRun(VirtualClients):
                 "a request can never be admitted: the KV memory of a replica is too small for it",
                 hint="Give more kv_slots or shorter prompts",
             )
-        self.end_ns = now_ns
-        return now_ns
+        return self.end_ns
 
     def send(self, event: ClientEvent) -> None:
         key = (event.session, event.request)
@@ -135,18 +165,18 @@ class ReplicaRun(VirtualClients):
         self._rows.due_ns[row] = self._rows.sent_ns[row] = event.at_ns
         handle = replica.core.new_handle()
         self._names[place][handle] = key
-        self._requests[key] = self._unread.request_of(event, handle)
-        replica.submit(self._requests[key])
+        self.requests[key] = self._unread.request_of(event, handle)
+        replica.submit(self.requests[key])
 
     def leave(self, key: Key, at_ns: int) -> None:
         place, row = self.served_by[key], self._row_of[key]
-        self.replicas[place].core.abort(self._requests[key].handle, at_ns)
-        self.replicas[place].cut(at_ns)
+        self.replicas[place].core.abort(self.requests[key].handle, at_ns)
         self._rows.done_ns[row], self._rows.status[row] = at_ns, ABORTED
+        self.end_ns = max(self.end_ns, at_ns)
         self.router.finished(place)
 
     def num_tokens(self, key: Key) -> int:
-        return self._requests[key].num_generated
+        return self.requests[key].num_generated
 
     def ended(self, place: int, end: StepEnd) -> None:
         """A step of a replica is over; its tokens are received."""
@@ -156,7 +186,7 @@ class ReplicaRun(VirtualClients):
         return self._rows.to_table(self.plan, ScaledClock(1.0))
 
     def _finish(self, place: int, end: StepEnd, now_ns: int) -> None:
-        names = self._names[place]
+        names, self.end_ns = self._names[place], now_ns
         finished = [names[request.handle] for request in end.finished]
         received = [names[request.handle] for request in end.requests]
         for key, request in zip(received, end.requests, strict=True):

@@ -31,7 +31,7 @@ from harness.measure.records import SealedRun
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import draw, perturbation_of, run_draws
+from harness.model.sim.predict.draws import draw, perturbation_of, simulator_of
 from harness.model.sim.search.space import DeviceSpec
 from harness.model.spec import ExperimentSpec, StopSpec
 from harness.model.spec.rules import SuperiorityRule
@@ -212,11 +212,11 @@ def simulated_pairs(
 def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, float]:
     """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
     first = runs[0]
-    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
+    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server.replica)
     perturbation = perturbation_of(first.spec.prediction, first.cost_file)
     of_restarts = replace(perturbation, **SHARED, role=first.condition.name)
     drawn = draw(arrays, config, first.cost_model, of_restarts, range(restarts))
-    totals = run_draws(drawn, config).totals
+    totals = simulator_of(first.server)(drawn, config).totals
     device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
     return device_ns.reshape(restarts, len(runs)).T, float(totals["end_ns"].mean())
 

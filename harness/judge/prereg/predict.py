@@ -21,8 +21,7 @@ from harness.model.engine import EngineConfig
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim.kernel.arrays import Outcome, PlanArrays
 from harness.model.sim.plans import is_rearrival, plan_arrays
-from harness.model.sim.predict.draws import draw, perturbation_of, run_draws
-from harness.model.sim.simulate import run_batch
+from harness.model.sim.predict.draws import draw, nominal, perturbation_of, simulator_of
 from harness.model.spec import ExperimentSpec, RulesName
 
 MOST_DRAWS, MOST_NS = 4_000, 20 * NS_PER_S
@@ -38,24 +37,25 @@ def predict_run(
 
     rules: KV rules to predict with; default: the rules of its server. num_draws: default: what its experiment sets. A
     single draw is the nominal simulation. The draws of each run have their own jitter, and draw k is the same however
-    many there are.
+    many there are. Replicas behind a router that is modelled are simulated together, and their figures are sums.
     """
     server = run.simulated_server if isinstance(run, SealedRun) else run.server
     if rules is not None:
         server = server.model_copy(update={"rules": rules})
-    config, cost_model = EngineConfig.from_server(server), run.cost_model
+    config, cost_model = EngineConfig.from_server(server.replica), run.cost_model
+    simulate = simulator_of(server)
     num_draws = run.spec.prediction.draws if num_draws is None else num_draws
     arrays = plan_arrays([run.plan])
     filled_in = cost_model.filled_in_buckets(config.decode_buckets)
     if num_draws == 1:
-        figures = _figures(arrays, config, run_batch(arrays, config, cost_model))
+        figures = _figures(arrays, config, simulate(nominal(arrays, cost_model), config))
         return Prediction.model_validate(
             {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
         )
     perturbation = replace(perturbation_of(run.spec.prediction, run.cost_file), role=run.label)
     at_once = max(MOST_REQUESTS // run.plan.num_requests, 1)
     parts = [
-        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, perturbation, numbers), config))
+        _figures(arrays, config, simulate(draw(arrays, config, cost_model, perturbation, numbers), config))
         for numbers in (range(first, min(first + at_once, num_draws)) for first in range(0, num_draws, at_once))
     ]
     figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -7,7 +7,7 @@ EngineCore (``run_busy_loop``, ``step``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -209,7 +209,10 @@ class EngineCore:
         refuses = scheduler.num_waiting > 0 and scheduler.num_running < scheduler.config.active_limit
         if start.step.kind != DECODE or refuses:
             return [start.end_ns]
-        return list(accumulate(scheduler.equal_durations_ns(start.step)[1:], initial=start.end_ns))
+        durations_ns: Iterable[int] = scheduler.equal_durations_ns(start.step)[1:]
+        if self.lasting_ns is not None:
+            durations_ns = map(self.lasting_ns, durations_ns)
+        return list(accumulate(durations_ns, initial=start.end_ns))
 
     def end_step(self, ends_ns: Sequence[int] = ()) -> StepEnd:
         """End the running step: process aborts that arrived meanwhile, then tokens, finishes and freed slots.

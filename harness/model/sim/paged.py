@@ -137,7 +137,7 @@ class _Run(VirtualDriver):
             self._over_ns[request.handle] = end_ns
 
 
-def _noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
+def noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
     """How long a step of so many ns lasts: longer by one of these millionths, drawn anew for each step."""
     if not noise.any():
         return None
@@ -158,7 +158,7 @@ def run_paged(
     """
     played = list[_Run]()
     for place, (plan, cost_model) in enumerate(zip(plans, cost_models, strict=True)):
-        played.append(_Run(plan, config, cost_model, _noisy(noise, noise_seeds[place] if noise_seeds else 0)))
+        played.append(_Run(plan, config, cost_model, noisy(noise, noise_seeds[place] if noise_seeds else 0)))
         played[-1].play()
     last = played[-1]
     # A block belongs to no request.

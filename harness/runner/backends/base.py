@@ -138,10 +138,12 @@ def rules_in_force(site_packages: Path) -> dict[str, Any]:
 
 class Replicas(NamedTuple):
     """Several servers behind a router. launch: the plan of all of them, by the launch of one. simulated: a run of them
-    in virtual time, a ``SimulatedRun`` (``runner.backends.sim``), by its costs and folder."""
+    in virtual time, a ``SimulatedRun`` (``runner.backends.sim``), by its costs and folder. drawn: for a server, a
+    function that simulates draws as ``run_draws`` does."""
 
     launch: Callable[[Launch, ServerSpec, LaunchOptions], LaunchPlan]
     simulated: Callable[[PlannedRun, CostModel, Path], Any]
+    drawn: Callable[[ServerSpec], Callable[[Any, EngineConfig], Any]]
 
 
 class ServerBackend(Backend):

@@ -15,8 +15,7 @@ from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.experiment import PlannedRun
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import draw, perturbation_of, run_draws
-from harness.model.sim.simulate import run_batch
+from harness.model.sim.predict.draws import draw, nominal, perturbation_of, simulator_of
 
 MOST_DRAWS = 100
 """Draws of a break-even, which are simulated again for each change that is tried."""
@@ -170,14 +169,15 @@ NO_CHANGE = CostChange((), 0.0)
 def planned_break_even(own: Sequence[PlannedRun], base: Sequence[PlannedRun], num_draws: int) -> BreakEven | None:
     """The break-even of a predicted ratio, by the draws that predict these runs; at most MOST_DRAWS of them.
 
-    own, base: the runs of a condition and of its baseline; of paged memory at most MOST_PAGED_DRAWS. None where both
-    have the same server, so that no cost of a configuration decides.
+    own, base: the runs of a condition and of its baseline; of paged memory or of replicas at most MOST_PAGED_DRAWS.
+    None where both have the same server, so that no cost of a configuration decides.
     """
-    configs = [EngineConfig.from_server(runs[0].server) for runs in (own, base)]
+    configs = [EngineConfig.from_server(runs[0].server.replica) for runs in (own, base)]
     if configs[0] == configs[1]:
         return None
     sizes = deciding_sizes(*(config.decode_buckets for config in configs))
-    most = MOST_PAGED_DRAWS if any(config.rule_set.is_paged for config in configs) else MOST_DRAWS
+    is_slow = any(runs[0].server.is_paged or runs[0].server.is_routed for runs in (own, base))
+    most = MOST_PAGED_DRAWS if is_slow else MOST_DRAWS
     numbers = range(min(num_draws, most))
 
     def ratio_at(change: float) -> float:
@@ -195,8 +195,9 @@ def _device_ns(run: PlannedRun, config: EngineConfig, model: CostModel, numbers:
     """Device time of a run, summed over the draws with these numbers; of a single draw: nominal."""
     arrays = plan_arrays([run.plan])
     if len(numbers) == 1:
-        totals = run_batch(arrays, config, model).totals
+        draws = nominal(arrays, model)
     else:
         perturbation = replace(perturbation_of(run.spec.prediction, run.cost_file), role=run.label)
-        totals = run_draws(draw(arrays, config, model, perturbation, numbers), config).totals
+        draws = draw(arrays, config, model, perturbation, numbers)
+    totals = simulator_of(run.server)(draws, config).totals
     return int((totals["decode_ns"] + totals["prefill_ns"]).sum())

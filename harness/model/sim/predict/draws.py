@@ -28,7 +28,8 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import check_slots, joined, one_plan, plans_of
 from harness.model.sim.simulate import run_arrays, run_batch
-from harness.model.spec import PerturbationSpec, load_toml
+from harness.model.spec import PerturbationSpec, ServerSpec, load_toml
+from harness.plugins import service
 
 FloatArray = npt.NDArray[np.float64]
 ORDER_NS = 1000
@@ -160,6 +161,12 @@ class Draws(NamedTuple):
         return layout.drawn_cost_arrays(config, self.models, self.noise_seeds, self.noise)
 
 
+def nominal(arrays: layout.PlanArrays, model: CostModel) -> Draws:
+    """The plans as they are, with these costs, and steps without noise."""
+    count = len(arrays.plans)
+    return Draws(arrays, [model] * count, [0] * count, layout.NO_NOISE)
+
+
 def draw(
     arrays: layout.PlanArrays,
     config: EngineConfig,
@@ -209,6 +216,11 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
         check_slots(draws.arrays, config)
         return run_paged(plans_of(draws.arrays), config, draws.models, draws.noise_seeds, draws.noise)
     return run_batch(draws.arrays, config, draws.costs(config))
+
+
+def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.Outcome]:
+    """What simulates draws on a server: ``run_draws``, or for replicas behind a router what the plug-in offers."""
+    return service("replicas", where="server.replicas").drawn(server) if server.is_routed else run_draws
 
 
 def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.PlanArrays, layout.Outcome]:

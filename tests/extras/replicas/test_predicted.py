@@ -1,0 +1,104 @@
+"""Predictions of replicas: with one of them those of a server, with several what a simulated run of them does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.clock import NS_PER_MS
+from harness.errors import SpecError
+from harness.extras.replicas.predicted import DrawsOnReplicas
+from harness.judge.analysis import run_figures
+from harness.judge.decisions.predictions import mean_ratio
+from harness.judge.prereg import predict_experiment
+from harness.judge.prereg.predict import predict_run
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.experiment import build_plan, resolve
+from harness.model.plan import Plan
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.predict.draws import nominal, run_draws
+from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec
+from harness.runner import run_experiment
+from tests.extras.replicas.test_virtual import PAGED
+from tests.measure.emulator.test_virtual import servers, workloads
+from tests.model.sim.test_simulate_aborts import plans
+from tests.support.experiments import small_experiment
+
+pytestmark = pytest.mark.same_everywhere
+
+OF_PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 600}
+
+
+def assert_one_replica_is_the_server(plan: Plan, server: ServerSpec) -> None:
+    config, costs = EngineConfig.from_server(server), load_cost_model(server.cost_model)
+    draws = nominal(plan_arrays([plan, plan]), costs)
+    behind, alone = DrawsOnReplicas(server)(draws, config), run_draws(draws, config)
+    assert np.array_equal(behind.histogram, alone.histogram)
+    counted = [name for name in alone.totals.dtype.names if not name.startswith(("num_", "stuck"))]
+    for name in counted:
+        assert behind.totals[name].tolist() == alone.totals[name].tolist(), name
+    for name in ("cached_tokens", "arrival_ns", "completed_ns", "first_token_ns", "preemptions", "aborted_tokens"):
+        assert behind.requests[name].tolist() == alone.requests[name].tolist(), name
+
+
+@settings(max_examples=40)
+@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
+def test_one_replica_is_predicted_as_a_server(server: ServerSpec, workload: WorkloadSpec, seed: int) -> None:
+    assert_one_replica_is_the_server(build_plan(workload, seed, 0), server)
+
+
+@settings(max_examples=40)
+@given(plan=plans(), server=servers())
+def test_one_replica_is_predicted_as_a_server_where_clients_leave(plan: Plan, server: ServerSpec) -> None:
+    assert_one_replica_is_the_server(plan, server)
+
+
+@settings(max_examples=15)
+@given(workload=workloads(), seed=st.integers(0, 10_000))
+def test_one_paged_replica_is_predicted_as_a_server(workload: WorkloadSpec, seed: int) -> None:
+    assert_one_replica_is_the_server(build_plan(workload, seed, 0), PAGED)
+
+
+def two_policies(**keys: object) -> ExperimentSpec:
+    return small_experiment(
+        backend="sim",
+        time_scale=1.0,
+        replicates=2,
+        workload={"num_sessions": 6},
+        condition=[{"name": "in-turn"}, {"name": "home", "server": {"router": {"policy": "session-affinity"}}}],
+        **{"server": {"replicas": 2, "router": {"policy": "round-robin"}}, **keys},
+    )
+
+
+@pytest.mark.parametrize("server", [{}, OF_PAGED], ids=["slots", "paged"])
+def test_a_nominal_prediction_of_replicas_has_the_figures_of_their_simulated_run(
+    tmp_path: Path, server: dict[str, object]
+) -> None:
+    spec = two_policies(server={"replicas": 2, "router": {"policy": "session-affinity"}, **server})
+    run = run_experiment(spec, runs_root=tmp_path).require_valid().runs[0]
+    predicted, figures = predict_run(run, num_draws=1), run_figures(run)
+    assert figures.a is not None
+    assert predicted.device_ns == pytest.approx(figures.a.total_ns, abs=NS_PER_MS)
+    assert predicted.num_decode_steps == sum(figures.steps_by_n_b.values())
+    assert predicted.padding == figures.padding
+    assert predicted.cached_tokens == figures.cached_tokens
+    assert predicted.end_ns == run.manifest.timings["replay_end_ns"]
+
+
+def test_draws_of_replicas_share_the_true_costs_of_their_baseline() -> None:
+    predictions = predict_experiment(resolve(two_policies()), num_draws=6)
+    own, base = (list(predictions[name].values()) for name in ("home", "in-turn"))
+    assert all(each.draws is not None and len(set(each.draws.device_ns)) > 1 for each in (*own, *base))
+    ratio = mean_ratio(own, base)
+    assert ratio is not None
+    assert predict_experiment(resolve(two_policies()), num_draws=6) == predictions
+
+
+def test_a_router_with_decisions_of_its_own_is_not_predicted() -> None:
+    spec = two_policies(server={"replicas": 2, "router": {"kind": "haproxy", "policy": "round-robin"}})
+    with pytest.raises(SpecError, match="haproxy is not modelled"):
+        predict_experiment(resolve(spec.model_copy(update={"condition": spec.condition[:1]})))
