@@ -16,11 +16,13 @@ from harness.extras.replicas.policies import Asked, policy_named
 from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.logs.derive import rebuild
+from harness.judge.analysis.validity.scrapes import MOVED_COUNTER, counter_increment
 from harness.judge.report.timeline import timeline
 from harness.measure.records import SealedRun, layout
 from harness.measure.records.schema import values_of
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
+from tests.support.as_simulated import held_to_the_simulator
 from tests.support.experiments import small_experiment
 from tests.support.processes import commands_of_children, is_alive
 
@@ -63,6 +65,18 @@ def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(tmp_path: P
     if policy in ("session-affinity", "prefix-aware"):
         homes = {session: {served[key] for key in served if key[0] == session} for session, _ in served}
         assert all(len(replicas) == 1 for replicas in homes.values())
+
+
+@pytest.mark.parametrize("policy", ["least-requests", "prefix-aware"])
+def test_live_replicas_make_the_steps_of_the_simulator(tmp_path: Path, policy: str) -> None:
+    run = routed(tmp_path, policy)
+    assert run.is_valid, run.invalid_reasons
+    held = [held_to_the_simulator(run, replica) for replica in range(2)]
+    assert [each.differing for each in held] == [[], []]
+    assert sum(each.requests for each in held) == run.table("requests").num_rows
+    assert all(each.steps for each in held)
+    if not counter_increment(run.table("metrics"), MOVED_COUNTER):
+        assert [each.late for each in held] == [0, 0]
 
 
 def test_the_sums_of_replicas_are_what_the_door_saw(tmp_path: Path) -> None:

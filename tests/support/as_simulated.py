@@ -1,0 +1,114 @@
+"""A live run of emulated replicas held to the simulator: each step, from the arrivals that a replica recorded, and each
+routing decision, from what the router recorded.
+
+``python -m tests.support.as_simulated RUNS`` holds every sealed run of a folder; exit status 0 means no difference.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.extras.replicas.policies import Asked, policy_named
+from harness.judge.analysis.cost.reconstruct import join_request_id
+from harness.measure.emulator.step_log import read_trace
+from harness.measure.records import RunStore, SealedRun, layout
+from harness.measure.records.schema import values_of
+from harness.model.engine import EngineConfig
+from harness.model.engine.core import EngineCore, StepStart
+from harness.model.engine.paged import scheduler_of
+from harness.model.plan.event_queue import SENDS, ClientEvent
+from harness.model.sim.driver import UnreadRequests
+
+DECIDED = ("kind", "n", "b", "requests", "cached_tokens", "computed_tokens", "duration_ns", "waiting")
+
+
+class Held(NamedTuple):
+    """steps, requests: how many were compared. late: steps that began later than in the simulator, of a host that
+    stalled. differing: records of the emulator and of the simulator that are not equal, the first of each replica."""
+
+    steps: int
+    requests: int
+    late: int
+    differing: list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def held_to_the_simulator(run: SealedRun, replica: int) -> Held:
+    """What one replica of a run did, step by step, and what the simulator's engine does with the same arrivals."""
+    config = EngineConfig.from_server(run.server.replica)
+    core = EngineCore(scheduler_of(config, run.cost_model))
+    unread = UnreadRequests(run.plan, config)
+    columns = values_of(run.table("requests"), "response_id", "session", "request")
+    place_of = {name: (session, request) for name, session, request in columns if name}
+    records = read_trace(layout.replica_folder(run.path, replica) / layout.DEVICE_TRACE)
+    num_requests = num_late = 0
+    expected_ns: int | None = None
+    for number, record in enumerate(record for record in records if record["kind"] != "STALL"):
+        for name, at_ns in record["arrivals"]:
+            session, request = place_of[str(join_request_id(name, place_of))]
+            num_requests += 1
+            core.submit(unread.request_of(ClientEvent(at_ns, SENDS, session, request), core.new_handle(), name))
+        first_ns = min((at_ns for _name, at_ns in record["arrivals"]), default=record["start_ns"])
+        # An idle engine begins with the first request that comes; a busy one when its step is over.
+        begins_ns = first_ns if expected_ns is None else expected_ns
+        num_late += begins_ns != record["start_ns"]
+        start = core.start_step(record["start_ns"])
+        ours = {} if start is None else _record(start)
+        if ours != {name: record[name] for name in DECIDED}:
+            return Held(number, num_requests, num_late, [(record, ours)])
+        end = core.end_step()
+        for each in end.requests:
+            each.num_generated += 1
+        assert [each.external_id for each in end.finished] == record["finished"]
+        expected_ns = record["start_ns"] + record["duration_ns"] if core.has_work else None
+    return Held(len(records), num_requests, num_late, [])
+
+
+def _record(start: StepStart) -> dict[str, Any]:
+    step = start.step
+    return {
+        "kind": step.kind,
+        "n": step.num_seqs,
+        "b": step.bucket,
+        "requests": [request.external_id for request in start.requests],
+        "cached_tokens": step.cached_tokens,
+        "computed_tokens": step.computed_tokens,
+        "duration_ns": step.duration_ns,
+        "waiting": start.num_waiting,
+    }
+
+
+def other_decisions(run: SealedRun) -> tuple[int, int]:
+    """(decisions, those that the policy does not make again). What a prefix-aware router read is not recorded."""
+    router = policy_named(run.server.door.policy, run.server.num_replicas)
+    if router.reads_prompts:
+        return 0, 0
+    num_decisions = num_other = 0
+    for line in run.file(layout.ROUTED).read_text().splitlines():
+        _at_ns, what, _name, *rest = json.loads(line)
+        if what == "route":
+            num_decisions += 1
+            num_other += router.route(Asked(str(rest[0]))) != rest[1]
+        else:
+            router.finished(int(rest[0]))
+    return num_decisions, num_other
+
+
+def main(runs: str) -> int:
+    """Hold every sealed run of replicas in a folder; 1 when anything differs, or nothing was compared."""
+    totals = dict.fromkeys(("requests", "steps", "late", "differing", "decisions", "other decisions"), 0)
+    for run in RunStore(Path(runs)).sealed():
+        held = [held_to_the_simulator(run, replica) for replica in range(run.manifest.num_replicas)]
+        decisions, other = other_decisions(run)
+        of_run = [sum(each.requests for each in held), sum(each.steps for each in held)]
+        of_run += [sum(each.late for each in held), sum(len(each.differing) for each in held), decisions, other]
+        print(run.label, dict(zip(totals, of_run, strict=True)), flush=True)
+        totals = {name: total + more for (name, total), more in zip(totals.items(), of_run, strict=True)}
+    print("all", totals)
+    return int(not totals["steps"] or totals["differing"] + totals["other decisions"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
