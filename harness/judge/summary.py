@@ -148,7 +148,7 @@ class ExperimentSummary:
     @property
     def origin(self) -> str:
         """Where the figures are from, the stack that served, and what was declared and not verified."""
-        return " ".join(filter(None, (origin_note(self.backend), self.served, self.declared)))
+        return " ".join(filter(None, (origin_note(self.backend, self.served), self.served, self.declared)))
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
