@@ -16,10 +16,12 @@ from harness.measure.records import Finding, layout
 from harness.measure.records.manifest import invalid
 from harness.measure.server.life import HEALTH, LOOPBACK, LaunchPlan
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess, free_port
+from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
 from harness.runner.run import Launch, LaunchOptions
 
 ROUTER = "the router"
+_NUMBERED = ("env", "extra_args")
 _wall_clock = MonotonicClock()
 
 
@@ -32,7 +34,7 @@ def launch_replicas(launch: Launch, server: ServerSpec, options: LaunchOptions) 
         return _attached(launch, server, options)
     members = tuple(_members(launch, server, options))
     door = door_plan(server.door, [member.endpoint.url for member in members], options.run_folder)
-    first = members[0]
+    first, asked = members[0], requested_settings(server)
     return replace(
         first,
         argv=door.argv,
@@ -42,6 +44,8 @@ def launch_replicas(launch: Launch, server: ServerSpec, options: LaunchOptions) 
         reached_at=None,
         files=door.files,
         requested={**first.requested, **door.requested, "replicas": server.replicas},
+        # What {replica} stands for is shown by each replica's own record.
+        effective={**first.effective, **{key: asked[key] for key in _NUMBERED if key in first.effective}},
         findings=tuple(dict.fromkeys(finding for member in members for finding in member.findings)),
         scratch_variable="",
         replicas=members,

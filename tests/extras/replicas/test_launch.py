@@ -22,8 +22,10 @@ from harness.measure.records import SealedRun, layout
 from harness.measure.records.schema import values_of
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
+from tests.runner.backends.test_vllm import experiment
 from tests.support.as_simulated import held_to_the_simulator
 from tests.support.experiments import small_experiment
+from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import commands_of_children, is_alive
 
 pytestmark = pytest.mark.live
@@ -172,3 +174,14 @@ def test_a_real_router_keeps_sessions_at_home_and_every_request_is_told_to_its_r
 def test_a_port_of_one_server_is_refused_for_several() -> None:
     with pytest.raises(ValueError, match="port is of one server"):
         small_experiment(server={"replicas": 2, "port": 8000})
+
+
+def test_the_number_of_each_replica_of_a_vllm_is_in_its_environment_and_arguments(tmp_path: Path) -> None:
+    numbered = {"env": {"MINE": "{replica}"}, "extra_args": ["--seed", "{replica}"]}
+    routed_vllm = {"replicas": 2, "router": {"policy": "round-robin"}, **numbered}
+    spec = experiment(fake_vllm(tmp_path / "env"), {}, **routed_vllm)
+    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    assert "setting-differs" not in {finding.code for finding in run.manifest.findings}
+    launched = run.manifest.server.facts["launch"]["replicas"]
+    assert [each["argv"][each["argv"].index("--seed") + 1] for each in launched] == ["0", "1"]
+    assert run.is_valid, run.invalid_reasons
