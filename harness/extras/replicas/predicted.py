@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 
@@ -13,9 +12,8 @@ from harness.extras.replicas.virtual import ReplicaRun
 from harness.measure.records.schema import values_of
 from harness.model.compiled.records import records_from
 from harness.model.engine import EngineConfig
-from harness.model.engine.core import EngineRequest
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.paged import NOT_YET, noisy
+from harness.model.sim.paged import NOT_YET, noisy, result_row
 from harness.model.sim.plans import check_slots, plans_of
 from harness.model.sim.predict.draws import Draws
 from harness.model.spec import ServerSpec
@@ -33,10 +31,7 @@ class DrawsOnReplicas:
     def __call__(self, draws: Draws, config: EngineConfig) -> layout.Outcome:
         """Sums over all replicas, and the requests of each plan, in the order of ``draws.arrays``."""
         check_slots(draws.arrays, config)
-        played = [
-            self._played(draws, place, seed)
-            for place, seed in enumerate(draws.noise_seeds or repeat(0, len(draws.models)))
-        ]
+        played = [self._played(draws, place, seed) for place, seed in enumerate(draws.noise_seeds)]
         return layout.Outcome(
             requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
             histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
@@ -59,26 +54,12 @@ class DrawsOnReplicas:
 
 
 def _requests(run: ReplicaRun) -> list[tuple[int, ...]]:
-    rows = values_of(run.requests_table(), "session", "request", "done_ns", "status")
-    return [
-        _result(run.requests.get((session, request)), done_ns, status) for session, request, done_ns, status in rows
-    ]
-
-
-def _result(request: EngineRequest | None, done_ns: int | None, status: str) -> tuple[int, ...]:
-    """The fields of ``RequestResult``, in its order."""
-    if request is None:
-        return (0, NOT_YET, NOT_YET, NOT_YET, NOT_YET, 0, 0, NOT_YET)
-    return (
-        request.cached_tokens,
-        request.arrival_ns,
-        request.scheduled_ns,
-        request.first_token_ns,
-        NOT_YET if done_ns is None else done_ns,
-        request.cached_tokens,
-        request.num_preemptions,
-        NOT_YET if status == "ok" else request.num_generated,
-    )
+    rows: list[tuple[int, ...]] = []
+    for session, request, done_ns, status in values_of(run.requests_table(), "session", "request", "done_ns", "status"):
+        sent = run.requests.get((session, request))
+        left_after = NOT_YET if sent is None or status == "ok" else sent.num_generated
+        rows.append(result_row(sent, NOT_YET if done_ns is None else done_ns, left_after))
+    return rows
 
 
 def _histogram(run: ReplicaRun, config: EngineConfig) -> list[int]:

@@ -56,20 +56,8 @@ class _Run(VirtualDriver):
         return [self._row(place) for place in self._places.values()]
 
     def _row(self, place: int) -> tuple[int, ...]:
-        request = self._requests.get(place)
-        if request is None:
-            return (0, NOT_YET, NOT_YET, NOT_YET, NOT_YET, 0, 0, NOT_YET)
-        return (
-            request.cached_tokens,
-            request.arrival_ns,
-            request.scheduled_ns,
-            request.first_token_ns,
-            self._over_ns.get(place, NOT_YET),
-            # With paged memory a hash that is found is a block that is there.
-            request.cached_tokens,
-            request.num_preemptions,
-            self._left_after.get(place, NOT_YET),
-        )
+        over_ns, left_after = (of.get(place, NOT_YET) for of in (self._over_ns, self._left_after))
+        return result_row(self._requests.get(place), over_ns, left_after)
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -135,6 +123,23 @@ class _Run(VirtualDriver):
             request.num_generated += 1
         for request in end.finished:
             self._over_ns[request.handle] = end_ns
+
+
+def result_row(request: EngineRequest | None, over_ns: int, left_after: int) -> tuple[int, ...]:
+    """The fields of ``RequestResult``, in its order. left_after: tokens that a client had when it left."""
+    if request is None:
+        return (0, NOT_YET, NOT_YET, NOT_YET, NOT_YET, 0, 0, NOT_YET)
+    return (
+        request.cached_tokens,
+        request.arrival_ns,
+        request.scheduled_ns,
+        request.first_token_ns,
+        over_ns,
+        # With paged memory a hash that is found is a block that is there; of slots no figure asks for it.
+        request.cached_tokens,
+        request.num_preemptions,
+        left_after,
+    )
 
 
 def noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:

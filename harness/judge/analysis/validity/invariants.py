@@ -153,11 +153,11 @@ def _check_attribution(
     if not named:
         known["the counters of the replicas"] = served_by_counters(requests, derived.tables["metrics"], num_replicas)
     served: dict[Place, int] = {}
-    told: list[str] = []
+    sources: list[str] = []
     for how, replica_of in known.items():
         if new := [key for key in answered if key in replica_of and key not in served]:
             served.update((key, replica_of[key]) for key in new)
-            told.append(f"{len(new)} by {how}")
+            sources.append(f"{len(new)} by {how}")
     if unknown := len(answered) - len(served):
         # Of somebody else's replicas nothing but sums is shown then.
         yield (invalid if manifest.is_ours else warning)(
@@ -168,7 +168,7 @@ def _check_attribution(
     shares = ", ".join(
         f"replica {number} {sum(served.get(key) == number for key in answered)}" for number in range(num_replicas)
     )
-    yield info("replicas", f"answered by {shares}; known of {', '.join(told) or 'none'}")
+    yield info("replicas", f"answered by {shares}; known of {', '.join(sources) or 'none'}")
 
 
 def servers_in_tables(derived: Derived) -> list[Server]:

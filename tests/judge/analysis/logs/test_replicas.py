@@ -1,4 +1,4 @@
-"""Which replica answered, told by counters alone: never wrong, and unknown where two counted."""
+"""Which replica answered, found by counters alone: never wrong, and unknown where two counted."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_counters_never_name_another_replica(done_ms: list[tuple[int, int, int]]
     counted_s = [(done + early) / 1000 for done, _by, early in done_ms]
     served = [by for _done, by, _early in done_ms]
     read = metrics([0.0, *(each / 1000 for each in sorted(read_ms)), 21.0], counted_s, served, 3)
-    told = served_by_counters(requests(seen_s), read, 3)
-    assert all(served[session] == replica for (session, _request), replica in told.items())
+    found = served_by_counters(requests(seen_s), read, 3)
+    assert all(served[session] == replica for (session, _request), replica in found.items())
