@@ -9,14 +9,15 @@ from typing import Any
 
 from harness.errors import SpecError
 from harness.extras.replicas.policies import policy_named
-from harness.extras.replicas.virtual import Key, ReplicaRun
+from harness.extras.replicas.virtual import ReplicaRun
 from harness.judge.analysis.logs.derive import Derived, of_simulator
 from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers
 from harness.measure.records import RawFile, layout
 from harness.model.engine import CostModel
-from harness.model.engine.core import StepEnd
+from harness.model.engine.core import EngineRequest, StepEnd
 from harness.model.experiment import PlannedRun
 from harness.model.plan.event_queue import ClientEvent
+from harness.model.sim.driver import Key
 from harness.model.spec import ServerSpec
 from harness.runner.backends.sim import ClientRows, EngineRecord, request_name
 
@@ -65,21 +66,21 @@ class RecordedReplicas(ReplicaRun):
         in_headers = replicas_in_headers(folder / layout.SERVED, self.facts)
         return replace(merged_derived(parts, merged_metrics(parts)), in_headers=in_headers)
 
-    def send(self, event: ClientEvent) -> None:
-        super().send(event)
+    def request_of(self, event: ClientEvent) -> EngineRequest:
         self.rows.sent((event.session, event.request), event.trigger_ns, event.at_ns)
+        return super().request_of(event)
 
-    def leave(self, key: Key, at_ns: int) -> None:
-        super().leave(key, at_ns)
+    def left(self, key: Key, at_ns: int) -> None:
+        super().left(key, at_ns)
         self.rows.left(key, at_ns)
 
-    def ended(self, place: int, end: StepEnd) -> None:
-        names = self._names[place]
+    def ended(self, server: int, end: StepEnd, /) -> None:
+        super().ended(server, end)
         for request in end.requests:
-            self.rows.tokens(names[request.handle], end.ends_ns)
-        self._records[place].step(end, names)
+            self.rows.tokens(self.names[request.handle], end.ends_ns)
+        self._records[server].step(end, self.names)
         for request in end.finished:
-            self.rows.completed(names[request.handle], end.ends_ns[-1], request.cached_tokens)
+            self.rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
 
     def _read_metrics(self, at_ns: int, reason: str) -> None:
         for record in self._records:

@@ -18,7 +18,7 @@ class _TokenDriver(VirtualDriver):
     """Draws every token, so that prompts hold the answers before them; keeps every step."""
 
     def __init__(self, plan: Plan, core: EngineCore, config: EngineConfig) -> None:
-        super().__init__(plan, core)
+        super().__init__(plan, [core])
         self._config = config
         self.steps: list[StepEnd] = []
         self._answers: dict[int, list[list[int]]] = {}
@@ -32,7 +32,7 @@ class _TokenDriver(VirtualDriver):
         context = ContextHash.of(prompt, 0)
         keys, answer = keyed_answer(self._config, prompt, context, PlannedAnswer(planned.generate_tokens))
         return EngineRequest(
-            handle=self.core.new_handle(),
+            handle=len(self.names),
             engine_id=name,
             external_id=name,
             prompt=prompt,
@@ -46,7 +46,7 @@ class _TokenDriver(VirtualDriver):
     def num_tokens(self, key: tuple[int, int]) -> int:
         return len(self._answers[key[0]][key[1]])
 
-    def ended(self, end: StepEnd) -> None:
+    def ended(self, _server: int, end: StepEnd, /) -> None:
         for request in end.requests:
             session, index = self.names[request.handle]
             self._answers[session][index].append(request.draw_token())

@@ -46,6 +46,8 @@ class EventQueue:
     @property
     def next_ns(self) -> int | None:
         """When the next event is due; None: nothing is left to do but to wait for answers."""
+        while self._due and self._due[0].what == LEAVES and self._due[0][2:4] not in self._open:
+            heapq.heappop(self._due)  # its answer has ended
         return self._due[0].at_ns if self._due else None
 
     def events(self, until_ns: int, *, is_step_over: bool = False) -> Iterator[ClientEvent]:

@@ -1,7 +1,7 @@
-"""Virtual time: a whole plan on a server's engine loop, without sockets or waiting.
+"""Virtual time: a whole plan on the engine loop of a server, or of several behind a router, without sockets or waiting.
 
-It is the EngineCore that an emulated server runs; only the clock jumps, and clients take no time. Simulated runs and
-predictions for paged KV memory read its events.
+It is the EngineCore that an emulated server runs; only the clock jumps, and clients take no time. Simulated runs,
+predictions for paged KV memory and those of replicas read its events.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.errors import PlanError
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.retention import PIN_FACTOR
@@ -18,6 +19,8 @@ from harness.model.plan import BlockKeys, Plan
 from harness.model.plan.event_queue import ClientEvent, VirtualClients
 
 NEVER_NS = 1 << 62
+Key = tuple[int, int]
+"""A request of a plan: (session, request)."""
 
 
 class UnreadRequests:
@@ -52,61 +55,88 @@ class UnreadRequests:
 
 
 class VirtualDriver(VirtualClients):
-    """Plays a plan on a server's core in virtual time; the clock jumps from one event to the next.
+    """Plays a plan on the cores of servers in virtual time; the clock jumps from one event to the next.
 
-    A subclass makes the requests and handles the events. It may look at the server at ``next_look_ns``. Equal decode
-    steps are taken together up to the next event of a client and the next look, where the subclass allows it.
+    A subclass says which server a request goes to, makes the requests and handles the events; no two requests have one
+    handle. It may look at the servers at ``next_look_ns``. Where it allows that, equal decode steps are taken together,
+    up to the next look; what arrives cuts them. end_ns: the end of the last step or answer so far.
     """
 
     takes_equal_steps = False
 
-    def __init__(self, plan: Plan, core: EngineCore) -> None:
+    def __init__(self, plan: Plan, cores: Sequence[EngineCore]) -> None:
         super().__init__(plan)
-        self.core = core
-        self.names: dict[int, tuple[int, int]] = {}
+        self.cores = cores
+        self.names: dict[int, Key] = {}
         self.next_look_ns = NEVER_NS
-        self._handles: dict[tuple[int, int], int] = {}
+        self.end_ns = 0
+        self._may_leave = any(request.is_abortable for request in plan.requests)
+        self._sent: dict[Key, tuple[int, int]] = {}
+        # Of the running step of each server, and of the equal steps taken with it; empty while it is idle.
+        self._ends_ns: list[Sequence[int]] = [() for _ in cores]
+
+    def server_of(self, event: ClientEvent) -> int:  # noqa: ARG002 - one server takes all
+        """The server that an event sends to, as its place in the order of the cores."""
+        return 0
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         """The request that an event sends."""
         raise NotImplementedError
 
-    def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
-        """A step began; ends_ns: its end, and those of the equal steps taken with it."""
+    def started(self, server: int, start: StepStart, /) -> None:
+        """A step of a server began."""
 
-    def ended(self, end: StepEnd) -> None:
-        """A step is over; its tokens are received."""
+    def ended(self, server: int, end: StepEnd, /) -> None:
+        """A step of a server is over; its tokens are received."""
         raise NotImplementedError
 
-    def left(self, key: tuple[int, int], at_ns: int) -> None:
+    def left(self, key: Key, at_ns: int) -> None:
         """A client left a request."""
 
     def look(self) -> None:
-        """Look at the server at ``next_look_ns`` and move that on."""
+        """Look at the servers at ``next_look_ns`` and move that on."""
 
     def play(self) -> int:
-        """Everything, from the common start to the last token; returns the instant of that."""
-        now_ns, core = 0, self.core
-        while self.client_events.next_ns is not None or core.num_unfinished or core.has_work:
-            self.act_until(now_ns)
-            start = core.start_step(now_ns)
-            ends_ns = [self.client_events.next_ns or now_ns] if start is None else self._ends_ns(start)
-            while self.next_look_ns < ends_ns[0]:
-                self.look()
-            if start is not None:
-                self.started(start, ends_ns)
-                self.act_until(ends_ns[-1], is_step_over=True)
-                self._finish(core.end_step(ends_ns))
-            now_ns = max(now_ns, ends_ns[-1])
-        return now_ns
+        """Everything, from the common start to the last token or the last client that leaves; returns that instant.
 
-    def _ends_ns(self, start: StepStart) -> list[int]:
-        """When the running step ends, and its equal followers up to the next event of a client and the next look."""
-        ends_ns = self.core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
+        At one instant clients leave, then steps end, then requests are sent. Raises PlanError for a request that no
+        server can ever admit.
+        """
+        now_ns = 0
+        while True:
+            self.act_until(now_ns)
+            for server, core in enumerate(self.cores):
+                if core.running_step is None and (start := core.start_step(now_ns)) is not None:
+                    self._ends_ns[server] = self._ends_of(core, start)
+                    self.started(server, start)
+            due = [ends_ns[-1] for ends_ns in self._ends_ns if ends_ns]
+            if (next_ns := self.client_events.next_ns) is not None:
+                due.append(next_ns)
+            if not due:
+                break
+            now_ns = min(due)
+            while self.next_look_ns < now_ns:
+                self.look()
+            # Clients that leave during a step get none of its tokens.
+            self.act_until(now_ns, is_step_over=True)
+            for server, ends_ns in enumerate(self._ends_ns):
+                if ends_ns and ends_ns[-1] == now_ns:
+                    self._finish(server)
+        if any(core.num_unfinished for core in self.cores):
+            hint = "Give more kv_slots or shorter prompts"
+            raise PlanError("a request can never be admitted: the KV memory is too small for it", hint=hint)
+        return self.end_ns
+
+    def _ends_of(self, core: EngineCore, start: StepStart) -> list[int]:
+        """When the running step ends, and its equal followers that nothing known now disturbs."""
+        ends_ns = core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
         if len(ends_ns) == 1:
             return ends_ns
-        next_ns = self.client_events.next_ns
-        most = bisect_left(ends_ns, self.next_look_ns if next_ns is None else min(next_ns, self.next_look_ns))
+        next_ns, until_ns = self.client_events.next_ns, self.next_look_ns
+        if self._may_leave and next_ns is not None:
+            # Who leaves has the tokens of every step before.
+            until_ns = min(until_ns, next_ns)
+        most = bisect_left(ends_ns, until_ns)
         if self.leaves_by_tokens:
             # The step at whose end one of them has the tokens after which its client leaves is the last.
             for request in start.requests:
@@ -116,19 +146,27 @@ class VirtualDriver(VirtualClients):
         return ends_ns[: max(most, 1)]
 
     def send(self, event: ClientEvent) -> None:
-        request, key = self.request_of(event), (event.session, event.request)
-        self.names[request.handle], self._handles[key] = key, request.handle
-        self.core.submit(request)
+        key, server = (event.session, event.request), self.server_of(event)
+        request = self.request_of(event)
+        self.names[request.handle], self._sent[key] = key, (server, request.handle)
+        self.cores[server].submit(request)
+        if len(ends_ns := self._ends_ns[server]) > 1:
+            # Of steps taken together the one that runs when it arrives is the last.
+            self._ends_ns[server] = ends_ns[: bisect_left(ends_ns, event.at_ns) + 1]
 
-    def leave(self, key: tuple[int, int], at_ns: int) -> None:
-        self.core.abort(self._handles[key], at_ns)
+    def leave(self, key: Key, at_ns: int) -> None:
+        server, handle = self._sent[key]
+        self.cores[server].abort(handle, at_ns)
+        self.end_ns = max(self.end_ns, at_ns)
         self.left(key, at_ns)
 
-    def _finish(self, end: StepEnd) -> None:
-        self.ended(end)
+    def _finish(self, server: int) -> None:
+        end = self.cores[server].end_step(self._ends_ns[server])
+        self._ends_ns[server], self.end_ns = (), end.ends_ns[-1]
+        self.ended(server, end)
         if not (end.finished or self.leaves_by_tokens):
             return
         finished, received = (
             [self.names[request.handle] for request in requests] for requests in (end.finished, end.requests)
         )
-        self.step_ended(finished, received, end.ends_ns[-1])
+        self.step_ended(finished, received, self.end_ns)

@@ -37,7 +37,7 @@ class _Run(VirtualDriver):
         self, plan: Plan, config: EngineConfig, costs: CostModel, lasting_ns: Callable[[int], int] | None
     ) -> None:
         scheduler = PagedScheduler(config.paged, costs)
-        super().__init__(plan, EngineCore(scheduler, lasting_ns=lasting_ns))
+        super().__init__(plan, [EngineCore(scheduler, lasting_ns=lasting_ns)])
         self._costs, self._pool = costs, scheduler.pool
         self._unread = UnreadRequests(plan, config)
         names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
@@ -48,7 +48,7 @@ class _Run(VirtualDriver):
         self.histogram = [0] * (config.max_num_seqs + 1)
         self.steps: list[tuple[int, ...]] = []
         self.evicted = Counter[int]()
-        self.decode_ns = self.other_ns = self.chunk_wait_ns = self.computed_tokens = self.end_ns = 0
+        self.decode_ns = self.other_ns = self.chunk_wait_ns = self.computed_tokens = 0
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
@@ -79,10 +79,6 @@ class _Run(VirtualDriver):
             -1,
         )
 
-    def play(self) -> int:
-        self.end_ns = super().play()
-        return self.end_ns
-
     def request_of(self, event: ClientEvent) -> EngineRequest:
         place = self._places[event.session, event.request]
         self._requests[place] = self._unread.request_of(event, place)
@@ -95,7 +91,7 @@ class _Run(VirtualDriver):
     def num_tokens(self, key: tuple[int, int]) -> int:
         return self._requests[self._places[key]].num_generated
 
-    def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:  # noqa: ARG002 - steps are taken one by one
+    def started(self, _server: int, start: StepStart, /) -> None:
         if self._pool.num_evicted > self._num_evicted:
             self.evicted[start.start_ns] += self._pool.num_evicted - self._num_evicted
             self._num_evicted = self._pool.num_evicted
@@ -117,7 +113,7 @@ class _Run(VirtualDriver):
         chunk_ns = self._costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
         self.chunk_wait_ns += num_decoding * chunk_ns
 
-    def ended(self, end: StepEnd) -> None:
+    def ended(self, _server: int, end: StepEnd, /) -> None:
         (end_ns,) = end.ends_ns
         for request in end.requests:
             request.num_generated += 1

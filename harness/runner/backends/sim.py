@@ -284,7 +284,7 @@ class _VirtualRun(VirtualDriver):
     def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
-        super().__init__(plan, EngineCore(scheduler_of(config, costs)))
+        super().__init__(plan, [EngineCore(scheduler_of(config, costs))])
         self.rows, self._record = ClientRows(plan, client.stream), EngineRecord(server, step_log)
         self.settings, self.facts = self._record.settings, dict[str, Any]()
         self._unread = UnreadRequests(plan, config)
@@ -309,7 +309,7 @@ class _VirtualRun(VirtualDriver):
     def request_of(self, event: ClientEvent) -> EngineRequest:
         key = (event.session, event.request)
         self.rows.sent(key, event.trigger_ns, event.at_ns)
-        return self._unread.request_of(event, self.core.new_handle(), f"cmpl-{request_name(*key)}")
+        return self._unread.request_of(event, len(self.names), f"cmpl-{request_name(*key)}")
 
     def num_tokens(self, key: tuple[int, int]) -> int:
         return self.rows.num_tokens(key)
@@ -317,7 +317,7 @@ class _VirtualRun(VirtualDriver):
     def left(self, key: tuple[int, int], at_ns: int) -> None:
         self.rows.left(key, at_ns)
 
-    def ended(self, end: StepEnd) -> None:
+    def ended(self, _server: int, end: StepEnd, /) -> None:
         for request in end.requests:
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)

@@ -51,6 +51,7 @@ def assert_same_run(plan: Plan, spec: ServerSpec) -> None:
     assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
     assert result.preemptions == sum(len(end.start.step.preempted) for end in steps)
     assert result.computed_tokens == sum(end.start.step.computed_tokens for end in steps)
+    assert result.end_ns == max([row["completed_ns"] for row in rows.values()] + [end.start.end_ns for end in steps])
 
 
 @settings(max_examples=40)
