@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 from harness.clock import NS_PER_S, process_cpu_ns
 
 Better = Literal["less", "more"]
+PEAK_KIB = "int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
+"""An expression: peak resident KiB of the process that reads it. getrusage has that of the process before it too."""
 
 
 class Measured(NamedTuple):
