@@ -74,7 +74,7 @@ from harness.stacks.rbln.launch.device_watch import (
     from_exporter,
 )
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
-from harness.stacks.rbln.rules.kv_rules import RULE_SETS, rule_set
+from harness.stacks.rbln.rules.kv_rules import RULE_SETS, rule_set, rules_for_vllm
 
 
 class LaunchOptions(NamedTuple):
@@ -422,8 +422,7 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     for each in all_shown:
         findings += launch_findings(each, needs_observer=needs_observer)
     findings += _replicas_that_differ(run, launch, all_shown)
-    served = RULE_SETS.get(in_force.get("rules", ""))
-    findings += rules_findings(run.server.rules, manifest.serving_version, served)
+    findings += _rules_that_differ(run.server, manifest, in_force.get("rules", ""))
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
 
 
@@ -434,6 +433,14 @@ def _in_force(run: PlannedRun, folder: Path, launch: LaunchPlan, shown: LaunchFa
     in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
     return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}
+
+
+def _rules_that_differ(server: ServerSpec, manifest: Manifest, in_force: str) -> list[Finding]:
+    """in_force: the rules that a launch of vllm-rbln read in its sources."""
+    version = manifest.vllm_version if server.is_vllm else manifest.serving_version
+    stack = f"{'vllm' if server.is_vllm else 'vllm-rbln'} {version}" if version else ""
+    served = rules_for_vllm(version) if server.is_vllm else RULE_SETS.get(in_force)
+    return rules_findings(server.rules, stack, served, server.rule_set(version))
 
 
 def _replicas_that_differ(run: PlannedRun, launch: LaunchPlan, shown: Sequence[LaunchFacts]) -> Iterator[Finding]:

@@ -28,12 +28,12 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from harness.clock import NS_PER_MS, monotonic_ns
-from harness.errors import ServerError, SpecError
+from harness.errors import ServerError
 from harness.measure.client.arrivals import held_facts
 from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
 from harness.measure.client.replay_state import ReplayEvent
 from harness.measure.client.single import Share, replay_here
-from harness.measure.client.target import ReplayResult, Target, client_for
+from harness.measure.client.target import ReplayResult, Target, check_client
 from harness.measure.records.schema import CHUNKS, RowStream
 from harness.model.plan.model import Plan
 from harness.processes import END_TIMEOUT_S, helper_process
@@ -158,12 +158,7 @@ def _replay_in_processes(
 
     Raises SpecError when the client is not 'epoll', ServerError when a client process ended without a result.
     """
-    if client_for(target.options, target.endpoint).name != "epoll":
-        raise SpecError(
-            "only client 'epoll' runs in several processes, and it speaks no https",
-            where="client.processes",
-            hint="Set client.processes = 1",
-        )
+    check_client(target.options, target.endpoint)
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
         hands = deal_sessions(plan, target.options.processes)

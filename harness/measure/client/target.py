@@ -88,6 +88,16 @@ def client_for(options: ClientSpec, endpoint: Endpoint) -> ClientSpec:
     return options.model_copy(update={"name": "aiohttp"}) if endpoint.is_https else options
 
 
+def check_client(options: ClientSpec, endpoint: Endpoint) -> None:
+    """SpecError where a replay against a server would need what its client cannot do."""
+    if options.processes > 1 and client_for(options, endpoint).name != "epoll":
+        raise SpecError(
+            "only client 'epoll' runs in several processes, and it speaks no https",
+            where="client.processes",
+            hint="Set client.processes = 1",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     """What one replay recorded. All instants are clock ns.

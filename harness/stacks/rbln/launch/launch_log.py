@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.measure.records import Finding, layout
 from harness.measure.records.manifest import DeviceMetrics, LaunchReport
-from harness.stacks.rbln.rules.kv_rules import AUTO, RuleSet, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, RuleSet
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
@@ -274,18 +274,19 @@ def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding
     return findings
 
 
-def rules_findings(rules: str, version: str, served: RuleSet | None) -> list[Finding]:
-    """A warning when the vllm-rbln ``version`` that serves ("": none, or unknown) does not follow ``rules``.
+def rules_findings(rules: str, stack: str, served: RuleSet | None, followed: RuleSet) -> list[Finding]:
+    """A warning when the release that serves does not follow ``rules``.
 
-    served: the rules that its launch read in its sources; None: unknown ones.
+    stack: "vllm-rbln 0.12.0" or "vllm 0.32.0"; "": none serves, or it is unknown. served: its rules; None: unknown
+    ones. followed: those that predictions take for ``rules``.
     """
-    if not version or (served is not None and rules in (AUTO, served.name)):
+    if not stack or (served is not None and rules in (AUTO, served.name)):
         return []
     if served is None:
-        evidence = f"the rules of vllm-rbln {version} are unknown; predictions follow {rule_set(rules).name}"
+        evidence = f"the rules of {stack} are unknown; predictions follow {followed.name}"
         hint = "Run harness stack check on its wheel to see what still holds"
     else:
-        evidence = f"the server is vllm-rbln {version}, which follows {served.name}; the requested rules are {rules}"
+        evidence = f"the server is {stack}, which follows {served.name}; the requested rules are {rules}"
         hint = 'Set server.rules = "auto"'
     return [Finding(code="rules-differ", severity="warning", evidence=evidence, hint=hint)]
 

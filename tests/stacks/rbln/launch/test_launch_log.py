@@ -11,7 +11,7 @@ from harness.judge.analysis.validity.invariants import check_settings
 from harness.measure.records import Manifest
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings
-from harness.stacks.rbln.rules.kv_rules import rules_for_version
+from harness.stacks.rbln.rules.kv_rules import rules_for_version, rules_for_vllm
 
 RBLN = "(EngineCore pid=9) 1795254182.886212 9 INFO vllm_rbln.x"
 LOG = [
@@ -203,16 +203,23 @@ def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "version", "said"),
+    ("rules", "stack", "said"),
     [
-        ("auto", "0.12.1a8", None),
-        ("vendor-0.12.0", "0.12.0", None),
+        ("auto", "vllm-rbln 0.12.1a8", None),
+        ("vendor-0.12.0", "vllm-rbln 0.12.0", None),
         ("vendor-0.11.1", "", None),
-        ("vendor-0.11.1", "0.12.0", "which follows vendor-0.12.0; the requested rules are vendor-0.11.1"),
-        ("auto", "0.99.0", "the rules of vllm-rbln 0.99.0 are unknown; predictions follow vendor-0.12.0"),
+        ("vendor-0.11.1", "vllm-rbln 0.12.0", "which follows vendor-0.12.0; the requested rules are vendor-0.11.1"),
+        ("auto", "vllm-rbln 0.99.0", "the rules of vllm-rbln 0.99.0 are unknown; predictions follow vendor-0.12.0"),
+        ("auto", "vllm 0.32.0+cpu", None),
+        ("vllm-paged", "vllm 0.30.0", "which follows vllm-paged-0.30; the requested rules are vllm-paged"),
+        ("auto", "vllm 0.99.0", "the rules of vllm 0.99.0 are unknown; predictions follow vllm-paged"),
     ],
 )
-def test_a_server_of_another_version_than_the_rules_is_said_so(rules: str, version: str, said: str | None) -> None:
-    found = rules_findings(rules, version, rules_for_version(version))
+def test_a_server_of_another_version_than_the_rules_is_said_so(rules: str, stack: str, said: str | None) -> None:
+    name, _, version = stack.partition(" ")
+    is_vllm = name == "vllm"
+    followed = ServerSpec(model="m" * is_vllm, rules=rules).rule_set(version)
+    served = rules_for_vllm(version) if is_vllm else rules_for_version(version)
+    found = rules_findings(rules, stack, served, followed)
     assert [one.code for one in found] == (["rules-differ"] if said else [])
     assert all(said is not None and said in one.evidence for one in found)
