@@ -33,7 +33,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_
 from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import FloatArray, compare_with_server, null_target
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientName, ClientSpec
 
 # A replay client, "bare", "C", or a peer's own name.

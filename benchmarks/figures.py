@@ -47,7 +47,7 @@ def bench_plan() -> Iterator[Figure]:
         "import json, sys, pathlib\n"
         "from harness.clock import process_cpu_ns\n"
         "from harness.model.experiment import build_plan\n"
-        "from harness.model.plan import save_plan\n"
+        "from harness.model.plan.files import save_plan\n"
         "from harness.model.spec import WorkloadSpec\n"
         "began_ns = process_cpu_ns()\n"
         f"plan = build_plan(WorkloadSpec(num_sessions={PLAN_REQUESTS // 2}), 1, 0)\n"

@@ -24,9 +24,12 @@ import psutil
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.judge.analysis import run_figures
-from harness.measure.records import RunKey, RunStore, SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec, FleetSpec
+from harness.run_key import RunKey
 from harness.runner import run_experiment
 
 HOSTS = ("alpha", "beta")

@@ -26,7 +26,7 @@ from benchmarks.wire import Seen, wire
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import HarnessError, SpecError
 from harness.judge.analysis.serving import latencies
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.runner.backends.emulator import EMULATED_MODEL
 
 NUM_REQUESTS, CONCURRENCY, PROMPT_TOKENS, ANSWER_TOKENS = 40, 4, 200, 64

@@ -21,7 +21,8 @@ from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
 from harness.measure.records.manifest import Manifest
-from harness.model.plan import Plan, draw_plan
+from harness.model.plan.build import draw_plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec, WorkloadSpec
 from harness.model.spec.sections import ClientName
 from harness.processes import num_cores

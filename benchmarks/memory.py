@@ -10,7 +10,7 @@ from harness.clock import NS_PER_S
 from harness.errors import ServerError
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec
 
 BYTES_PER_KIB = 1024

@@ -24,8 +24,8 @@ from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_mode
 from harness.model.engine.core import StepEnd
 from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan
 from harness.model.plan.build import derive_seed
+from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import is_rearrival, plan_arrays
 from harness.model.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed

@@ -22,7 +22,7 @@ from harness.judge.prereg import predict_experiment
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import build_plan, resolve
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.search.evaluate import Evaluator

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from harness.judge.prereg import Judgement, decide
     from harness.judge.report import write_report
     from harness.judge.summary import ExperimentSummary, summarise
-    from harness.measure.records import RunStore, SealedRun
+    from harness.measure.records.run import SealedRun
+    from harness.measure.records.store import RunStore
     from harness.model.engine import CostModel, load_cost_model
     from harness.model.experiment import build_plan
-    from harness.model.plan import Plan, WaitDistribution, load_waits
+    from harness.model.plan.model import Plan
+    from harness.model.plan.waits import WaitDistribution, load_waits
     from harness.model.sim import SimResult, simulate
     from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
     from harness.runner import ExperimentOutcome, run_experiment
@@ -42,9 +44,11 @@ _NAMES = {
     "harness.model.experiment": ("build_plan",),
     "harness.judge.summary": ("ExperimentSummary", "summarise"),
     "harness.judge.catalogue": ("analyse",),
-    "harness.model.plan": ("Plan", "WaitDistribution", "load_waits"),
+    "harness.model.plan.model": ("Plan",),
+    "harness.model.plan.waits": ("WaitDistribution", "load_waits"),
     "harness.judge.prereg": ("Judgement", "decide"),
-    "harness.measure.records": ("RunStore", "SealedRun"),
+    "harness.measure.records.run": ("SealedRun",),
+    "harness.measure.records.store": ("RunStore",),
     "harness.judge.report": ("write_report",),
     "harness.runner": ("ExperimentOutcome", "run_experiment"),
     "harness.model.sim": ("SimResult", "simulate"),

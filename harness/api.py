@@ -16,7 +16,7 @@ from harness.table import Table, table_of
 
 if TYPE_CHECKING:
     from harness.judge.compare.across import PeerSide, Side
-    from harness.measure.records import SealedRun
+    from harness.measure.records.run import SealedRun
     from harness.model.spec import ExperimentSpec
 
 
@@ -66,7 +66,7 @@ def power(
     without any, ``num_blocks`` plan draws are simulated.
     """
     from harness.judge.advise.power import Goal, measured_components, needed_together, simulated_components
-    from harness.measure.records import origin_of
+    from harness.measure.records.run import origin_of
 
     spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
     components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
@@ -142,9 +142,8 @@ def sides_at(address: str, runs: Path, targets: Mapping[str, float] | None = Non
     """
     from harness.judge.analysis.stats import grouped
     from harness.judge.compare.across import Side
-    from harness.measure.records import RunStore
     from harness.measure.records.archive import runs_folder
-    from harness.measure.records.store import sealed_runs
+    from harness.measure.records.store import RunStore, sealed_runs
 
     place, runs = runs_folder(Path(address)), runs_folder(runs)
     if address.endswith(".toml"):

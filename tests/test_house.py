@@ -132,6 +132,19 @@ def test_every_module_loads_on_this_interpreter() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("door", "most_lines"), [("harness.model.sim.simulate", 14_000), ("harness.measure.client.run", 8_000)]
+)
+def test_who_reads_the_simulator_or_the_client_reads_little_else(door: str, most_lines: int) -> None:
+    script = (
+        f"import sys, {door}; print(*(each.__file__ for each in sys.modules.values() if hasattr(each, '__file__')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    files = [Path(name) for name in done.stdout.split() if Path(name).is_relative_to(ROOT / "harness")]
+    assert files
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in files) < most_lines
+
+
 CITED = re.compile(r'docs/(\w[\w-]*\.md)((?:,? (?:and )?"[^"]+")*)')
 
 

@@ -21,7 +21,8 @@ from harness.shipped import shipped_names
 from harness.table import TableForm
 
 if TYPE_CHECKING:
-    from harness.measure.records import RunStore, SealedRun
+    from harness.measure.records.run import SealedRun
+    from harness.measure.records.store import RunStore
 
 
 def _shipped(incomplete: str) -> list[str]:

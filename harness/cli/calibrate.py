@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harness.measure.records import SealedRun
+    from harness.measure.records.run import SealedRun
     from harness.model.spec import ServerSpec
     from harness.runner.calibrate import Calibration, CalibrationSpec
 

@@ -37,7 +37,7 @@ def plan_build(
     Example: `harness plan build demo -o plans/demo`
     """
     from harness.model.experiment import resolve
-    from harness.model.plan import save_plan
+    from harness.model.plan.files import save_plan
     from harness.model.spec import load_experiment
     from harness.runner.experiment import checked
 
@@ -53,7 +53,8 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
 
     Example: `harness plan show plan.jsonl`
     """
-    from harness.model.plan import describe, read_plan
+    from harness.model.plan.build import describe
+    from harness.model.plan.files import read_plan
 
     if not path.is_file():
         raise SpecError(
@@ -70,7 +71,7 @@ def waits_show(
 
     Example: `harness plan waits show tracelab-v0.0.2`
     """
-    from harness.model.plan import load_waits
+    from harness.model.plan.waits import load_waits
 
     waits = load_waits(name)
     mean_s, std_s = waits.moments_s(cap_s)

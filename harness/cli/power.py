@@ -69,7 +69,8 @@ def power(
     from harness.cli.run import ensure_machine_code
     from harness.judge.advise.power import Costs, Goal, measured_components, needed_together, simulated_components
     from harness.judge.report.pages import write_power_page
-    from harness.measure.records import RunStore, origin_of
+    from harness.measure.records.run import origin_of
+    from harness.measure.records.store import RunStore
 
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from harness.measure.records import SealedRun
+    from harness.measure.records.run import SealedRun
 
 RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from harness.judge.advise.next_step import NextStep
     from harness.judge.report.view import Results
     from harness.judge.summary import ExperimentSummary
-    from harness.measure.records import SealedRun
+    from harness.measure.records.run import SealedRun
 
 
 def report(
@@ -179,7 +179,7 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     from harness.judge.catalogue.costs import prediction_table
     from harness.judge.decisions.verdicts import ExperimentRuns
     from harness.judge.prereg import check_sealed_runs, predictions_for
-    from harness.measure.records import origin_of
+    from harness.measure.records.run import origin_of
 
     kind, valid = sealed[0].manifest.kind.name, [run for run in sealed if run.is_valid]
     predictions = (

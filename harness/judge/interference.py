@@ -21,7 +21,7 @@ from harness.errors import SpecError
 from harness.judge.analysis import stats
 from harness.judge.analysis.cost.reconstruct import join_request_id, received_ns, with_tokens
 from harness.judge.decisions.decide import Decision, Number, Outcome
-from harness.measure.records import SealedRun, by_condition
+from harness.measure.records.run import SealedRun, by_condition
 from harness.measure.records.schema import rows_where, values_of
 from harness.model.spec.rules import InterferenceRule
 

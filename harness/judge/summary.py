@@ -41,7 +41,8 @@ from harness.judge.compare.prices import Prices, prices_by_condition
 from harness.judge.compare.result import Family, one_plan
 from harness.judge.planning.stopping import SequentialStatus, status_until_decided
 from harness.kinds import kind_of_run, origin_note
-from harness.measure.records import Finding, SealedRun, declared_by, kind_of, served_by
+from harness.measure.records.manifest import Finding
+from harness.measure.records.run import SealedRun, declared_by, kind_of, served_by
 from harness.model.spec import Factor, Factors
 from harness.model.spec.sections import Basis
 from harness.table import Cell, Table, table_of, to_html

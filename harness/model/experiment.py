@@ -16,8 +16,9 @@ from harness.errors import SpecError
 from harness.kinds import kind_named
 from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.cost import find_cost_file
-from harness.model.plan import STEADY_START, Plan, check_fits
-from harness.model.plan.build import derive_seed, draw_plan, requested_keys
+from harness.model.plan.build import check_fits, derive_seed, draw_plan, requested_keys
+from harness.model.plan.event_queue import STEADY_START
+from harness.model.plan.model import Plan
 from harness.model.spec import (
     ConditionSpec,
     ExperimentSpec,

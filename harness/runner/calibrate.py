@@ -40,7 +40,8 @@ from harness.judge.analysis.calibration.fit_points import (
     step_points,
 )
 from harness.judge.analysis.stats import Interval
-from harness.measure.records import SealedRun, kind_of, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun, kind_of
 from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.config import PAGED_STEP_TOKENS
 from harness.model.engine.cost import FS_PER_MS, FS_PER_US, FitErrors, attended_tokens, to_fs

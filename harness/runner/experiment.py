@@ -18,9 +18,12 @@ from harness.judge.prereg import RunAuthorization
 from harness.judge.prereg.repository import file_sha256
 from harness.kinds import kind_named
 from harness.measure.client.target import check_client, endpoint_of
-from harness.measure.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
+from harness.measure.records import layout
 from harness.measure.records.inputs import changed_inputs
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED
+from harness.measure.records.store import RunStore
+from harness.measure.records.writer import keep_for_retry
 from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.model.experiment import PlannedRun, PlannedRuns, resolve
 from harness.model.spec import ExperimentSpec
@@ -28,6 +31,7 @@ from harness.model.spec.server import RETENTION_KEYS
 from harness.outputs import check_runs_folder
 from harness.plugins import service
 from harness.redact import redacted_text
+from harness.run_key import RunKey
 from harness.runner.backends import backend_named
 from harness.runner.fleet.driver import perform_side_by_side
 from harness.runner.progress import (

@@ -15,7 +15,7 @@ from harness.model.compiled import has_machine_code
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.scheduler import ENTRYPOINTS
 from harness.model.engine.scheduler import warm_up as warm_up_engine
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.kernel.events import run_plans
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_batch

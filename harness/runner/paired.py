@@ -15,7 +15,8 @@ from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.analysis.logs.observer import load_observer
 from harness.judge.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.kinds import kind_named
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.model.spec import ConditionSpec, ExperimentSpec
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent

@@ -15,10 +15,11 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
 from harness.judge.planning.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.kinds import kind_named
-from harness.measure.records import RunKey, SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim import simulate
 from harness.model.spec import ExperimentSpec, Place, StopSpec
+from harness.run_key import RunKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,20 +32,21 @@ from harness.measure.client.host import cores_for_clients, on_cores
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
 from harness.measure.client.target import client_for
-from harness.measure.records import (
+from harness.measure.records import layout
+from harness.measure.records.manifest import (
+    WARMED_UP,
     ClockRecord,
     Finding,
     FleetRecord,
     Manifest,
     PreregistrationRecord,
-    RunKey,
-    RunWriter,
-    SealedRun,
     ServerRecord,
-    layout,
+    invalid,
+    warning,
 )
-from harness.measure.records.manifest import WARMED_UP, invalid, warning
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import RowStream
+from harness.measure.records.writer import RunWriter
 from harness.measure.server import provenance
 from harness.measure.server.ask import METRICS, Get, Scraper, asking_process
 from harness.measure.server.clean_start import clean_start
@@ -56,13 +57,14 @@ from harness.measure.server.vocabulary import configured_vocabulary, range_withi
 from harness.measure.server.warm_up import warm_up
 from harness.model.engine.config import changed_keys
 from harness.model.experiment import PlannedRun, unbalanced_order
-from harness.model.plan import PromptIds
 from harness.model.plan.model import canonical_lines
+from harness.model.plan.tokens import PromptIds
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
 from harness.model.spec.request import KEEP_KV, RequestSpec
 from harness.model.spec.server import PAGED_KEYS
 from harness.redact import redacted_arguments, redacted_text
+from harness.run_key import RunKey
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.stacks.rbln.launch.device_watch import (

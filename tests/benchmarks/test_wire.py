@@ -26,7 +26,7 @@ from harness.judge.analysis.validity.stalls import check_read_together
 from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
 from harness.model.spec.sections import ClientName
 from tests.support.analysis_tables import manifest

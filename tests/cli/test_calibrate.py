@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 
 
 def calibrate(root: Path, *words: str) -> Result:

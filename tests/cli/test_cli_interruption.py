@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 
 pytestmark = pytest.mark.live
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 
 EXPERIMENT = """
 name = "small"

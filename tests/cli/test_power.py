@@ -19,7 +19,8 @@ from harness.judge.advise.power import (
     needed_together,
     simulated_components,
 )
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.spec import load_experiment, load_toml, parse_experiment
 from harness.runner import run_experiment
 from tests.support.command_line import harness

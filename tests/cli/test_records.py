@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.judge.summary import summarise
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment

@@ -8,7 +8,7 @@ import pytest
 
 from harness.api import swept_table
 from harness.errors import SpecError
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from tests.support.command_line import harness
 
 pytestmark = pytest.mark.same_everywhere

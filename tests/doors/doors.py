@@ -30,11 +30,12 @@ from harness.judge.prereg.publish import check
 from harness.measure.client.answer import describe_error_body
 from harness.measure.emulator.config import load_config, parse_config
 from harness.measure.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
-from harness.measure.records import Manifest, RunStore, layout
-from harness.measure.records.manifest import load_manifest
+from harness.measure.records import layout
+from harness.measure.records.manifest import Manifest, load_manifest
+from harness.measure.records.store import RunStore
 from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import build_plan
-from harness.model.plan import read_plan, write_plan
+from harness.model.plan.files import read_plan, write_plan
 from harness.model.plan.waits import load_waits
 from harness.model.sim.cases import simulate_jsonl
 from harness.model.sim.search.space import load_space

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, MonotonicClock
-from harness.measure.records import RunStore, layout
+from harness.measure.records import layout
+from harness.measure.records.store import RunStore
 from tests.support.places import processes_naming
 
 REPLICATES = 2

@@ -12,7 +12,7 @@ from harness.errors import SpecError
 from harness.judge.analysis.calibration.fit_points import PointSource
 from harness.judge.analysis.figures import figures_at, run_figures
 from harness.judge.report.pages import decode_residuals, extrapolated, write_calibration_report
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from harness.model.engine.cost import attended_tokens
 from harness.model.sim import simulate

@@ -18,7 +18,7 @@ from harness.judge.analysis.figures import RunFigures
 from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.prereg.predict import predict_experiment
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
 from harness.model.engine.cost import find_cost_file
 from harness.model.experiment import resolve

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.kinds import KINDS
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.measure.server.life import LaunchPlan
 from harness.measure.server.process import free_port
 from harness.model.engine import EngineConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from tests.support.command_line import harness
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]

@@ -14,10 +14,10 @@ from harness.judge.decisions.decide import decide_stopped
 from harness.judge.planning.stopping import declared_status
 from harness.judge.report import write_report
 from harness.judge.report.terminal import status_lines
-from harness.measure.records import RunKey
 from harness.measure.server.process import free_port
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.run_key import RunKey
 from harness.runner import ExperimentOutcome, StopFlag, run_experiment
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.progress import BlockLooked, Forecast, ProgressEvent, RunSealed, predicted_work

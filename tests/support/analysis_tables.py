@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.measure.records import ClockRecord, Manifest, schema
+from harness.measure.records import schema
+from harness.measure.records.manifest import ClockRecord, Manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 

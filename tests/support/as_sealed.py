@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.disk import known_entry
+from harness.measure.records.run import SealedRun
 
 
 def as_sealed(run: SealedRun, folder: Path) -> SealedRun:

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from harness.extras.replicas.policies import Asked, policy_named
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.measure.emulator.step_log import read_trace
-from harness.measure.records import RunStore, SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
+from harness.measure.records.store import RunStore
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, StepStart
 from harness.model.engine.paged import scheduler_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.model.engine import CostModel, EngineConfig
-from harness.model.plan import BlockKeys, Plan
+from harness.model.plan.blocks import BlockKeys
+from harness.model.plan.model import Plan
 from tests.support.oracle import Oracle
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 
 F_S = {1: 0.009870, 2: 0.010420, 4: 0.010825, 8: 0.012970}
 ALPHA_S, BETA_S = 0.000501, 0.0000413

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.judge.analysis.logs.observer import load_observer
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 
 BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")
 EVICTION = re.compile(r"\[PFX\] \[EVICTION\] OB=(\d+)")

@@ -12,7 +12,8 @@ from typing import Any
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.backend import step_costs
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from tests.support.command_line import harness
 

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from harness.model.plan import Plan, TokenStreams
+from harness.model.plan.model import Plan
+from harness.model.plan.tokens import TokenStreams
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 TIMEOUT_S = 20.0

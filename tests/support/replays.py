@@ -8,7 +8,7 @@ from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.null_server import NullServer
 from harness.measure.client.run import ReplayResult, Target, replay
 from harness.measure.client.target import Endpoint
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, RequestSpec
 
 

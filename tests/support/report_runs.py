@@ -14,8 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.measure.records import Finding, RunWriter, SealedRun
+from harness.measure.records.manifest import Finding
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import CHUNKS, KV_EVENTS, REQUESTS, STEPS
+from harness.measure.records.writer import RunWriter
 
 MS = 1_000_000
 START_NS = 5_000_000_000

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.extras.twin.inside.twin_device import expected_tokens
-from harness.measure.records import SealedRun
-from harness.model.plan import Plan, TokenStreams
+from harness.measure.records.run import SealedRun
+from harness.model.plan.model import Plan
+from harness.model.plan.tokens import TokenStreams
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from harness.judge.prereg import FreezeOptions, authorize, freeze
 from harness.judge.prereg.freeze import Frozen
 from harness.judge.prereg.ledger import Ledger
-from harness.measure.records import RunKey, RunStore, SealedRun
 from harness.measure.records.manifest import invalid, load_manifest
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, load_experiment
+from harness.run_key import RunKey
 from harness.runner import run_experiment
 
 EXPERIMENT = """

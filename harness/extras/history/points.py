@@ -19,8 +19,9 @@ from harness.judge.analysis.cost.devices import estimate_of
 from harness.judge.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.judge.compare.measures import log_values, mean_of
 from harness.judge.decisions.gate import FIGURES, GateRun
-from harness.measure.records import layout, origin_of
+from harness.measure.records import layout
 from harness.measure.records.manifest import LaunchReport, table_at
+from harness.measure.records.run import origin_of
 
 MIN_POINTS = 6
 MIN_BETWEEN = 2

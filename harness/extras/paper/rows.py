@@ -14,7 +14,8 @@ from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_ar
 from harness.judge.analysis.figures import total_of
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.model.sim.search.result import sensitivity
 from harness.model.sim.search.run import search
 from harness.model.sim.search.space import DeviceSpec, SpaceSpec

@@ -20,7 +20,8 @@ from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
 from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.prereg import check_sealed_runs, decide, predict_runs, predictions_for
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.compiled.records import record_as_dict
 from harness.model.engine import EngineConfig
 from harness.model.sim.kernel.arrays import with_column

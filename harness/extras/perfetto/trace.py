@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.judge.analysis.cost.reconstruct import decoding_spans, join_request_id
 from harness.judge.report.timeline import Bar, TimelineView, step_lengths_s, step_segments, timeline
-from harness.measure.records import SealedRun, origin_of
+from harness.measure.records.run import SealedRun, origin_of
 from harness.measure.records.schema import ABORTED
 from harness.outputs import check_output
 

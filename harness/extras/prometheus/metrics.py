@@ -21,7 +21,7 @@ from harness.judge.compare.answer import Answer
 from harness.judge.compare.measures import MEASURES, OF_SIMULATIONS, Measure, value_over
 from harness.judge.export.formats import Format
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun, origin_of
+from harness.measure.records.run import SealedRun, origin_of
 
 NO_ROOM = (
     "requests and steps: a gauge is one figure of a run or of a condition",

@@ -20,7 +20,7 @@ from harness.kinds import KINDS, kind_named
 from harness.table import TableForm
 
 if TYPE_CHECKING:
-    from harness.measure.records import SealedRun
+    from harness.measure.records.run import SealedRun
     from harness.stacks.rbln.launch.releases import ReleaseCheck
     from harness.stacks.rbln.launch.sources import Sources
 

@@ -16,7 +16,8 @@ from harness.judge.analysis.stats import grouped, paired
 from harness.judge.compare.measures import mean_of
 from harness.judge.compare.result import Family
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run, ratio_of
-from harness.measure.records import SealedRun, layout, origin_of
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun, origin_of
 from harness.table import Cell, Table, table_of
 
 # "[PFX] ALLOC": what a line of the log is about.

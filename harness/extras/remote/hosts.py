@@ -25,12 +25,14 @@ from typing import Any
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.measure.records import RunKey, RunStore, SealedRun, layout
-from harness.measure.records.store import Archive, packed
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import Archive, RunStore, packed
 from harness.measure.server.provenance import SOURCE_ROOT, source_sha256
 from harness.model.experiment import PlannedRun
 from harness.model.spec import FleetSpec, Place
 from harness.processes import distributed
+from harness.run_key import RunKey
 from harness.runner.fleet.driver import (
     POLL_S,
     Block,

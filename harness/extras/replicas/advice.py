@@ -12,9 +12,9 @@ from harness.extras.replicas.figures import ReplicaFigures, Tables, compare_poli
 from harness.extras.replicas.policies import SessionAffinity, policy_named
 from harness.extras.replicas.simulated import check_simulated_router
 from harness.extras.replicas.virtual import play_replicas
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine import CostModel, EngineConfig
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import default_buckets
 

@@ -34,11 +34,11 @@ from harness.judge.analysis.validity.plan_answers import with_logged_prefills
 from harness.judge.compare.measures import Value
 from harness.judge.compare.ratio import paired_ratio
 from harness.judge.compare.result import Family, result_of
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.engine.paged import PagedScheduler
-from harness.model.plan import Plan
 from harness.model.plan.event_queue import whole_sessions
+from harness.model.plan.model import Plan
 from harness.table import Cell, Table, table_of
 
 

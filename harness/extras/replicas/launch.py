@@ -12,8 +12,8 @@ from types import TracebackType
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.extras.replicas.doors import door_plan
-from harness.measure.records import Finding, layout
-from harness.measure.records.manifest import invalid
+from harness.measure.records import layout
+from harness.measure.records.manifest import Finding, invalid
 from harness.measure.server.life import HEALTH, LOOPBACK, LaunchPlan
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess, free_port
 from harness.model.engine.config import requested_settings

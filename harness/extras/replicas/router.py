@@ -22,7 +22,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from harness.clock import MonotonicClock
 from harness.extras.replicas.policies import Asked, Policy, policy_named
-from harness.model.plan import token_block_keys
+from harness.model.plan.blocks import token_block_keys
 from harness.model.spec.router import REPLICA_HEADER
 
 ROUTED_PATHS = ("/v1/completions", "/v1/chat/completions")

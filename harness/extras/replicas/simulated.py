@@ -12,7 +12,8 @@ from harness.extras.replicas.policies import policy_named
 from harness.extras.replicas.virtual import ReplicaRun
 from harness.judge.analysis.logs.derive import Derived, of_simulator
 from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers
-from harness.measure.records import RawFile, layout
+from harness.measure.records import layout
+from harness.measure.records.writer import RawFile
 from harness.model.engine import CostModel
 from harness.model.engine.core import EngineRequest, StepEnd
 from harness.model.experiment import PlannedRun

@@ -15,8 +15,8 @@ from harness.measure.records.schema import ABORTED
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler, scheduler_of
-from harness.model.plan import Plan
 from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key, UnreadRequests, VirtualDriver
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from harness.errors import RecordsError, SpecError
 from harness.judge.advise.diagnose import Diagnosis, diagnose
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.sim.predict.deciding import BreakEven
 from harness.model.sim.predict.intervals import Prediction, Predictor

@@ -15,7 +15,7 @@ from harness.errors import SpecError
 from harness.judge.analysis import extra_prefill_ns, run_figures
 from harness.judge.analysis.serving import latencies
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
 

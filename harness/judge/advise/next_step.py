@@ -19,10 +19,10 @@ from harness.judge.advise.diagnose import Diagnosis, diagnose
 from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.analysis.stats import FloatArray
 from harness.judge.planning.monte_carlo import DrawnRatio, ratio_of_means
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.predict.deciding import (
     NO_CHANGE,

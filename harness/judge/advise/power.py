@@ -27,7 +27,7 @@ from harness.judge.planning.power import (
 )
 from harness.judge.planning.stopping import log_ratios, of_each
 from harness.kinds import kind_named
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim.plans import plan_arrays

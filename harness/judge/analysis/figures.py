@@ -49,9 +49,12 @@ from harness.judge.analysis.validity.scrapes import (
     STORED_BYTES,
     counter_increment,
 )
-from harness.measure.records import Manifest, RunKey, SealedRun, once_per_run, schema
+from harness.measure.records import schema
+from harness.measure.records.manifest import Manifest
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
 from harness.model.spec import Place as DevicePlace
+from harness.run_key import RunKey
 
 
 @dataclass(frozen=True, slots=True)

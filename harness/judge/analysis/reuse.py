@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from harness.judge.analysis.cost.reconstruct import StepCost, join_request_id
 from harness.judge.analysis.stats import sum_or_none
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import rows_where, values_of
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 
 BLOCK_TOKENS = 128
 PAGED_BLOCK_TOKENS = 16  # vLLM's default on GPUs

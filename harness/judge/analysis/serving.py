@@ -34,9 +34,9 @@ from harness.judge.analysis.stats import (
     ratio,
 )
 from harness.judge.analysis.validity.plan_answers import request_keys
-from harness.measure.records import SealedRun, once_per_run
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import rows_where, values_of
-from harness.model.plan import UserTimelines, users_of
+from harness.model.plan.event_queue import UserTimelines, users_of
 from harness.model.spec import SloSpec, WindowSpec
 from harness.model.spec.sections import FOREVER_NS
 

@@ -30,9 +30,9 @@ from harness.judge.analysis.serving import (
     window_ns,
 )
 from harness.judge.analysis.stats import ROUNDING, FloatArray, NoInterval, log_mean_values
-from harness.measure.records import SealedRun, once_per_run
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import ABORTED
-from harness.model.plan import begun_in_the_middle, whole_sessions
+from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
 
 IntArray = NDArray[np.int64]
 NS_PER_H = 3600 * NS_PER_S

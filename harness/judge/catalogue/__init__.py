@@ -19,7 +19,7 @@ from harness.judge.analysis.cost.speeds import device_tables, speeds
 from harness.judge.analysis.stats import Interval
 from harness.judge.decisions.predictions import Predictions
 from harness.judge.decisions.verdicts import ExperimentRuns
-from harness.measure.records import SealedRun, origin_of
+from harness.measure.records.run import SealedRun, origin_of
 from harness.plugins import Registry
 from harness.table import Cell, Table, TableForm, table_of, written
 

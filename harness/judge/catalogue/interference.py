@@ -22,7 +22,8 @@ from harness.judge.analysis.stats import Interval, ratio, seconds, when_known
 from harness.judge.catalogue import Rows, table
 from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.interference import Injection, injection_of, measured_waiting_session_ns
-from harness.measure.records import SealedRun, layout, once_per_run
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.spec.rules import InterferenceRule
 from harness.table import Cell
 

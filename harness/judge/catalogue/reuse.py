@@ -18,7 +18,8 @@ from harness.judge.analysis.reuse import Ceilings, critical_request_count, extra
 from harness.judge.analysis.stats import sum_or_none, when_known
 from harness.judge.catalogue import Rows, table
 from harness.judge.decisions.verdicts import ExperimentRuns
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.table import Cell, Table, table_of
 

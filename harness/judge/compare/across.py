@@ -24,7 +24,7 @@ from harness.judge.compare.ratio import Ratio, paired_ratio, unpaired_ratio
 from harness.judge.compare.result import Family, Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, status_until_decided
-from harness.measure.records import SealedRun, origin_of
+from harness.measure.records.run import SealedRun, origin_of
 from harness.model.engine.cost import CostError
 from harness.table import Cell, Table, table_of
 

@@ -19,8 +19,7 @@ from harness.judge.analysis.cost.step_parts import MAX_DRIFT
 from harness.judge.analysis.figures import RunFigures
 from harness.judge.analysis.stats import Estimate, Interval, grouped, log_mean_values, paired
 from harness.judge.compare.ratio import Ratio
-from harness.measure.records import Finding
-from harness.measure.records.manifest import info, warning
+from harness.measure.records.manifest import Finding, info, warning
 from harness.model.engine.cost import CostError
 from harness.model.spec.sections import Basis
 

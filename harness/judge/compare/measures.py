@@ -18,8 +18,8 @@ from harness.judge.analysis.figures import run_figures
 from harness.judge.analysis.serving import latencies, metric_bounds, slo_of
 from harness.judge.analysis.sessions import session_times
 from harness.judge.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
-from harness.measure.records import SealedRun
 from harness.measure.records.manifest import Manifest, table_at
+from harness.measure.records.run import SealedRun
 
 
 class Value(NamedTuple):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from harness.judge.analysis.cost.reconstruct import StepCost
 from harness.judge.analysis.figures import RunFigures, figures_at, run_figures
 from harness.judge.analysis.stats import grouped
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 
 
 class Prices(NamedTuple):

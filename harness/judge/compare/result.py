@@ -21,7 +21,7 @@ from harness.judge.compare.pairs import num_comparisons
 from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, t_mixture_boundary
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 
 ALPHA = 1 - DEFAULT_LEVEL
 

@@ -20,9 +20,9 @@ from harness.judge.compare.pairs import in_order
 from harness.judge.compare.ratio import Ratio, paired_ratio
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.judge.planning.stopping import boundaries_at
-from harness.measure.records import SealedRun, origin_of
 from harness.measure.records.layout import COST_MODEL
 from harness.measure.records.manifest import Manifest, table_at
+from harness.measure.records.run import SealedRun, origin_of
 
 NO_SPREAD = 1e-9
 # Of alpha that is left, the share that a look leaves to later ones.

@@ -34,7 +34,7 @@ from harness.judge.planning.stopping import (
     log_ratios,
     status_until_decided,
 )
-from harness.measure.records import SealedRun, by_condition, kind_of
+from harness.measure.records.run import SealedRun, by_condition, kind_of
 from harness.model.spec import Factor, level_text
 from harness.model.spec.rules import (
     Conditions,

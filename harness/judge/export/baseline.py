@@ -16,8 +16,9 @@ from typing import NamedTuple
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.manifest import load_manifest
+from harness.measure.records.run import SealedRun
 from harness.outputs import write_text
 
 SUMS = "SHA256SUMS"

@@ -18,8 +18,8 @@ from harness.errors import SpecError
 from harness.judge.analysis.sessions import Outcome, session_times
 from harness.judge.export.measured import UNIX_NS, MeasuredRequest, MeasuredRun, measured
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun, origin_of
 from harness.measure.records.disk import csv_bytes, parquet_bytes
+from harness.measure.records.run import SealedRun, origin_of
 from harness.measure.records.schema import column
 from harness.outputs import write_atomic
 from harness.plugins import Registry

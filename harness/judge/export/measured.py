@@ -26,8 +26,8 @@ from harness.judge.analysis.serving import (
     token_chunks,
 )
 from harness.judge.analysis.stats import quantiles
-from harness.measure.records import SealedRun, origin_of
 from harness.measure.records.manifest import table_at
+from harness.measure.records.run import SealedRun, origin_of
 from harness.measure.records.schema import ABORTED, values_of
 
 # Columns of the requests table that a request has unchanged.

@@ -16,9 +16,10 @@ from typing import Any
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.judge.export.measured import MeasuredRun, measured
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED
-from harness.model.plan import BlockKeys, Plan, RequestPlan
+from harness.model.plan.blocks import BlockKeys
+from harness.model.plan.model import Plan, RequestPlan
 from harness.model.traces.mooncake import MOONCAKE_BLOCK_TOKENS
 
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)

@@ -33,7 +33,7 @@ from harness.judge.compare.channels import BASIS_NAMES, Comparison, compare
 from harness.judge.compare.pairs import num_comparisons, num_plans, without_a
 from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.verdict import Verdict
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine.cost import CostError, load_cost_model
 from harness.model.spec import ExperimentSpec
 from harness.model.spec.sections import EVERY, Basis, StopSpec

@@ -12,7 +12,7 @@ from typing import Literal
 
 from harness.judge.prereg.frozen import FrozenPlan, Preregistration
 from harness.judge.prereg.ledger import Entry
-from harness.measure.records import SealedRun, origin_of
+from harness.measure.records.run import SealedRun, origin_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,13 @@ from harness.judge.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_n
 from harness.judge.prereg.frozen import Preregistration, RunAuthorization, parse_preregistration, read_frozen
 from harness.judge.prereg.ledger import Ledger
 from harness.judge.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
-from harness.measure.records import PreregistrationRecord, SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.inputs import changed_inputs
+from harness.measure.records.manifest import PreregistrationRecord
+from harness.measure.records.run import SealedRun
 from harness.measure.server.provenance import source_sha256
 from harness.model.experiment import PlannedRuns, resolve
-from harness.model.plan import read_plan
+from harness.model.plan.files import read_plan
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set, rules_for_version
 
 AGAIN = "Restore it, or freeze the changed experiment under a new name"

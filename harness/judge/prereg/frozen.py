@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from harness.errors import SpecError
 from harness.judge.decisions.predictions import Prediction
 from harness.judge.prereg.ledger import Instant, Ledger
-from harness.measure.records import PreregistrationRecord
+from harness.measure.records.manifest import PreregistrationRecord
 from harness.model.experiment import PlannedRuns
 from harness.model.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.model.spec.rules import DecisionRule

@@ -21,7 +21,7 @@ from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.ledger import Entry, Ledger, read_chain
 from harness.judge.prereg.predict import predictions_for
 from harness.judge.prereg.proof import Proof, aborts_of, doubts_of, find_proof
-from harness.measure.records import SealedRun, origin_of
+from harness.measure.records.run import SealedRun, origin_of
 from harness.model.spec.rules import DecisionRule, load_rule
 from harness.shipped import shipped_names
 

@@ -20,10 +20,12 @@ from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
 from harness.judge.analysis.stats import grouped
 from harness.judge.prereg.repository import Repository, file_sha256
-from harness.measure.records import RunKey, SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.manifest import load_manifest
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun
 from harness.model.spec import Spec
+from harness.run_key import RunKey
 
 REF = "refs/harness/ledger/"
 # Two processes may append at the same moment: the slower process tries again.

@@ -15,7 +15,7 @@ from harness.judge.analysis.stats import grouped
 from harness.judge.decisions.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
 from harness.judge.planning.monte_carlo import DrawnRatio
 from harness.judge.prereg.frozen import Preregistration
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.compiled.records import IntArray
 from harness.model.engine import EngineConfig
 from harness.model.experiment import PlannedRun, PlannedRuns

@@ -24,8 +24,10 @@ from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.ledger import Entry, Ledger, object_hash, read_chain
 from harness.judge.prereg.repository import Repository, file_sha256
 from harness.kinds import kind_named
-from harness.measure.records import PreregistrationRecord, SealedRun, layout, schema
+from harness.measure.records import layout, schema
 from harness.measure.records.archive import PROOF, archive_of, wrong
+from harness.measure.records.manifest import PreregistrationRecord
+from harness.measure.records.run import SealedRun
 from harness.model.spec import Spec
 
 # A run that was started more often may have been selected among its starts.

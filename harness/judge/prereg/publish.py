@@ -29,7 +29,7 @@ from harness.judge.prereg.ledger import Ledger
 from harness.judge.prereg.page import archive_page
 from harness.judge.prereg.proof import Proof, find_proof, gather, read_proof
 from harness.judge.prereg.repository import Repository, check_signature, file_sha256, sign_file, signature_of
-from harness.measure.records import PreregistrationRecord, RunStore, SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.archive import (
     CRATE,
     FROZEN,
@@ -48,6 +48,9 @@ from harness.measure.records.archive import (
     unpack,
     wrong,
 )
+from harness.measure.records.manifest import PreregistrationRecord
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.measure.server.provenance import source_sha256
 from harness.outputs import check_output
 

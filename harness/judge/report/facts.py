@@ -12,8 +12,8 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.judge.planning.stopping import ran_until_decided
-from harness.measure.records import Manifest, SealedRun
-from harness.measure.records.manifest import table_at
+from harness.measure.records.manifest import Manifest, table_at
+from harness.measure.records.run import SealedRun
 from harness.model.engine.config import sequences_that_fit
 from harness.model.spec.workload import strange_keys
 

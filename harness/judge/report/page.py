@@ -43,7 +43,7 @@ from harness.judge.report.timeline import Frame, TimelineView, drawn_lanes, step
 from harness.judge.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.judge.summary import ExperimentSummary
 from harness.kinds import kind_of_run
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.spec import factors_text
 from harness.outputs import check_output, escape_bidi, write_atomic
 from harness.processes import parallel_map

@@ -24,7 +24,7 @@ from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.reuse import Place, Rearrival, rearrivals, reuse_rule
 from harness.judge.analysis.validity.plan_answers import with_logged_prefills
 from harness.judge.report.svg import NUM_CONDITION_COLORS
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED, values_of
 
 FloatArray = NDArray[np.float64]

@@ -34,7 +34,9 @@ from harness.judge.report.facts import (
 )
 from harness.judge.report.timeline import TimelineView, requests_in_stalls, timeline
 from harness.judge.summary import ConditionFigures, ExperimentSummary, summarise
-from harness.measure.records import Finding, RunKey, SealedRun
+from harness.measure.records.manifest import Finding
+from harness.measure.records.run import SealedRun
+from harness.run_key import RunKey
 from harness.table import Table
 
 if TYPE_CHECKING:

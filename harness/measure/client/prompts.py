@@ -19,7 +19,8 @@ from harness.model.plan.tokens import AS_PLANNED, PromptIds, TokenStreams
 
 if TYPE_CHECKING:
     from harness.measure.client.answer import Answer
-    from harness.model.plan import Plan, TextSizes
+    from harness.model.plan.model import Plan
+    from harness.model.plan.words import TextSizes
 
 # About 60 MB of text. Larger plans draw the rest during the run, while nothing is due.
 PREFETCH_TOKENS = 10_000_000

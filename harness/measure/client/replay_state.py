@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from harness.measure.client.target import Target
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
 
 
 # A working client beats every 50 ms, or 50 ms later where sends leave no time.

@@ -28,7 +28,7 @@ from harness.measure.records.schema import CHUNKS, REQUESTS, RowStream
 
 if TYPE_CHECKING:
     from harness.measure.client.kernel_stamps import OffsetLog
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

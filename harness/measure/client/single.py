@@ -23,7 +23,7 @@ from harness.measure.client.target import ReplayResult, Target, client_for
 from harness.model.plan.tokens import AS_PLANNED
 
 if TYPE_CHECKING:
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
 
 # Other threads of this process give the interpreter back within this time; Python's default is 5 ms.
 SWITCH_INTERVAL_S = 50e-6

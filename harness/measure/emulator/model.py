@@ -19,7 +19,7 @@ import numpy.typing as npt
 from harness.model.compiled.records import IntArray
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import FinishReason, TokenArray
-from harness.model.plan import token_block_keys
+from harness.model.plan.blocks import token_block_keys
 
 # Qwen3's numbers, so that ids look the same as on the real stack.
 VOCAB_SIZE = 151_936

@@ -8,8 +8,9 @@ from harness.measure.emulator.model import ContextHash, PlannedAnswer, keyed_ans
 from harness.model.engine import CostModel, EngineConfig, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.engine.paged import scheduler_of
-from harness.model.plan import Plan, TokenStreams
 from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.model import Plan
+from harness.model.plan.tokens import TokenStreams
 from harness.model.sim.driver import VirtualDriver
 from harness.model.spec import ServerSpec
 

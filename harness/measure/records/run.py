@@ -28,7 +28,7 @@ from harness.stacks.rbln.rules.kv_rules import AUTO
 
 if TYPE_CHECKING:
     from harness.model.engine import CostModel
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
     from harness.model.spec import (
         ClientSpec,
         ConditionSpec,
@@ -168,7 +168,7 @@ class SealedRun:
     @cached_property
     def plan(self) -> Plan:
         """The plan it sent; PlanError when this version does not read the file."""
-        from harness.model.plan import read_plan
+        from harness.model.plan.files import read_plan
 
         return read_plan(self.file(layout.PLAN))
 

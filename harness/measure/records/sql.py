@@ -250,7 +250,7 @@ def _create_parts(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) 
 
     def parts_of(place: int) -> list[dict[str, object]]:
         # Only the view of sessions needs the plans' code, which brings the specs.
-        from harness.model.plan import begun_in_the_middle, whole_sessions
+        from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
 
         plan = runs[place].plan_if_readable
         if plan is None:

@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.target import Endpoint
-from harness.measure.records import Finding, Observation
-from harness.measure.records.manifest import invalid
+from harness.measure.records.manifest import Finding, Observation, invalid
 from harness.measure.server.ask import HTTP_OK, NO_ANSWER, Reply, ask
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env

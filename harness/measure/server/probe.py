@@ -18,8 +18,9 @@ from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.clean_start import SEED_BITS
 from harness.measure.server.life import MODELS, VERSION, get_at, model_entry, names_of_models, stated_version, unhealthy
 from harness.measure.server.vocabulary import OUT_OF_VOCABULARY, asked_vocabulary, range_within
-from harness.model.plan import PromptIds, draw_plan
+from harness.model.plan.build import draw_plan
 from harness.model.plan.model import Plan, RequestPlan, TokenIdRange
+from harness.model.plan.tokens import PromptIds
 from harness.model.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4

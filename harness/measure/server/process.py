@@ -29,7 +29,7 @@ import psutil
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.target import Endpoint
-from harness.measure.records import Finding
+from harness.measure.records.manifest import Finding
 from harness.measure.server.ask import HTTP_OK, ask
 from harness.measure.server.supervisor import Job
 

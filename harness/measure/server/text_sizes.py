@@ -20,8 +20,9 @@ from harness.measure.client.request_options import RequestOptions, request_value
 from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint, Target
 from harness.measure.server.ask import HTTP_OK, ask
-from harness.model.plan import Plan, RequestPlan, SessionPlan, TextSizes, TokenStreams
-from harness.model.plan.words import WORDS
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
+from harness.model.plan.tokens import TokenStreams
+from harness.model.plan.words import WORDS, TextSizes
 
 DEADLINE_S = 10.0
 # vLLM's and SGLang's name of the text, llama.cpp's and TGI's.

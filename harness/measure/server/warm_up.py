@@ -11,7 +11,7 @@ from typing import Any
 from harness.clock import NS_PER_MS
 from harness.measure.client.run import StopSignal, replay
 from harness.measure.client.target import Target
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ServerSpec
 
 MAX_SESSIONS = 8

@@ -20,7 +20,7 @@ from harness.model.engine.config import PAGED_BLOCK_TOKENS, EngineConfig
 from harness.model.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.model.engine.scheduler import STEP_KINDS
 from harness.model.engine.state import STEP_DECODE
-from harness.model.plan import RequestPlan, SessionPlan
+from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, one_plan, session_arrays
 from harness.model.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draw, run_draws

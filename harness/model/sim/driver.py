@@ -15,8 +15,9 @@ from harness.errors import PlanError
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.retention import PIN_FACTOR
-from harness.model.plan import BlockKeys, Plan
+from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.event_queue import ClientEvent, VirtualClients
+from harness.model.plan.model import Plan
 
 NEVER_NS = 1 << 62
 Key = tuple[int, int]

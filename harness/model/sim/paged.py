@@ -16,8 +16,8 @@ from harness.model.engine import DECODE, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.scheduler import CALLERS, STEP_KINDS
-from harness.model.plan import Plan
 from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.model import Plan
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.kernel import arrays as layout
 

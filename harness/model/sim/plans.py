@@ -16,7 +16,8 @@ from harness.errors import PlanError
 from harness.model.compiled.records import IntArray, record_as_dict, records_from
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan, draw_requests, is_waited, wait_cap_ns
+from harness.model.plan.build import draw_requests, is_waited, wait_cap_ns
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.spec import Treatment, WorkloadSpec
 

@@ -19,7 +19,7 @@ from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import CostModel, load_cost_model
 from harness.model.engine.scheduler import CALLERS, STEP_KINDS
 from harness.model.engine.steps import FAR
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
 from harness.model.sim.paged import run_paged

@@ -14,7 +14,8 @@ from harness.clock import NS_PER_S, ScaledClock
 from harness.errors import RecordsError, ServerError
 from harness.kinds import KINDS, BackendKind
 from harness.measure.client.target import Endpoint, Target, endpoint_of
-from harness.measure.records import Finding, Observation, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import Reply
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, model_entry, stated_version

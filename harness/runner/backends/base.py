@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from harness.errors import SpecError
 from harness.kinds import BackendKind
-from harness.measure.records import Observation, SealedRun
+from harness.measure.records.manifest import Observation
+from harness.measure.records.run import SealedRun
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LaunchPlan
 from harness.model.engine import CostModel, EngineConfig

@@ -24,7 +24,10 @@ from harness.kinds import KINDS, BackendKind, kind_named
 from harness.measure.client.rows import RequestRows
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.step_log import step_log_header, step_log_row
-from harness.measure.records import ClockRecord, FleetRecord, RawFile, SealedRun, ServerRecord, layout, schema
+from harness.measure.records import layout, schema
+from harness.measure.records.manifest import ClockRecord, FleetRecord, ServerRecord
+from harness.measure.records.run import SealedRun
+from harness.measure.records.writer import RawFile
 from harness.measure.server import provenance
 from harness.measure.server.doctor import Check
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent
@@ -32,8 +35,8 @@ from harness.model.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, setti
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
-from harness.model.plan import Plan
 from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.model import Plan
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.spec import ServerSpec

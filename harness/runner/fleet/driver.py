@@ -23,10 +23,12 @@ import psutil
 
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.judge.prereg import RunAuthorization
-from harness.measure.records import RunKey, RunStore, SealedRun, layout
-from harness.measure.records.store import Archive, received
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import Archive, RunStore, received
 from harness.model.experiment import PlannedRun
 from harness.model.spec import FleetSpec, LimitsSpec, Place
+from harness.run_key import RunKey
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import Began, Made, ProgressEvent, ServerReady
 from harness.runner.run import RunContext

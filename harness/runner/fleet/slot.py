@@ -21,7 +21,10 @@ import psutil
 from harness.errors import SpecError
 from harness.inputs import open_regular
 from harness.judge.analysis.logs.glance import glance
-from harness.measure.records import FleetRecord, RunStore, SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import FleetRecord
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.experiment import PlannedRun
 from harness.model.spec import Place
 from harness.stacks.rbln.launch.devices import parse_devices

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.errors import ServerError, SpecError
-from harness.measure.records import Observation, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import Observation
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.vllm_serve import (

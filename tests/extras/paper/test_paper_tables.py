@@ -15,7 +15,7 @@ from harness.extras.paper.rows import contributions, loaded_memory_gib
 from harness.extras.paper.source import Source
 from harness.extras.paper.tables import paper_tables
 from harness.judge.catalogue.reuse import dummy_requests
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.model.spec import PerturbationSpec, load_experiment
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder

@@ -24,7 +24,7 @@ from harness.extras.paper.signs import (
     share_by_decode_ratio,
     sign_row,
 )
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.model.spec import load_experiment, load_toml
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder

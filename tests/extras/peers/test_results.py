@@ -12,7 +12,7 @@ from harness.errors import SpecError
 from harness.extras.peers.results import peer_side
 from harness.judge.compare.across import PeerSide, Side, compare_with_peer
 from harness.judge.export import FORMATS, write_runs
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment

@@ -15,7 +15,7 @@ from harness.extras.prometheus.metrics import metric_name
 from harness.judge.compare.measures import MEASURES, value_over
 from harness.judge.export import named_format, write_runs
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 COLUMNS_OF_A_BOARD = 24

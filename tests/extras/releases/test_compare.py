@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.extras.releases.compare import compare_releases
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -18,7 +18,8 @@ from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.analysis.validity.scrapes import MOVED_COUNTER, counter_increment
 from harness.judge.report.timeline import timeline
-from harness.measure.records import SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished

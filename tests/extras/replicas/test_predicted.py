@@ -18,7 +18,7 @@ from harness.judge.prereg import predict_experiment
 from harness.judge.prereg.predict import predict_run
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan, resolve
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.predict.draws import nominal, run_draws
 from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec

@@ -22,7 +22,7 @@ from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.core_requests import engines_of
 from harness.measure.records import layout
 from harness.measure.server.process import free_port
-from harness.model.plan import token_block_keys
+from harness.model.plan.blocks import token_block_keys
 from harness.runner import run_experiment
 from tests.runner.backends.test_attached import attached
 from tests.support.emulator_process import Emulator, end, start_ready

@@ -14,7 +14,8 @@ from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.summary import summarise
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment

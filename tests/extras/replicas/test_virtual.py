@@ -17,8 +17,8 @@ from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.core import EngineCore
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
 from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests
 from harness.model.spec import ServerSpec, WorkloadSpec

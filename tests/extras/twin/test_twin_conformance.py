@@ -17,10 +17,11 @@ import pytest
 from harness.extras.twin.environment import TwinEnvironment
 from harness.judge.analysis.logs.parse import ParseCounts, parse_log
 from harness.measure.client.replay_state import token_digest
-from harness.measure.records import SealedRun
 from harness.measure.records.layout import step_reports
+from harness.measure.records.run import SealedRun
 from harness.model.engine import EngineConfig
-from harness.model.plan import Plan, read_plan
+from harness.model.plan.files import read_plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 from tests.support.cut_logs import assert_no_cut_invents_or_loses

@@ -16,7 +16,7 @@ import pytest
 
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner.paired import compare_pair
 from harness.stacks.rbln.launch.patches import tree_sha256
 from tests.support.observed import bucket_lines, check_observed

@@ -19,7 +19,7 @@ from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
 from harness.extras.twin.inside.twin_device import expected_tokens
 from harness.model.engine import EngineConfig, Scheduler, load_cost_model
-from harness.model.plan import token_block_keys
+from harness.model.plan.blocks import token_block_keys
 from harness.model.spec import ServerSpec
 from harness.runner.run import LaunchOptions
 from tests.support.processes import serving

@@ -15,7 +15,7 @@ import pytest
 
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from tests.support.places import Place
 from tests.support.stacks import TARGET, linked_environment
 

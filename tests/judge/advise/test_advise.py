@@ -10,7 +10,7 @@ import pytest
 from harness.errors import SpecError
 from harness.judge.advise import advise, diagnose
 from harness.judge.advise.advise import Step, smallest_enough
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import build_plan, resolve
 from harness.model.sim import simulate
 from harness.model.sim.predict.intervals import Prediction

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import SpecError
 from harness.judge.advise import captured, next_step
 from harness.judge.analysis.logs.engine_steps import step_log_of
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from harness.stacks.vllm.step_log import StepLog
 from tests.support.experiments import small_experiment

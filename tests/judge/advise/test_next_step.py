@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.judge.advise.next_step import NextStep, candidates, next_step
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.sim import simulate
 from harness.model.spec import ServerShape, parse_experiment
 from harness.runner import run_experiment

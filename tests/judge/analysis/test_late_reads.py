@@ -11,8 +11,8 @@ import pytest
 from harness.judge.analysis.late_reads import TokenChunks, late_reads
 from harness.judge.analysis.serving import Latencies, latencies, metric_bounds, serving_figures, serving_rows
 from harness.judge.compare.measures import MEASURES, bound_over, value_over
-from harness.measure.records import RunStore
 from harness.measure.records.schema import CHUNKS, with_newer_columns
+from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
 from tests.judge.analysis.test_serving import simulated
 from tests.measure.server.test_clean_start import null_experiment

@@ -18,7 +18,7 @@ from harness.judge.analysis.reuse import Rearrival, rearrivals
 from harness.judge.analysis.reuse_by_wait import EDGES_S, Share, reuse_by_wait, reuse_by_wait_rows
 from harness.judge.analysis.stats import Interval, NoInterval, share_interval
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.analysis_tables import request_row, requests_table
 from tests.support.command_line import harness

@@ -21,8 +21,7 @@ from harness.judge.analysis.reuse import (
     rearrivals,
 )
 from harness.measure.records.schema import KV_EVENTS
-from harness.model.plan import Plan
-from harness.model.plan.model import RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.runner import run_experiment
 from tests.support.analysis_tables import request_row, requests_table
 from tests.support.experiments import small_experiment

@@ -12,7 +12,8 @@ from harness.errors import SpecError
 from harness.judge.analysis.serving import Latencies, latencies, percentiles_of
 from harness.judge.analysis.stats import NoInterval
 from harness.judge.summary import summarise
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment

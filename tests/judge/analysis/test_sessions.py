@@ -14,8 +14,9 @@ from harness.judge.analysis.sessions import Outcome, session_percentiles, sessio
 from harness.judge.analysis.stats import NoInterval
 from harness.judge.compare.measures import MEASURES
 from harness.judge.summary import summarise
-from harness.measure.records import RunStore, SealedRun
-from harness.model.plan import whole_sessions
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
+from harness.model.plan.event_queue import whole_sessions
 from harness.model.spec import ExperimentSpec
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from harness.runner import run_experiment

@@ -19,7 +19,7 @@ from harness.judge.catalogue import AnalysisResult, analyse, analyses
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import ExperimentRuns, decide_experiment
 from harness.judge.prereg import predict_experiment, predict_runs
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
 from harness.model.spec.rules import RecompilationRule, load_rule

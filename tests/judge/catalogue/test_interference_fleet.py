@@ -9,7 +9,7 @@ import pytest
 from harness.judge.catalogue.interference import duet_table, neighbours_table
 from harness.judge.decisions.verdicts import ExperimentRuns, decide_experiment
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.spec.rules import load_rule
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

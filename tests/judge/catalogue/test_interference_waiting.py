@@ -18,7 +18,8 @@ from harness.judge.catalogue.interference import INTERFERENCE, measured_waiting,
 from harness.judge.catalogue.reuse import exceptions_table
 from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.interference import injection_of
-from harness.measure.records import SealedRun, layout, schema
+from harness.measure.records import layout, schema
+from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment

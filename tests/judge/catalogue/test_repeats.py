@@ -12,7 +12,7 @@ from harness.judge.catalogue import costs, repeats
 from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.prereg import predict_runs
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
 

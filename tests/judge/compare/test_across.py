@@ -13,7 +13,7 @@ from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import main_answers
 from harness.judge.compare.measures import MEASURES, OF_SERVERS
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

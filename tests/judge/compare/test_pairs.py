@@ -19,7 +19,7 @@ from harness.judge.report.page import render_page
 from harness.judge.report.terminal import answer_lines, summary_tables
 from harness.judge.report.view import gather
 from harness.judge.summary import ExperimentSummary, summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -18,7 +18,7 @@ from harness.judge.report.answers import answers
 from harness.judge.report.page import write_report
 from harness.judge.report.terminal import conditions_table
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.spec.rules import SuperiorityRule
 from harness.runner import run_experiment
 from harness.shipped import shipped_folder

@@ -16,7 +16,7 @@ from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.result import Family, result_of
 from harness.judge.planning.stopping import looks_at
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine.cost import CostError
 from harness.model.spec.sections import StopSpec
 from harness.runner import run_experiment

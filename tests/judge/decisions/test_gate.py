@@ -12,8 +12,8 @@ from harness.errors import SpecError
 from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge, pair_keys
 from harness.judge.planning.power import superiority_power
-from harness.measure.records import SealedRun
 from harness.measure.records.manifest import Manifest
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

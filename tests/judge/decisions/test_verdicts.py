@@ -18,7 +18,7 @@ from harness.judge.decisions.verdicts import (
     decide_experiment,
     waits_pairs,
 )
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.model.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, SuperiorityRule
 from harness.runner import run_experiment

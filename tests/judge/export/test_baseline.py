@@ -11,7 +11,7 @@ import pytest
 from harness.errors import RecordsError, SpecError
 from harness.judge.decisions.gate import gate_policy, gate_run, judge
 from harness.judge.export.baseline import is_baseline, load_baseline, save_baseline
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

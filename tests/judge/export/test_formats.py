@@ -17,7 +17,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.judge.export import FORMATS, MeasuredRun, measured, named_format, write_runs
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

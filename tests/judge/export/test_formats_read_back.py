@@ -9,9 +9,10 @@ import pytest
 from harness.judge.compare.measures import MEASURES
 from harness.judge.export.formats import FORMATS, write_runs
 from harness.judge.export.traces import EXPORTS, export_trace
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, read_plan, save_plan
+from harness.model.plan.files import read_plan, save_plan
+from harness.model.plan.model import Plan
 from harness.model.spec import WorkloadSpec
 from harness.model.traces.importing import TRACE_FORMATS, import_trace
 from harness.model.traces.recording import load_trace, read_trace, write_trace

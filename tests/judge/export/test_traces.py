@@ -11,9 +11,9 @@ import pytest
 from harness.clock import NS_PER_US
 from harness.errors import SpecError
 from harness.judge.export.traces import export_trace
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ExperimentSpec, WorkloadSpec
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import RecordedRequest, Recording, TraceFile, TraceHead, read_trace, write_trace

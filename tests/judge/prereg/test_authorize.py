@@ -15,7 +15,9 @@ from harness.judge.analysis.figures import run_figures
 from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg import Preregistration, authorize, check_sealed_runs, decide
 from harness.judge.prereg.frozen import parse_preregistration
-from harness.measure.records import Manifest, RunStore, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import Manifest
+from harness.measure.records.store import RunStore
 from harness.model.engine.cost import find_cost_file
 from harness.model.spec import ServerSpec
 from harness.runner import StopFlag, run_experiment

@@ -13,7 +13,7 @@ from harness.errors import RecordsError, SpecError
 from harness.judge.prereg import authorize, load_preregistration, used_seeds
 from harness.judge.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
 from harness.judge.prereg.repository import Repository
-from harness.model.plan import read_plan
+from harness.model.plan.files import read_plan
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE
 from tests.support.workplace import Workplace
 

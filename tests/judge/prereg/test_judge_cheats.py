@@ -15,8 +15,11 @@ import pytest
 from harness.errors import HarnessError
 from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg import Preregistration, authorize, decide
-from harness.measure.records import Manifest, RunStore, SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.disk import file_entry
+from harness.measure.records.manifest import Manifest
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import RunSealed
 from tests.support.workplace import Workplace

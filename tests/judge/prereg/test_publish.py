@@ -19,8 +19,9 @@ import pytest
 
 from harness.errors import RecordsError, SpecError
 from harness.judge.prereg import check_published, publish
-from harness.measure.records import EarlierTry, RunStore, layout
-from harness.measure.records.manifest import load_manifest
+from harness.measure.records import layout
+from harness.measure.records.manifest import EarlierTry, load_manifest
+from harness.measure.records.store import RunStore
 from tests.judge.prereg.test_authorize import harness
 from tests.support import command_line
 from tests.support.workplace import STALLED, Workplace

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.judge.report.facts import gather_facts
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine.config import sequences_that_fit
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment

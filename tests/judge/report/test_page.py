@@ -23,7 +23,8 @@ from harness.judge.report.page import render_page
 from harness.judge.report.timeline import Bar, TimelineView, drawn_lanes
 from harness.judge.report.view import Results, gather
 from harness.judge.summary import summarise
-from harness.measure.records import Finding, SealedRun
+from harness.measure.records.manifest import Finding
+from harness.measure.records.run import SealedRun
 from harness.table import Table, to_rich
 from tests.support.report_runs import Shape, seal_demo, seal_run
 

@@ -14,7 +14,7 @@ from harness.judge.report import conditions_table, on_terminal
 from harness.judge.report.answers import answers
 from harness.judge.report.timeline import TimelineView, nice_stride, requests_in_stalls, step_segments, timeline
 from harness.judge.summary import ExperimentSummary, summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine import CostModel
 from harness.model.engine.cost import FS_PER_MS, to_fs
 from harness.runner import run_experiment

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.run import replay_here
 from harness.measure.client.target import Endpoint, ReplayResult, Target
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec
 from tests.support.raw_server import (
     CHUNKED_HEAD,

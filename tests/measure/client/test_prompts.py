@@ -7,7 +7,8 @@ import pytest
 from harness.errors import PlanError
 from harness.measure.client.answer import Answer
 from harness.measure.client.prompts import TextPiece, prompts_of, take_tokens, text_piece
-from harness.model.plan import RequestPlan, SessionPlan, TextSizes
+from harness.model.plan.model import RequestPlan, SessionPlan
+from harness.model.plan.words import TextSizes
 from tests.support.replays import plan_of
 
 

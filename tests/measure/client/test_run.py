@@ -16,7 +16,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.measure.client.null_server import NullServer
 from harness.measure.client.run import ReplayEvent, ReplayResult
 from harness.measure.records.schema import CHUNKS, REQUESTS
-from harness.model.plan import TokenStreams
+from harness.model.plan.tokens import TokenStreams
 from tests.support.faulty_server import faulty_server
 from tests.support.replays import assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
 

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.run import ReplayResult, Target, replay
 from harness.measure.records.schema import rows_where
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, ServerSpec, WorkloadSpec
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions

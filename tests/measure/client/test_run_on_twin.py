@@ -14,7 +14,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.extras.twin.backend import TwinBackend
 from harness.measure.client.run import ReplayResult, Target, replay
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, ServerSpec
 from harness.runner.run import LaunchOptions
 from tests.support.processes import serving

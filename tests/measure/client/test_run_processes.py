@@ -17,7 +17,7 @@ from harness.measure.client.null_server import NullServer
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, Task, deal_sessions, replay
 from harness.measure.client.target import Endpoint
 from harness.measure.records.schema import CHUNKS, REQUESTS
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
 from tests.support.faulty_server import faulty_server
 

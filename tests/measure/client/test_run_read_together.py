@@ -17,7 +17,7 @@ from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.rows import ChunkRows
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
-from harness.model.plan import draw_plan
+from harness.model.plan.build import draw_plan
 from harness.model.spec import ClientSpec, WorkloadSpec
 from harness.processes import num_cores
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.model.engine import EngineConfig, Scheduler, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest
-from harness.model.plan import token_block_keys
+from harness.model.plan.blocks import token_block_keys
 from tests.support.emulator_process import Emulator, Start
 
 pytestmark = pytest.mark.live

@@ -15,7 +15,8 @@ from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan, token_block_keys
+from harness.model.plan.blocks import token_block_keys
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import SimResult, simulate
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
 

@@ -23,8 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import RecordsError, SpecError
-from harness.measure.records import Finding, Manifest, RunStore, RunWriter, SealedRun, schema
+from harness.measure.records import schema
+from harness.measure.records.manifest import Finding, Manifest
+from harness.measure.records.run import SealedRun
 from harness.measure.records.sql import VIEWS
+from harness.measure.records.store import RunStore
+from harness.measure.records.writer import RunWriter
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.truncate", "os.rmdir")
 

@@ -15,8 +15,10 @@ from harness.judge.catalogue import analyse
 from harness.judge.prereg import predict_runs
 from harness.judge.report import conditions_table, write_report
 from harness.judge.summary import summarise
-from harness.measure.records import RunStore, SealedRun, by_condition, layout
+from harness.measure.records import layout
 from harness.measure.records.disk import file_entry
+from harness.measure.records.run import SealedRun, by_condition
+from harness.measure.records.store import RunStore
 
 SEALED = Path(__file__).parent / "sealed" / "layout-3.zip"
 

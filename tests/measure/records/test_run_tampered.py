@@ -14,8 +14,11 @@ import pytest
 from harness.errors import RecordsError
 from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.summary import summarise
-from harness.measure.records import Finding, RunStore, SealedRun, layout
+from harness.measure.records import layout
 from harness.measure.records.disk import file_entry
+from harness.measure.records.manifest import Finding
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
 from harness.runner import run_experiment
 from tests.support.command_line import harness

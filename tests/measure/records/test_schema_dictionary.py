@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.measure.records import RunStore
 from harness.measure.records.schema import EXPLAINED_TABLES, dictionary_markdown, explained
+from harness.measure.records.store import RunStore
 
 ROOT = Path(__file__).parents[3]
 

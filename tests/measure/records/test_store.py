@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import RecordsError
-from harness.measure.records import RunStore
-from harness.measure.records.store import Archive, packed, received
+from harness.measure.records.store import Archive, RunStore, packed, received
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import harness
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
-from harness.model.plan import PromptIds, TokenStreams
+from harness.measure.records.store import RunStore
+from harness.model.plan.tokens import PromptIds, TokenStreams
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from tests.support.emulator_process import Emulator, end, start_ready

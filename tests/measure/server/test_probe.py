@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.judge.analysis.serving import latencies
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again

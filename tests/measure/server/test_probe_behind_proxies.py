@@ -16,7 +16,8 @@ import pytest
 from harness.errors import HarnessError
 from harness.judge.analysis.serving import latencies
 from harness.measure.client.target import endpoint_of
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.measure.server.probe import Needs, probe
 from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec, ServerSpec

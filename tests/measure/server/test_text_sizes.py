@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.measure.records import Manifest, RunStore
+from harness.measure.records.manifest import Manifest
 from harness.measure.records.schema import values_of
+from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
 from tests.measure.server.test_probe import run
 from tests.support.experiments import small_experiment

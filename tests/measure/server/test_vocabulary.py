@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import ServerError
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.measure.server.vocabulary import USUAL_RANGE, configured_vocabulary, range_within
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment

@@ -10,7 +10,7 @@ import pytest
 from harness.clock import ScaledClock
 from harness.measure.client.target import Endpoint, Target
 from harness.measure.server.warm_up import MAX_SESSIONS, warm_up, warm_up_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ServerSpec
 from harness.model.spec.sections import ClientSpec
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan, check_fits, describe
-from harness.model.plan.build import derive_seed
+from harness.model.plan.build import check_fits, derive_seed, describe
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import FixedLength, LengthDistribution, LognormalLength, ServerSpec, UniformLength, WorkloadSpec
 
 
@@ -103,7 +103,7 @@ def test_every_length_lies_within_its_distribution(seed: int, bounded: tuple[Len
 
 def test_the_papers_sessions_are_drawn_as_published() -> None:
     """An independent reading of the published recipe: seed text, order of the draws, tool by running total."""
-    from harness.model.plan import load_waits
+    from harness.model.plan.waits import load_waits
 
     waits = load_waits("tracelab-v0.0.2")
     for num_sessions, block in ((6, 0), (8, 1), (10, 2)):

@@ -10,7 +10,8 @@ import pytest
 
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, read_plan, save_plan, write_plan
+from harness.model.plan.files import read_plan, save_plan, write_plan
+from harness.model.plan.model import Plan
 from harness.model.spec import WorkloadSpec
 
 

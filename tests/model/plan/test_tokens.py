@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from harness.errors import PlanError
 from harness.model.experiment import build_plan
-from harness.model.plan import (
-    BlockKeys,
-    Plan,
-    PromptIds,
-    RequestPlan,
-    SessionPlan,
-    TokenStreams,
-    token_block_keys,
-)
-from harness.model.plan.tokens import TokenArray, mix64
+from harness.model.plan.blocks import BlockKeys, token_block_keys
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
+from harness.model.plan.tokens import PromptIds, TokenArray, TokenStreams, mix64
 from harness.model.spec import WorkloadSpec
 
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import SpecError
-from harness.model.plan import WaitDistribution, load_waits
-from harness.model.plan.waits import ToolRow, parse_waits
+from harness.model.plan.waits import ToolRow, WaitDistribution, load_waits, parse_waits
 
 
 @pytest.fixture(scope="module")

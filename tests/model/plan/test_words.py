@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.model.plan import RequestPlan, SessionPlan, TextSizes, TokenStreams
-from harness.model.plan.words import WORDS
+from harness.model.plan.model import RequestPlan, SessionPlan
+from harness.model.plan.tokens import TokenStreams
+from harness.model.plan.words import WORDS, TextSizes
 from tests.support.replays import plan_of
 
 BYTES = TextSizes("tokenize", tuple(float(len(word) + 1) for word in WORDS))

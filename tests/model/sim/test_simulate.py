@@ -10,7 +10,7 @@ from harness.errors import PlanError
 from harness.model.compiled.records import record_as_dict
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import SimResult, plan_arrays, simulate
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec

@@ -8,7 +8,7 @@ import pytest
 from harness.errors import SpecError
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import plan_arrays
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.simulate import ABLATIONS, UNCHANGED, ablation, run_batch, with_arrivals_of

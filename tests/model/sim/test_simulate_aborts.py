@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from harness.errors import PlanError
 from harness.model.engine import EngineConfig, load_cost_model
-from harness.model.plan import Plan, RequestPlan, SessionPlan, read_plan, save_plan
-from harness.model.plan.model import canonical_lines
+from harness.model.plan.files import read_plan, save_plan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan, canonical_lines
 from harness.model.sim import SimResult, simulate
 from harness.model.spec import ServerSpec
 from tests.measure.emulator.test_virtual import assert_same_run, servers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.errors import PlanError, SpecError
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec, WorkloadSpec
 from tests.measure.emulator.test_virtual import workloads

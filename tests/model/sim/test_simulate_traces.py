@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec, WorkloadSpec
 from harness.model.traces.lower import Lowering, sessions_of

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.clock import NS_PER_S
-from harness.model.plan import BlockKeys, Plan, TokenStreams, token_block_keys
-from harness.model.plan.model import WaitKind
+from harness.model.plan.blocks import BlockKeys, token_block_keys
+from harness.model.plan.model import Plan, WaitKind
+from harness.model.plan.tokens import TokenStreams
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.model.traces.recording import RecordedRequest, Recording
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.model.plan import load_waits
+from harness.model.plan.waits import load_waits
 from harness.model.traces.waits import RecordedWaits, import_recorded_waits
 from tests.support.agent_logs import SECRET, assistant, result, text, tool, user
 from tests.support.command_line import harness

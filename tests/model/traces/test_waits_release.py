@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.model.plan import load_waits
+from harness.model.plan.waits import load_waits
 from harness.model.traces.waits import ImportSummary, import_tracelab, summarise_tracelab
 
 Call = tuple[str, "float | None", "float | None"]

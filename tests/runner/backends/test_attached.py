@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import ServerError
-from harness.measure.records import RunStore, SealedRun
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from tests.support.emulator_process import Emulator, end, start_ready

@@ -12,7 +12,7 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.measure.records import RunStore
+from harness.measure.records.store import RunStore
 from harness.measure.server.life import LaunchPlan, start_server
 from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec, ServerSpec

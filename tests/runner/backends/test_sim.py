@@ -14,8 +14,9 @@ from harness.judge.interference import measured_waiting_session_ns
 from harness.judge.prereg.proof import judged_again
 from harness.judge.report.facts import gather_facts
 from harness.judge.summary import summarise
-from harness.measure.records import RunStore, SealedRun
-from harness.model.plan import read_plan
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
+from harness.model.plan.files import read_plan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
 from harness.runner import run_experiment

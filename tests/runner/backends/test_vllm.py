@@ -17,7 +17,9 @@ from harness.judge.analysis.figures import figures_at, run_figures
 from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.prereg.predict import predict_run
-from harness.measure.records import RunStore, SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.measure.server.life import LaunchPlan
 from harness.model.engine import load_cost_model
 from harness.model.experiment import resolve

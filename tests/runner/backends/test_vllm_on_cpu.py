@@ -15,7 +15,7 @@ import pytest
 from harness.errors import ServerError
 from harness.judge.analysis.figures import run_figures
 from harness.judge.analysis.logs.engine_steps import step_log_of
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.spec.experiment import parse_experiment
 from harness.runner import run_experiment
 from harness.stacks.vllm.launch import find_vllm

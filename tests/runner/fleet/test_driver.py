@@ -9,7 +9,9 @@ import psutil
 import pytest
 
 from harness.errors import SpecError
-from harness.measure.records import RunStore, SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
 from harness.model.spec import FleetSpec
 from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.driver import shared_cores

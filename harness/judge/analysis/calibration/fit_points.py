@@ -22,7 +22,7 @@ from harness.clock import NS_PER_MS, ScaledClock
 from harness.errors import SpecError
 from harness.judge.analysis.cost.reconstruct import join_request_id, step_contexts
 from harness.judge.analysis.logs.engine_steps import attended_by_step, decode_contexts, step_log_of, step_spans
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel
 from harness.stacks.vllm.step_log import StepLog

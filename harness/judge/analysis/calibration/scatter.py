@@ -21,7 +21,7 @@ from harness.clock import NS_PER_MS
 from harness.judge.analysis.cost.reconstruct import decode_step_ns, step_contexts
 from harness.judge.analysis.figures import lateness
 from harness.judge.analysis.stats import FloatArray, grouped, pooled_variance
-from harness.measure.records import SealedRun, once_per_run
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import rows_where, values_of
 
 IntArray = NDArray[np.int64]

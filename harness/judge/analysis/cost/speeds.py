@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from harness.judge.analysis.cost.devices import DeviceEffect, device_order
 from harness.judge.analysis.figures import RunFigures, cells, figure_at, run_figures
 from harness.judge.analysis.stats import DEFAULT_LEVEL, Estimate, FloatArray, contrast, grouped, holm, percent
-from harness.measure.records import Finding, FleetRecord, SealedRun
-from harness.measure.records.manifest import info, warning
+from harness.measure.records.manifest import Finding, FleetRecord, info, warning
+from harness.measure.records.run import SealedRun
 from harness.table import Cell, Table, table_of
 
 

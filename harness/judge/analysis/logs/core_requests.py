@@ -13,8 +13,9 @@ from harness.judge.analysis.logs.replicas import (
     servers_of,
     who_served,
 )
-from harness.measure.records import SealedRun, layout, once_per_run
+from harness.measure.records import layout
 from harness.measure.records.manifest import table_at
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
 from harness.stacks.vllm.core_steps import REQUESTS
 

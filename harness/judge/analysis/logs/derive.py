@@ -27,10 +27,10 @@ from harness.judge.analysis.logs.engine_steps import (
 from harness.judge.analysis.logs.parse import CounterWatch, ParseCounts, metrics_table, parse_log
 from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers, servers_of
 from harness.judge.analysis.logs.slots import SlotWalk
-from harness.measure.records import ClockRecord, Manifest, SealedRun, layout, schema
+from harness.measure.records import layout, schema
 from harness.measure.records.disk import write_parquet
-from harness.measure.records.manifest import table_at
-from harness.measure.records.run import damaged
+from harness.measure.records.manifest import ClockRecord, Manifest, table_at
+from harness.measure.records.run import SealedRun, damaged
 from harness.stacks.rbln.rules import log_grammar as ev
 from harness.stacks.rbln.rules.log_grammar import LogEvent
 from harness.stacks.vllm.step_log import StepLog

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
-from harness.measure.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
-from harness.measure.records.manifest import WARMED_UP, info, invalid, table_at, warning
+from harness.measure.records import layout, schema
+from harness.measure.records.manifest import WARMED_UP, Finding, Manifest, info, invalid, table_at, warning
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.engine.cost import attended_tokens
 from harness.stacks.vllm.step_log import StepLog, load_step_log, merged, numbered_through
 

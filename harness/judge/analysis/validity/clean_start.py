@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from harness.kinds import kind_of_run
-from harness.measure.records import Finding, Manifest
-from harness.measure.records.manifest import invalid, table_at
+from harness.measure.records.manifest import Finding, Manifest, invalid, table_at
 from harness.measure.records.schema import values_of
 
 if TYPE_CHECKING:
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
 
 # On servers that match single tokens, the first ids of two prompts may be equal by chance.
 CHANCE_TOKENS = 4

@@ -51,8 +51,8 @@ from harness.judge.analysis.validity.stalls import (
     limits_of,
 )
 from harness.kinds import kind_of_run
-from harness.measure.records import Finding, Manifest, SealedRun
-from harness.measure.records.manifest import SETTING_DECLARED, info, invalid, table_at, warning
+from harness.measure.records.manifest import SETTING_DECLARED, Finding, Manifest, info, invalid, table_at, warning
+from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.model.spec import ServerSpec
@@ -60,7 +60,7 @@ from harness.model.spec.server import RETENTION_KEYS
 
 if TYPE_CHECKING:
     from harness.judge.analysis.logs.derive import Derived
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
 
 
 MAX_CLOCK_STEP_NS = NS_PER_MS

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from harness.errors import SpecError
 from harness.judge.analysis.cost.reconstruct import join_request_id
-from harness.measure.records import Finding, Manifest
-from harness.measure.records.manifest import invalid
+from harness.measure.records.manifest import Finding, Manifest, invalid
 from harness.measure.records.schema import rows_where, values_of
 from harness.model.engine.config import EngineConfig
 from harness.model.spec import ServerSpec

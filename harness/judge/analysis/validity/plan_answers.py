@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from harness.clock import NS_PER_MS
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.measure.client.answer import TOLERATED
-from harness.measure.records import Finding, Manifest
-from harness.measure.records.manifest import info, invalid, warning
+from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:
-    from harness.model.plan import Plan
+    from harness.model.plan.model import Plan
 
 
 IntArray = NDArray[np.int64]

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from harness.clock import NS_PER_S
 from harness.judge.analysis.validity.stalls import limits_of
-from harness.measure.records import Finding, Manifest
-from harness.measure.records.manifest import info, invalid, warning
+from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:

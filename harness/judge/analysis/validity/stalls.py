@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.judge.analysis.cost.reconstruct import ChunkedStepCost
 from harness.judge.analysis.logs.engine_steps import attended_by_step
-from harness.measure.records import Finding, Manifest
-from harness.measure.records.manifest import invalid, warning
+from harness.measure.records.manifest import Finding, Manifest, invalid, warning
 from harness.measure.records.schema import rows_where, values_of
 from harness.model.spec import LimitsSpec
 

@@ -16,7 +16,7 @@ from harness.model.compiled.records import IntArray, Records
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.state import STEP_PREFILL
-from harness.model.plan import UserTimelines, users_of
+from harness.model.plan.event_queue import UserTimelines, users_of
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, first_sessions, one_plan
 from harness.model.sim.simulate import run_arrays

@@ -21,7 +21,7 @@ from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import load_cost_model
 from harness.model.engine.steps import FAR
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
 from harness.model.sim.paged import run_paged

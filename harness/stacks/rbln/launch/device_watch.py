@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from harness.clock import Clock
 from harness.errors import ServerError
-from harness.measure.records import Finding, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import Finding
 from harness.measure.server.ask import HTTP_OK, METRICS, Get, Reason, Rounds
 from harness.stacks.rbln.launch.devices import ASSUMED, quantities, read_devices, readings
 

@@ -19,8 +19,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.measure.records import Finding, layout
-from harness.measure.records.manifest import DeviceMetrics, LaunchReport
+from harness.measure.records import layout
+from harness.measure.records.manifest import DeviceMetrics, Finding, LaunchReport
 from harness.stacks.rbln.rules.kv_rules import AUTO, RuleSet
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")

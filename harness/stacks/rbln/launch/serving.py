@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness.errors import ServerError
-from harness.measure.records import Observation, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import Observation
 from harness.measure.server.life import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.measure.server.vllm_serve import (
     Plugin,

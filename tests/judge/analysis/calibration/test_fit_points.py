@@ -17,7 +17,7 @@ from harness.judge.analysis.calibration.fit_points import (
     reported_f_ms,
     step_points,
 )
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment

@@ -12,7 +12,7 @@ from harness.judge.analysis.cost.devices import BlockRatio, device_effect
 from harness.judge.analysis.stats import f_tail, of_blocks, t_quantile, t_tail
 from harness.judge.compare.across import Side, compare_all
 from harness.judge.summary import summarise
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -13,7 +13,9 @@ from harness.errors import RecordsError
 from harness.judge.analysis.cost.reconstruct import join_request_id, step_contexts
 from harness.judge.analysis.logs.derive import Derived, ToRunClock, collect, derive_tables, rebuild
 from harness.judge.analysis.logs.parse import ParseCounts, metrics_table, parse_log
-from harness.measure.records import ClockRecord, RunWriter, SealedRun
+from harness.measure.records.manifest import ClockRecord
+from harness.measure.records.run import SealedRun
+from harness.measure.records.writer import RunWriter
 from tests.support.analysis_tables import GOLDEN, manifest, request_row, requests_table
 
 BODY = (

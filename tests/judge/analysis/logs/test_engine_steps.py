@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from harness.judge.analysis.logs.engine_steps import check_step_log, read_run_steps, step_spans
-from harness.measure.records import Finding, layout
-from harness.measure.records.manifest import ServerRecord
+from harness.measure.records import layout
+from harness.measure.records.manifest import Finding, ServerRecord
 from harness.stacks.vllm.core_steps import COLUMNS
 from harness.stacks.vllm.step_log import SCHEMA, StepLog
 from tests.support.analysis_tables import manifest

@@ -13,7 +13,7 @@ from harness.measure.emulator.logs import BUCKET, SCHEDULED, Site, kv_event_line
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, PREFILL, KvEvent
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
 from harness.stacks.rbln.rules.log_grammar import LogEvent, read_message
 

@@ -15,7 +15,9 @@ from harness.judge.analysis.logs.derive import derive_tables
 from harness.judge.analysis.validity.scrapes import CACHED_COUNTER
 from harness.judge.analysis.validity.stalls import check_freezes, check_read_together
 from harness.judge.summary import summarise
-from harness.measure.records import ClockRecord, Finding, Manifest, Observation, RunWriter, SealedRun, ServerRecord
+from harness.measure.records.manifest import ClockRecord, Finding, Manifest, Observation, ServerRecord
+from harness.measure.records.run import SealedRun
+from harness.measure.records.writer import RunWriter
 from harness.model.engine import CostModel, load_cost_model
 from tests.support.analysis_tables import manifest, request_row, requests_table
 

@@ -15,7 +15,9 @@ from harness.judge.analysis import check_run
 from harness.judge.analysis.logs.derive import Derived, derive_tables
 from harness.judge.analysis.logs.parse import ParseCounts
 from harness.judge.analysis.validity.logged import check_log_lines
-from harness.measure.records import Finding, SealedRun, layout
+from harness.measure.records import layout
+from harness.measure.records.manifest import Finding
+from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from harness.stacks.vllm.step_log import read_step_log
 from tests.support.analysis_tables import manifest, requests_table, steps_table

@@ -13,7 +13,7 @@ from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.analysis.validity.plan_answers import check_aborts
 from harness.judge.report import write_report
-from harness.measure.records import SealedRun
+from harness.measure.records.run import SealedRun
 from harness.model.experiment import resolve
 from harness.model.sim import simulate
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace

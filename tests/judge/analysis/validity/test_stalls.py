@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from harness.clock import NS_PER_MS
 from harness.judge.analysis.validity.stalls import check_server_stalls, check_step_log_stalls
-from harness.measure.records import Finding, schema
+from harness.measure.records import schema
+from harness.measure.records.manifest import Finding
 from harness.model.engine import CostModel, load_cost_model
 from harness.stacks.vllm.step_log import read_step_log
 from tests.support.analysis_tables import manifest, request_row, requests_table

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.model.engine import CostModel, EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan
+from harness.model.plan.model import Plan
 from harness.model.sim import plan_arrays
 from harness.model.sim.predict.draws import Draws, Perturbation, draw, outcome_of_plan, run_draws
 from harness.model.spec import WorkloadSpec

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_S
 from harness.errors import PlanError
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
-from harness.model.plan import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import plan_arrays, simulate
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.plans import one_plan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.judge.analysis.validity.invariants import check_settings
-from harness.measure.records import Manifest
+from harness.measure.records.manifest import Manifest
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings
 from harness.stacks.rbln.rules.kv_rules import rules_for_version, rules_for_vllm
