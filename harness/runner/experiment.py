@@ -17,7 +17,6 @@ from harness.judge.catalogue import analysis_named
 from harness.judge.prereg import RunAuthorization
 from harness.judge.prereg.repository import file_sha256
 from harness.kinds import kind_named
-from harness.measure.client.target import check_client, endpoint_of
 from harness.measure.records import layout
 from harness.measure.records.inputs import changed_inputs
 from harness.measure.records.run import SealedRun
@@ -68,8 +67,6 @@ def checked(planned: PlannedRuns) -> PlannedRuns:
     for name, runs in planned.by_condition.items():
         try:
             backend_named(planned.spec.backend).check_server(runs[0].server)
-            if runs[0].server.url:
-                check_client(planned.spec.client, endpoint_of(runs[0].server))
         except SpecError as error:
             raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
     return planned
