@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from harness.clock import NS_PER_S, process_cpu_ns
 
 Better = Literal["less", "more"]
-PEAK_KIB = "int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
-"""An expression: peak resident KiB of the process that reads it. getrusage has that of the process before it too."""
+BYTES_PER_KIB = 1024
+STATUS = Path("/proc/self/status")
 
 
 class Measured(NamedTuple):
@@ -81,3 +82,9 @@ def per_cpu_s(work: Callable[[], int], at_least_s: float) -> float:
         count += work()
         spent_s = (process_cpu_ns() - began_ns) / NS_PER_S
     return count / spent_s
+
+
+def resident_bytes(field: str) -> int:
+    """Memory of this process: VmRSS now, VmHWM at most. The peak of getrusage includes that of the parent."""
+    (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * BYTES_PER_KIB

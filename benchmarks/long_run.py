@@ -11,20 +11,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.figure import PEAK_KIB, Figure
+from benchmarks.figure import Figure
 
 NUM_SESSIONS = 64
 REQUESTS_PER_SESSION = (125, 375)
 TIME_SCALE = 20.0
 """Model seconds a second; scraped once a second, as a server is that runs in real time."""
-BYTES_PER_KIB = 1024
-RUN = f"""
+RUN = """
 import sys
+from benchmarks.figure import resident_bytes
 from harness.__main__ import main
 try:
     main()
 finally:
-    print({PEAK_KIB}, file=sys.stderr)
+    print(resident_bytes("VmHWM"), file=sys.stderr)
 """
 EXPERIMENT = """\
 name = "long-run"
@@ -63,7 +63,7 @@ def peak_bytes(requests_per_session: int) -> int:
         path.write_text(EXPERIMENT.format(sessions=NUM_SESSIONS, requests=requests_per_session, scale=TIME_SCALE))
         command = [sys.executable, "-c", RUN, "run", str(path), "--runs", folder]
         done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    return int(done.stderr.split()[-1]) * BYTES_PER_KIB
+    return int(done.stderr.split()[-1])
 
 
 def bench_long_run() -> Iterator[Figure]:

@@ -6,6 +6,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.figure import resident_bytes
 from harness.clock import NS_PER_S
 from harness.errors import ServerError
 from harness.measure.client.run import ReplayResult, replay
@@ -13,9 +14,7 @@ from harness.measure.client.self_audit import null_target
 from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec
 
-BYTES_PER_KIB = 1024
 REQUEST_TIMEOUT_NS = 120 * NS_PER_S
-STATUS = Path("/proc/self/status")
 # Writing 5 makes the kernel count the peak from now on (proc_pid_clear_refs(5)).
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -41,13 +40,8 @@ def _growth_bytes(small: Plan, plan: Plan, host: str, port: int, options: Client
     target = null_target(host, port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
     replay(small, target)
     CLEAR_REFS.write_text(RESET_PEAK)
-    before = _resident_bytes("VmRSS")
+    before = resident_bytes("VmRSS")
     result = replay(plan, target)
-    growth = _resident_bytes("VmHWM") - before
+    growth = resident_bytes("VmHWM") - before
     require_answered(result)
     return growth
-
-
-def _resident_bytes(field: str) -> int:
-    (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:")]
-    return int(line.split()[1]) * BYTES_PER_KIB

@@ -6,7 +6,6 @@ not have; it still opens.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -103,8 +102,8 @@ def kind_named(name: str) -> BackendKind:
     return KINDS[name]
 
 
-def origin_note(name: str, served: str = "") -> str:
-    """Where the figures of such a run are from, to stand beside them. served: see ``measure.records.run.served_by``."""
+def origin_note(name: str, *, is_on_cpu: bool = False) -> str:
+    """Where the figures of such a run are from, to stand beside them. is_on_cpu: see ``Manifest``."""
     kind = kind_of_run(name)
     if kind.is_virtual:
         return "Predicted: simulated in virtual time; no server ran and no accelerator was measured."
@@ -113,16 +112,12 @@ def origin_note(name: str, served: str = "") -> str:
     if kind.has_device and not kind.is_restarted:
         return "Measured on a server that somebody else started."
     if kind.has_device:
-        return (
-            "Measured on a CPU; no accelerator was measured." if _OF_CPUS.fullmatch(served) else "Measured on a device."
-        )
+        return "Measured on a CPU; no accelerator was measured." if is_on_cpu else "Measured on a device."
     what = "On the twin, the real stack" if kind.has_stack else "Emulated"
     return f"{what} with modelled step times; no accelerator was measured."
 
 
 _EMULATOR = "-emulator"
-# vLLM's own builds for CPUs. vllm-rbln too stands on one, and drives an NPU.
-_OF_CPUS = re.compile(r"Served by vllm [^ ,]+\+cpu(, vllm [^ ,]+\+cpu)*\.")
 
 
 def kind_of_run(name: str, *, is_emulator: bool = False) -> BackendKind:

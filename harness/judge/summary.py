@@ -144,12 +144,14 @@ class ExperimentSummary:
     window: str = ""
     prices: str = ""
     served: str = ""
+    is_on_cpu: bool = False
     declared: str = ""
 
     @property
     def origin(self) -> str:
         """Where the figures are from, the stack that served, and what was declared and not verified."""
-        return " ".join(filter(None, (origin_note(self.backend, self.served), self.served, self.declared)))
+        origin = origin_note(self.backend, is_on_cpu=self.is_on_cpu)
+        return " ".join(filter(None, (origin, self.served, self.declared)))
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -337,6 +339,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
         status=status,
         backend=backend,
         served=served_by(ordered),
+        is_on_cpu=all(run.manifest.is_on_cpu for run in ordered),
         declared=declared_by(ordered),
         serving=_of_each(serving_figures, of_counted),
         sessions=_of_each(session_figures, of_counted),

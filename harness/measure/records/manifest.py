@@ -359,6 +359,11 @@ class Manifest(_Record):
         return next((f"{name} {versions[name]}" for name in ("vllm-rbln", "vllm") if versions.get(name)), "")
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether vLLM's own build for CPUs served; vllm-rbln stands on one too, and drives an NPU."""
+        return self.stack.startswith("vllm ") and self.stack.endswith("+cpu")
+
+    @property
     def server_spec(self) -> dict[str, Any]:
         """The server configuration in force: effective where known, else requested."""
         return {**self.requested_server, **table_at(self.effective, "server")}

@@ -420,7 +420,7 @@ class HasManifest(Protocol):
 def origin_of(runs: Iterable[HasManifest]) -> str:
     """The note on the origin of these runs' figures: where they are from, and which settings were declared."""
     listed = list(runs)
-    kinds = dict.fromkeys(origin_note(run.manifest.kind.name, served_by([run])) for run in listed)
+    kinds = dict.fromkeys(origin_note(run.manifest.kind.name, is_on_cpu=run.manifest.is_on_cpu) for run in listed)
     return " ".join(filter(None, (*kinds, served_by(listed), declared_by(listed))))
 
 

@@ -47,23 +47,21 @@ class EventQueue:
     def next_ns(self) -> int | None:
         """When the next event is due; None: nothing is left to do but to wait for answers."""
         while self._due and self._due[0].what == LEAVES and self._due[0][2:4] not in self._open:
-            heapq.heappop(self._due)  # its answer has ended
+            heapq.heappop(self._due)  # the answer ended before its client would have left
         return self._due[0].at_ns if self._due else None
 
     def events(self, until_ns: int, *, is_step_over: bool = False) -> Iterator[ClientEvent]:
         """Everything that is due by then, in order; what is sent at the very end of a step comes after it."""
         last = (until_ns, SENDS) if is_step_over else (until_ns, SENDS + 1)
-        while self._due and self._due[0][:2] < last:
+        while self.next_ns is not None and self._due[0][:2] < last:
             event = heapq.heappop(self._due)
             at_ns, what, *key, _ = event
             if what == SENDS:
                 self._open.add((event.session, event.request))
                 if after_ns := self._plan.request(*key).abort_after_ns:
                     heapq.heappush(self._due, ClientEvent(at_ns + after_ns, LEAVES, event.session, event.request))
-            elif (event.session, event.request) in self._open:
-                self.over(event.session, event.request, at_ns)
             else:
-                continue  # its answer has ended
+                self.over(event.session, event.request, at_ns)
             yield event
 
     def over(self, session: int, request: int, at_ns: int) -> None:

@@ -58,9 +58,11 @@ class UnreadRequests:
 class VirtualDriver(VirtualClients):
     """Plays a plan on the cores of servers in virtual time; the clock jumps from one event to the next.
 
-    A subclass says which server a request goes to, makes the requests and handles the events; no two requests have one
-    handle. It may look at the servers at ``next_look_ns``. Where it allows that, equal decode steps are taken together,
-    up to the next look; what arrives cuts them. end_ns: the end of the last step or answer so far.
+    A subclass chooses the server of a request, makes the requests, each with a handle of its own, and handles the
+    events. It may look at the servers at ``next_look_ns``. With ``takes_equal_steps`` a run of equal decode steps is
+    taken at once; it ends before the next look, or with the step during which a request arrives.
+
+    names: (session, request) by handle. end_ns: when the last step ended, or the last client left.
     """
 
     takes_equal_steps = False
@@ -72,6 +74,7 @@ class VirtualDriver(VirtualClients):
         self.next_look_ns = NEVER_NS
         self.end_ns = 0
         self._may_leave = any(request.is_abortable for request in plan.requests)
+        # Server and handle of each request that was sent.
         self._sent: dict[Key, tuple[int, int]] = {}
         # Of the running step of each server, and of the equal steps taken with it; empty while it is idle.
         self._ends_ns: list[Sequence[int]] = [() for _ in cores]
@@ -129,7 +132,7 @@ class VirtualDriver(VirtualClients):
         return self.end_ns
 
     def _ends_of(self, core: EngineCore, start: StepStart) -> list[int]:
-        """When the running step ends, and its equal followers that nothing known now disturbs."""
+        """When the running step ends, and each equal step that is taken with it."""
         ends_ns = core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
         if len(ends_ns) == 1:
             return ends_ns
@@ -152,7 +155,7 @@ class VirtualDriver(VirtualClients):
         self.names[request.handle], self._sent[key] = key, (server, request.handle)
         self.cores[server].submit(request)
         if len(ends_ns := self._ends_ns[server]) > 1:
-            # Of steps taken together the one that runs when it arrives is the last.
+            # The step that runs when a request arrives is the last of those taken at once.
             self._ends_ns[server] = ends_ns[: bisect_left(ends_ns, event.at_ns) + 1]
 
     def leave(self, key: Key, at_ns: int) -> None:

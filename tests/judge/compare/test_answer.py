@@ -40,11 +40,11 @@ def test_a_ratio_is_a_change_in_percent(ratio: float, words: str) -> None:
         (1.0, 1.05, "95 % interval: 0.0 to 5.0 % more"),
     ],
 )
-def test_an_interval_is_said_with_the_smaller_change_first(low: float, high: float, words: str) -> None:
+def test_the_smaller_change_of_an_interval_comes_first(low: float, high: float, words: str) -> None:
     assert interval_in_words(interval(low, (low + high) / 2, high)) == words
 
 
-def test_an_interval_says_over_how_many_comparisons_it_holds_and_what_it_takes_for_true() -> None:
+def test_an_interval_names_its_comparisons_and_its_assumption() -> None:
     assert interval_in_words(interval(0.9, 0.95, 0.98, family=1)).startswith("95 % interval: ")
     assert interval_in_words(interval(0.9, 0.95, 0.98, family=2)).startswith("95 % interval over 2 comparisons: ")
     given = interval(0.9, 0.95, 0.98, method=f"t{GIVEN_COSTS}")
@@ -52,8 +52,8 @@ def test_an_interval_says_over_how_many_comparisons_it_holds_and_what_it_takes_f
 
 
 def test_a_sentence_has_both_sides_and_the_interval() -> None:
-    said = cost_sentence("twelve-slots", "base", interval(0.932, 0.96, 0.989))
-    assert said == "twelve-slots costs 4.0 % less than base (95 % interval: 1.1 to 6.8 % less)"
+    sentence = cost_sentence("twelve-slots", "base", interval(0.932, 0.96, 0.989))
+    assert sentence == "twelve-slots costs 4.0 % less than base (95 % interval: 1.1 to 6.8 % less)"
 
 
 def test_what_was_simulated_or_emulated_is_never_called_measured() -> None:

@@ -132,7 +132,7 @@ def test_over_several_runs_a_measure_is_the_sum_of_amounts_over_the_sum_of_units
     assert value_over(by_replicate(6.0, 4.0), pair) == mean_of([Value(6.0, 1.0), Value(4.0, 2.0)]) == 10 / 3
     assert value_over(by_replicate(6.0, None), pair) is None
     assert value_over(by_replicate(6.0, 4.0), []) is None
-    assert value_over(by_replicate(1.0, -1.0, units=-0.5), pair) is None  # units of -0.5 and 0.5: nothing in all
+    assert value_over(by_replicate(1.0, -1.0, units=-0.5), pair) is None  # the units sum to 0
 
 
 def test_a_bound_over_several_runs_is_the_mean_of_bounds_and_exact_values(runs: list[SealedRun]) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from harness.measure.records.manifest import ClientAudit, LaunchReport, table_at
+from tests.support.analysis_tables import manifest
 
 
 def test_a_report_that_was_not_made_is_absent_and_not_zero():
@@ -29,3 +32,17 @@ def test_what_is_no_table_holds_nothing_below_it():
     assert table_at({"launch": {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}}, "launch", "requested", "versions")
     for broken in ({"launch": -1}, {"launch": {"requested": [1]}}, {}, None, "text"):
         assert table_at(broken, "launch", "requested") == {}
+
+
+@pytest.mark.parametrize(
+    ("versions", "is_on_cpu"),
+    [
+        ({"vllm": "0.32.0+cpu"}, True),
+        ({"vllm": "0.32.0"}, False),
+        ({"vllm": "0.22.0+cpu", "vllm-rbln": "0.12.0"}, False),
+        ({}, False),
+    ],
+)
+def test_a_build_of_vllm_for_cpus_is_told_from_the_one_that_drives_an_npu(versions: dict[str, str], is_on_cpu: bool):
+    server = {"facts": {"launch": {"requested": {"versions": versions}}}}
+    assert manifest(server=server).is_on_cpu is is_on_cpu

@@ -203,7 +203,7 @@ def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "stack", "said"),
+    ("rules", "stack", "warning"),
     [
         ("auto", "vllm-rbln 0.12.1a8", None),
         ("vendor-0.12.0", "vllm-rbln 0.12.0", None),
@@ -215,11 +215,11 @@ def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
         ("auto", "vllm 0.99.0", "the rules of vllm 0.99.0 are unknown; predictions follow vllm-paged"),
     ],
 )
-def test_a_server_of_another_version_than_the_rules_is_said_so(rules: str, stack: str, said: str | None) -> None:
+def test_a_server_that_follows_other_rules_gets_a_warning(rules: str, stack: str, warning: str | None) -> None:
     name, _, version = stack.partition(" ")
     is_vllm = name == "vllm"
     followed = ServerSpec(model="m" * is_vllm, rules=rules).rule_set(version)
     served = rules_for_vllm(version) if is_vllm else rules_for_version(version)
     found = rules_findings(rules, stack, served, followed)
-    assert [one.code for one in found] == (["rules-differ"] if said else [])
-    assert all(said is not None and said in one.evidence for one in found)
+    assert [finding.code for finding in found] == (["rules-differ"] if warning else [])
+    assert all(warning is not None and warning in finding.evidence for finding in found)
