@@ -1,0 +1,363 @@
+"""A model server whose answers are written beforehand, for real agents on loopback, and the account of what it saw.
+
+It speaks ``/v1/responses`` and ``/v1/chat/completions``. A conversation is known by the last ``script:NAME`` that its
+user wrote; a tool's length, a failed attempt and a count of tokens stand in the script. Nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+from harness.clock import NS_PER_S, MonotonicClock
+
+CLOCK = MonotonicClock()
+CHARACTERS_PER_TOKEN = 4
+MARK = re.compile(r"script:([a-z-]+)")
+AGENT = re.compile(r"""agent_id\\*":\s*\\*"([\w-]+)""")
+Kind = Literal["none", "human", "tool"]
+Failure = Literal["refused", "cut"]
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of one of the agent's tools. "$agent" in its arguments is the id of the sub-agent that was started last.
+
+    namespace: of its name, where the agent's tools have one.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer. after: what its request waited for. failures: how the attempts before it end. takes_s: from the
+    request to the answer's end. hidden_tokens: of reasoning. is_fresh: its prompt was made anew, as after a compaction.
+    joins: the script of a sub-agent that the request waited for.
+    """
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    after: Kind = "tool"
+    failures: tuple[Failure, ...] = ()
+    takes_s: float = 0.3
+    hidden_tokens: int = 0
+    is_fresh: bool = False
+    joins: str = ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A conversation's answers, in order. continues: the script that it is a fork of. started_by: the script whose
+    tool started it."""
+
+    answers: tuple[Answer, ...]
+    continues: str = ""
+    started_by: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A request as the server saw it. Instants in ns of its clock; lengths in tokens, 0 where it failed."""
+
+    script: str
+    place: int
+    after: Kind
+    received_ns: int
+    ended_ns: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    failed: Failure | Literal[""] = ""
+
+
+@dataclass
+class _State:
+    """How far a conversation is. prompt: its last one that was answered."""
+
+    place: int = 0
+    failed: int = 0
+    prompt: str = ""
+
+
+@dataclass
+class ScriptedServer:
+    """The scripts, and every attempt so far. unknown: requests of no script, or beyond a script's end."""
+
+    scripts: dict[str, Script]
+    port: int = 0
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    unknown: list[str] = field(default_factory=list[str])
+    tools: list[str] = field(default_factory=list[str])
+    _states: dict[str, _State] = field(default_factory=dict[str, _State])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def next_answer(self, body: dict[str, Any]) -> tuple[str, int, Answer, Failure | Literal[""], list[int]] | None:
+        """(script, place, answer, how this attempt fails, [prompt, cached, output] tokens); None: of no script."""
+        name, prompt = marked(body), rendered(body)
+        with self._lock:
+            state = self._states.setdefault(name, _State())
+            script = self.scripts.get(name)
+            if script is None or state.place >= len(script.answers):
+                self.unknown.append(f"{name or 'no script'}, request {state.place + 1}: {prompt[-300:]}")
+                return None
+            answer = for_agent(script.answers[state.place], prompt)
+            if state.failed < len(answer.failures):
+                state.failed += 1
+                return name, state.place, answer, answer.failures[state.failed - 1], [0, 0, 0]
+            before = state.prompt
+            if not state.place and script.continues:
+                before = self._states[script.continues].prompt
+            cached = 0 if answer.is_fresh else common_characters(before, prompt)
+            state.prompt, state.failed, state.place = prompt, 0, state.place + 1
+            tokens = [tokens_in(len(prompt)), cached // CHARACTERS_PER_TOKEN, output_tokens(answer)]
+            return name, state.place - 1, answer, "", tokens
+
+
+def rendered(body: dict[str, Any]) -> str:
+    """The prompt as one text: equal beginnings are equal tokens."""
+    parts = [body.get("instructions"), body.get("tools"), *(body.get("input") or body.get("messages") or [])]
+    return "\n".join(json.dumps(part) for part in parts)
+
+
+def marked(body: dict[str, Any]) -> str:
+    """The script that the conversation's user named last."""
+    name = ""
+    for item in body.get("input") or body.get("messages") or []:
+        if item.get("role") == "user":
+            for found in MARK.finditer(json.dumps(item.get("content"))):
+                name = found[1]
+    return name
+
+
+def for_agent(answer: Answer, prompt: str) -> Answer:
+    """The answer with the id of the sub-agent that its prompt names last."""
+    ids = AGENT.findall(prompt)
+    if not ids or not answer.calls:
+        return answer
+    calls = [
+        replace(call, arguments=json.loads(json.dumps(call.arguments).replace("$agent", ids[-1])))
+        for call in answer.calls
+    ]
+    return replace(answer, calls=tuple(calls))
+
+
+def common_characters(one: str, other: str) -> int:
+    """How many characters two texts begin with together."""
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+def tokens_in(characters: int) -> int:
+    """Tokens of so many characters, at least 1."""
+    return max(characters // CHARACTERS_PER_TOKEN, 1)
+
+
+def output_tokens(answer: Answer) -> int:
+    """Tokens of an answer, those of its reasoning included."""
+    calls = [json.dumps([call.name, call.arguments]) for call in answer.calls]
+    return tokens_in(len(answer.text) + sum(map(len, calls))) + answer.hidden_tokens
+
+
+def responses_events(name: str, answer: Answer, tokens: Sequence[int]) -> Iterator[Event]:
+    """The events of ``/v1/responses``."""
+    response = {"id": f"resp-{name}", "object": "response", "created_at": 0, "model": "scripted", "output": []}
+    yield {"type": "response.created", "response": response | {"status": "in_progress"}}
+    items: list[Event] = []
+    if answer.hidden_tokens:
+        items.append({"type": "reasoning", "id": f"rs-{name}", "summary": [], "content": [], "encrypted_content": "x"})
+    if answer.text:
+        content = [{"type": "output_text", "text": answer.text, "annotations": []}]
+        items.append({"type": "message", "id": f"msg-{name}", "role": "assistant", "content": content})
+    for place, call in enumerate(answer.calls):
+        item = {"type": "function_call", "id": f"fc-{name}-{place}", "call_id": f"call-{name}-{place}"}
+        item |= {"namespace": call.namespace} if call.namespace else {}
+        items.append(item | {"name": call.name, "arguments": json.dumps(call.arguments)})
+    for place, item in enumerate(items):
+        yield {"type": "response.output_item.added", "output_index": place, "item": item | {"status": "in_progress"}}
+        if item["type"] == "message":
+            delta = {"item_id": item["id"], "output_index": place, "content_index": 0, "delta": answer.text}
+            yield {"type": "response.output_text.delta", **delta}
+        yield {"type": "response.output_item.done", "output_index": place, "item": item | {"status": "completed"}}
+    prompt, cached, output = tokens
+    usage = {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": answer.hidden_tokens},
+        "total_tokens": prompt + output,
+    }
+    done = response | {"status": "completed", "output": items, "usage": usage}
+    yield {"type": "response.completed", "response": done}
+
+
+def chat_usage(answer: Answer, tokens: Sequence[int]) -> Event:
+    """The usage object of ``/v1/chat/completions``."""
+    prompt, cached, output = tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": answer.hidden_tokens},
+    }
+
+
+def chat_message(name: str, answer: Answer) -> Event:
+    """The message of ``/v1/chat/completions``."""
+    message: Event = {"role": "assistant", "content": answer.text or None}
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "index": place,
+                "id": f"call-{name}-{place}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for place, call in enumerate(answer.calls)
+        ]
+    return message
+
+
+def chat_document(name: str, answer: Answer, tokens: Sequence[int]) -> Event:
+    """The answer of ``/v1/chat/completions`` in one document."""
+    choice = {"index": 0, "message": chat_message(name, answer), "finish_reason": _reason(answer)}
+    base = {"id": f"chat-{name}", "object": "chat.completion", "created": 0, "model": "scripted"}
+    return base | {"choices": [choice], "usage": chat_usage(answer, tokens)}
+
+
+def chat_events(name: str, answer: Answer, tokens: Sequence[int]) -> Iterator[Event]:
+    """The chunks of ``/v1/chat/completions``."""
+    base = {"id": f"chat-{name}", "object": "chat.completion.chunk", "created": 0, "model": "scripted"}
+    delta = chat_message(name, answer)
+    yield base | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    yield base | {"choices": [{"index": 0, "delta": {}, "finish_reason": _reason(answer)}]}
+    yield base | {"choices": [], "usage": chat_usage(answer, tokens)}
+
+
+def _reason(answer: Answer) -> str:
+    return "tool_calls" if answer.calls else "stop"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Listener
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        """The list of models."""
+        self._document(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}], "models": []})
+
+    def do_POST(self) -> None:
+        """The next answer of the script that the request belongs to."""
+        content = self._content()
+        received_ns = CLOCK.now_ns()
+        scripted, body = self.server.scripted, json.loads(content)
+        scripted.tools += [name for tool in body.get("tools") or () if (name := _tool(tool)) not in scripted.tools]
+        found = scripted.next_answer(body)
+        if found is None:
+            self._document(400, {"error": {"message": "no script has an answer to this", "type": "invalid_request"}})
+            return
+        script, place, answer, failure, tokens = found
+        name = f"{script}-{place}"
+        wait_until_ns = received_ns + round(answer.takes_s * NS_PER_S)
+        if failure == "refused":
+            CLOCK.sleep_until_ns(wait_until_ns)
+            self._document(503, {"error": {"message": "overloaded, as the script says", "type": "server_error"}})
+        elif self.path.endswith("/responses"):
+            self._stream(list(responses_events(name, answer, tokens)), wait_until_ns, named=True, cut=bool(failure))
+        elif body.get("stream"):
+            self._stream(list(chat_events(name, answer, tokens)), wait_until_ns, named=False, cut=bool(failure))
+        else:
+            CLOCK.sleep_until_ns(wait_until_ns)
+            self._document(200, chat_document(name, answer, tokens))
+        seen = Attempt(script, place, answer.after, received_ns, CLOCK.now_ns(), *tokens, failed=failure)
+        scripted.attempts.append(seen)
+
+    def _content(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts: list[bytes] = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _document(self, status: int, value: Event) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _stream(self, events: list[Event], until_ns: int, *, named: bool, cut: bool) -> None:
+        """The first event at once, the others at ``until_ns``; a stream that is cut ends after the first."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for place, event in enumerate(events):
+            if place == 1:
+                CLOCK.sleep_until_ns(until_ns)
+                if cut:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+            self._chunk((f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n")
+        if not named:
+            self._chunk("data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _chunk(self, text: str) -> None:
+        content = text.encode()
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+        self.wfile.flush()
+
+
+def _tool(tool: dict[str, Any]) -> str:
+    return tool.get("name") or tool.get("function", {}).get("name") or tool.get("type", "")
+
+
+class _Listener(ThreadingHTTPServer):
+    """The listening socket."""
+
+    daemon_threads = True
+
+    def __init__(self, scripted: ScriptedServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.scripted = scripted
+
+
+@contextmanager
+def serving(scripts: dict[str, Script]) -> Generator[ScriptedServer]:
+    """A server of these scripts on a free port of loopback."""
+    scripted = ScriptedServer(scripts)
+    listener = _Listener(scripted)
+    scripted.port = listener.server_address[1]
+    thread = threading.Thread(target=listener.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield scripted
+    finally:
+        listener.shutdown()
+        listener.server_close()
+        thread.join()
