@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -42,15 +43,30 @@ def routed(runs_root: Path, policy: str = "session-affinity", **router: object) 
     return run_experiment(spec, runs_root=runs_root).runs[0]
 
 
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SealedRun]:
+    """The valid run of a policy, made once: by the first test that reads it."""
+    made: dict[str, SealedRun] = {}
+
+    def run(policy: str) -> SealedRun:
+        if policy not in made:
+            made[policy] = routed(tmp_path_factory.mktemp(policy), policy)
+        assert made[policy].is_valid, made[policy].invalid_reasons
+        return made[policy]
+
+    return run
+
+
 def decisions(run: SealedRun) -> list[list[object]]:
     """The lines of the router's file."""
     return [json.loads(line) for line in run.file(layout.ROUTED).read_text().splitlines()]
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "least-requests", "session-affinity", "prefix-aware"])
-def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(tmp_path: Path, policy: str) -> None:
-    run = routed(tmp_path, policy)
-    assert run.is_valid, run.invalid_reasons
+def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(
+    run_of: Callable[[str], SealedRun], policy: str
+) -> None:
+    run = run_of(policy)
     named = {
         name: (session, request)
         for name, session, request in values_of(run.table("requests"), "request_id", "session", "request")
@@ -71,9 +87,8 @@ def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(tmp_path: P
 
 
 @pytest.mark.parametrize("policy", ["least-requests", "prefix-aware"])
-def test_live_replicas_make_the_steps_of_the_simulator(tmp_path: Path, policy: str) -> None:
-    run = routed(tmp_path, policy)
-    assert run.is_valid, run.invalid_reasons
+def test_live_replicas_make_the_steps_of_the_simulator(run_of: Callable[[str], SealedRun], policy: str) -> None:
+    run = run_of(policy)
     held = [held_to_the_simulator(run, replica) for replica in range(2)]
     assert [each.differing for each in held] == [[], []]
     assert sum(each.requests for each in held) == run.table("requests").num_rows
@@ -82,9 +97,8 @@ def test_live_replicas_make_the_steps_of_the_simulator(tmp_path: Path, policy: s
         assert [each.late for each in held] == [0, 0]
 
 
-def test_the_sums_of_replicas_are_what_the_door_saw(tmp_path: Path) -> None:
-    run = routed(tmp_path)
-    assert run.is_valid, run.invalid_reasons
+def test_the_sums_of_replicas_are_what_the_door_saw(run_of: Callable[[str], SealedRun]) -> None:
+    run = run_of("session-affinity")
     servers, figures = servers_in(run), figures_of_sealed(run)
     own = run_figures(run)
     assert sum(server.steps.num_rows for server in servers) == own.num_steps == run.table("steps").num_rows

@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
-from harness.clock import MonotonicClock
 from harness.extras.replicas.figures import figures_of_sealed
 from harness.extras.replicas.router import Door, keys_of
 from harness.judge.analysis import run_figures
@@ -26,39 +25,66 @@ from harness.model.plan.blocks import token_block_keys
 from harness.runner import run_experiment
 from tests.runner.backends.test_attached import attached
 from tests.support.emulator_process import Emulator, end, start_ready
+from tests.support.processes import comes_true
 
 live = pytest.mark.live
+STARTS_WITHIN_S, STOPS_WITHIN_S = 60.0, 60.0
 
 
-def started(folder: Path, urls: list[str], policy: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A router that answers, and its address."""
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def routing(folder: Path, urls: list[str], policy: str) -> Iterator[str]:
+    """The address of a router that answers; it ends with the block, and in order."""
     door = Door("127.0.0.1", free_port(), tuple(urls), policy, "X-Session-Id", str(folder / layout.ROUTED))
     config = folder / f"{policy}.json"
     config.write_text(json.dumps(door._asdict()))
     process = subprocess.Popen([sys.executable, "-m", "harness.extras.replicas.router", str(config)])
-    clock = MonotonicClock()
-    give_up_ns = clock.now_ns() + 30 * 10**9
-    while clock.now_ns() < give_up_ns and process.poll() is None:
-        with closing(socket.socket()) as probe:
-            if probe.connect_ex((door.host, door.port)) == 0:
-                return process, f"http://{door.host}:{door.port}"
-    raise AssertionError("the router does not listen")
+    try:
+        assert comes_true(lambda: process.poll() is not None or listens(door.port), STARTS_WITHIN_S)
+        assert process.poll() is None, "the router ended by itself"
+        yield f"http://{door.host}:{door.port}"
+    finally:
+        process.terminate()
+        code = process.wait(STOPS_WITHIN_S)
+    assert code == 0
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Emulator]]:
-    both = [start_ready(tmp_path_factory.mktemp(f"server{number}"), time_scale=4.0) for number in range(2)]
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the replicas' step logs."""
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture(scope="module")
+def replicas(steps: Path) -> Iterator[list[Emulator]]:
+    paged = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 600}
+    both = [
+        start_ready(
+            steps / f"server-{number}", server=paged, time_scale=1.0, step_log_path=str(steps / f"steps-{number}.jsonl")
+        )
+        for number in range(2)
+    ]
     yield both
     for each in both:
         end(each)
 
 
-@pytest.fixture
-def router(replicas: list[Emulator], tmp_path: Path) -> Iterator[str]:
-    process, url = started(tmp_path, [each.address for each in replicas], "session-affinity")
-    yield url
-    process.terminate()
-    assert process.wait(20) == 0
+@pytest.fixture(scope="module")
+def router(replicas: list[Emulator], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    addresses = [each.address for each in replicas]
+    with routing(tmp_path_factory.mktemp("router"), addresses, "session-affinity") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def in_turns(replicas: list[Emulator], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    addresses = [each.address for each in replicas]
+    with routing(tmp_path_factory.mktemp("router"), addresses, "round-robin") as url:
+        yield url
 
 
 @live
@@ -83,12 +109,10 @@ def test_a_session_stays_where_its_first_request_went_and_the_answer_says_where(
 @live
 def test_a_replica_that_does_not_answer_is_an_error_of_the_request(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
-    process, url = started(tmp_path, [nobody, nobody], "round-robin")
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=30)
-    process.terminate()
+    with routing(tmp_path, [nobody, nobody], "round-robin") as url:
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=30)
     assert answer.status_code == 502
     assert "replica 0 does not answer" in answer.json()["error"]["message"]
-    assert process.wait(20) == 0
     lines = [json.loads(line) for line in (tmp_path / layout.ROUTED).read_text().splitlines()]
     assert [line[1] for line in lines] == ["route", "done"]
 
@@ -129,29 +153,18 @@ def test_keys_of_a_prompt_name_its_blocks() -> None:
 
 @live
 @pytest.mark.parametrize("names_replicas", [True, False])
-def test_replicas_that_run_already_have_their_cost_from_their_step_logs(tmp_path: Path, names_replicas: bool) -> None:
-    paged = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 600}
-    both = [
-        start_ready(tmp_path, server=paged, time_scale=1.0, step_log_path=str(tmp_path / f"steps-{number}.jsonl"))
-        for number in range(2)
-    ]
-    addresses = tuple(each.address for each in both)
-    process, url = started(tmp_path, list(addresses), "round-robin")
-    try:
-        server = {
-            "url": url,
-            "replica_urls": addresses,
-            "step_log": str(tmp_path / "steps-{replica}.jsonl"),
-            "cost_model": "emulated-gpu",
-            **({"replica_header": "X-Replica"} if names_replicas else {}),
-        }
-        spec = attached(url, server=server, workload={"num_sessions": 4}, condition=[{"name": "base"}])
-        (run,) = run_experiment(spec, runs_root=tmp_path / "runs").require_valid().runs
-    finally:
-        process.terminate()
-        process.wait(20)
-        for each in both:
-            end(each)
+def test_replicas_that_run_already_have_their_cost_from_their_step_logs(
+    in_turns: str, replicas: list[Emulator], steps: Path, tmp_path: Path, names_replicas: bool
+) -> None:
+    server = {
+        "url": in_turns,
+        "replica_urls": tuple(each.address for each in replicas),
+        "step_log": str(steps / "steps-{replica}.jsonl"),
+        "cost_model": "emulated-gpu",
+        **({"replica_header": "X-Replica"} if names_replicas else {}),
+    }
+    spec = attached(in_turns, server=server, workload={"num_sessions": 4}, condition=[{"name": "base"}])
+    (run,) = run_experiment(spec, runs_root=tmp_path).require_valid().runs
     codes = {finding.code: finding.severity for finding in run.manifest.findings}
     if not names_replicas:
         # The step log of an emulator names no request, and the counters of two busy replicas tell nothing.
