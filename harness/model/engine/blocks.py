@@ -59,7 +59,7 @@ class BlockPool:
 
     def take(self, num_blocks: int) -> list[int]:
         """The first free blocks, for new content; at most ``num_free``."""
-        taken = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+        taken = [self._next_free() for _ in range(num_blocks)]
         for block in taken:
             self._forget(block)
             self._holders[block] = 1
@@ -92,6 +92,9 @@ class BlockPool:
         self._keys = [None] * len(self._keys)
         self._by_key.clear()
         return True
+
+    def _next_free(self) -> int:
+        return self._free.popitem(last=False)[0]
 
     def _is_matchable(self, block: int) -> bool:
         return self._keeps_keys and self._keys[block] is not None

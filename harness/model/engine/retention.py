@@ -1,8 +1,10 @@
 """What becomes of KV blocks that nobody holds, beyond last use: pins with a time limit, and a second memory.
 
-A pinned block is used again only when no other is free, or when its time is over; then it is the first to go. A block
-whose content is overwritten moves to the second memory, from which later prompts load it; writing takes no time. Both
-are models of what servers offer under several names; vLLM by itself has neither.
+A pinned block is used again only when no other is free, or when its time is over; then it goes before all others. Of
+several the pin that ends first goes first. A pin ends early when a request holds the block: of requests that share a
+block, the last to end decides. Content of which the last block is overwritten moves to the second memory, from which
+later prompts load it; writing takes no time. Both are models of what servers offer under several names; vLLM by itself
+has neither.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ class RetainingPool(BlockPool):
         super().__init__(num_gpu_blocks, keeps_keys=keeps_keys)
         self.second = SecondMemory(num_second_blocks)
         self.now_ns = 0
-        # Pinned free blocks, which are not among the others: until when.
-        self._pinned: dict[int, int] = {}
+        # Pinned free blocks, which are not among the others: when the pin ends, and which pin it is.
+        self._pinned: dict[int, tuple[int, int]] = {}
+        # The same as a heap; entries of pins that are no more stay until they come up.
         self._ends: list[tuple[int, int, int]] = []
         self._serial = count()
 
@@ -66,28 +69,25 @@ class RetainingPool(BlockPool):
 
     @property
     def free_order(self) -> tuple[int, ...]:
-        ends = sorted(end for end in self._ends if self._pinned.get(end[2]) == end[0])
-        return (*super().free_order, *dict.fromkeys(block for _until, _serial, block in ends))
+        ends = sorted((until_ns, serial, block) for block, (until_ns, serial) in self._pinned.items())
+        ended = [block for until_ns, _serial, block in ends if until_ns <= self.now_ns]
+        pinned = [block for until_ns, _serial, block in ends if until_ns > self.now_ns]
+        return (*ended, *super().free_order, *pinned)
 
     def pin(self, blocks: Iterable[int], until_ns: int) -> None:
-        """Keep those of these blocks that are free and can be matched, until an instant."""
+        """Keep those of these blocks that are free and can be matched, until an instant; the first given go first."""
         for block in blocks:
             if self.holders(block) == 0 and self._is_matchable(block) and until_ns > self.now_ns:
                 self._free.pop(block, None)
-                self._pinned[block] = max(until_ns, self._pinned.get(block, 0))
-                heapq.heappush(self._ends, (self._pinned[block], next(self._serial), block))
+                self._pinned[block] = until_ns, next(self._serial)
+                heapq.heappush(self._ends, (*self._pinned[block], block))
 
     def hold(self, blocks: Iterable[int]) -> None:
+        """Count one more holder of each of these matched blocks; that ends its pin."""
         for block in blocks:
             if self._pinned.pop(block, None) is not None:
                 self._free[block] = None
             super().hold((block,))
-
-    def take(self, num_blocks: int) -> list[int]:
-        self._unpin(self.now_ns)
-        while len(self._free) < num_blocks:
-            self._unpin(self._ends[0][0])
-        return super().take(num_blocks)
 
     def reset(self) -> bool:
         if not super().reset():
@@ -98,14 +98,14 @@ class RetainingPool(BlockPool):
         self.second.clear()
         return True
 
-    def _unpin(self, until_ns: int) -> None:
-        """Pins that end by then: their blocks are the first to be used again, the latest to end before all."""
-        while self._ends and self._ends[0][0] <= until_ns:
-            until, _serial, block = heapq.heappop(self._ends)
-            if self._pinned.get(block) == until:
-                del self._pinned[block]
-                self._free[block] = None
-                self._free.move_to_end(block, last=False)
+    def _next_free(self) -> int:
+        while self._ends and self._pinned.get(self._ends[0][2]) != self._ends[0][:2]:
+            heapq.heappop(self._ends)
+        if self._ends and (self._ends[0][0] <= self.now_ns or not self._free):
+            block = heapq.heappop(self._ends)[2]
+            del self._pinned[block]
+            return block
+        return super()._next_free()
 
     def _forget(self, block: int) -> None:
         key = self._keys[block]

@@ -29,10 +29,17 @@ def keys(name: int) -> list[int]:
     return [1000 * name + place for place in range(16)]
 
 
-def serve(scheduler: PagedScheduler, handle: int, name: int, at_ns: int = 0, keep_ns: int = 0) -> list[Step]:
+def serve(
+    scheduler: PagedScheduler,
+    handle: int,
+    name: int,
+    at_ns: int = 0,
+    keep_ns: int = 0,
+    prompt_tokens: int = PROMPT_TOKENS,
+) -> list[Step]:
     """One request from its arrival to its end, in steps without duration."""
     scheduler.tell_time(at_ns)
-    scheduler.submit(handle, PROMPT_TOKENS, 2, keys(name))
+    scheduler.submit(handle, prompt_tokens, 2, keys(name))
     if keep_ns:
         scheduler.keep(handle, keep_ns)
     steps: list[Step] = []
@@ -92,6 +99,62 @@ def test_a_pin_ends_with_its_time_and_its_blocks_are_the_first_to_go() -> None:
     serve(scheduler, 2, name=2, at_ns=2000)
     assert found(serve(scheduler, 3, name=1, at_ns=3000)) == 96
     assert found(serve(scheduler, 4, name=0, at_ns=4000)) < 96
+
+
+def full_blocks(num_blocks: int) -> RetainingPool:
+    """All blocks of a pool free and with content, in the order of their numbers."""
+    pool = RetainingPool(num_blocks + 1)
+    for block in pool.take(num_blocks):
+        pool.register(block, 100 + block)
+    pool.free(range(1, num_blocks + 1))
+    return pool
+
+
+def test_pinned_blocks_are_overwritten_one_at_a_time_after_all_free_ones() -> None:
+    pool = full_blocks(4)
+    pool.pin([1, 2], until_ns=100)
+    assert pool.free_order == (3, 4, 1, 2)
+    assert pool.take(3) == [3, 4, 1]
+    assert pool.match([102]) == [2]
+
+
+def test_of_pins_the_first_to_end_goes_first_and_ended_ones_go_before_free_blocks() -> None:
+    pool = full_blocks(5)
+    pool.pin([1], until_ns=300)
+    pool.pin([2], until_ns=100)
+    pool.pin([3], until_ns=200)
+    assert pool.free_order == (4, 5, 2, 3, 1)
+    pool.now_ns = 200
+    assert pool.free_order == (2, 3, 4, 5, 1)
+    assert pool.take(5) == [2, 3, 4, 5, 1]
+
+
+def test_of_an_ended_pin_the_end_of_the_text_goes_first() -> None:
+    scheduler = server(keep_kv_ns=10**9)
+    serve(scheduler, 0, name=0, keep_ns=1500)
+    serve(scheduler, 1, name=1, at_ns=2000, prompt_tokens=2 * BLOCK_TOKENS - 2)
+    assert found(serve(scheduler, 2, name=0, at_ns=3000)) == 64
+
+
+def test_the_request_that_ends_last_decides_about_a_block_that_several_share() -> None:
+    for keep_ns, is_kept in ((0, False), (10**6, True)):
+        scheduler = server(keep_kv_ns=10**9)
+        serve(scheduler, 0, name=0, keep_ns=10**6)
+        serve(scheduler, 1, name=0, at_ns=10, keep_ns=keep_ns)
+        for other in range(1, 5):
+            serve(scheduler, other + 1, name=other, at_ns=other * 1000)
+        assert (found(serve(scheduler, 9, name=0, at_ns=9000)) > 0) is is_kept
+
+
+def test_content_that_another_block_still_has_is_not_moved_to_the_second_memory() -> None:
+    pool = RetainingPool(3, num_second_blocks=4)
+    for block in pool.take(2):
+        pool.register(block, 7)
+    pool.free([1, 2])
+    pool.take(1)
+    assert pool.second.num_matched([7]) == 0
+    pool.take(1)
+    assert pool.second.num_matched([7]) == 1
 
 
 def test_a_pin_lasts_no_longer_than_the_server_allows() -> None:
