@@ -206,23 +206,24 @@ def _fitted(draft: Draft) -> Draft:
 
 
 def _with_best_change(draft: Draft) -> Draft:
-    """With the change that a quick simulation of the recording predicts to pay most."""
-    from harness.judge.advise.next_step import best_change, is_quick
-    from harness.model.sim.predict.draws import perturbation_of
+    """With the change that a quick search on the recording predicts to pay most."""
+    from harness.tune.explore import MARGIN, QUICK, explore
+    from harness.tune.hint import question_of_run
 
-    planned = draft.planned(draft.start.replicates)
-    runs = planned.by_condition["base"]
-    plans = list({run.plan.hash: run.plan for run in runs}.values())
-    if not is_quick(plans):
+    (run,) = draft.planned().by_condition["base"]
+    try:
+        found = explore(question_of_run(run), QUICK)
+    except SpecError:
+        # More sessions than a quick search takes.
         return draft
-    perturbation = perturbation_of(planned.spec.prediction, runs[0].cost_file)
-    change = best_change(plans, runs[0].server, runs[0].cost_model, perturbation)
-    if change is None:
-        note = "simulated: no change of slots or sizes saves 1 % on it; the file compares eight slots with twelve"
+    if (proposal := found.proposal) is None:
+        least = f"{100 * MARGIN:g} %"
+        note = f"simulated: no change of slots or sizes saves {least} on it; the file compares eight slots with twelve"
         return draft.asking(draft.start.question, draft.start.other, note)
-    sizes = () if change.is_slots else change.shape.decode_buckets
-    slots = change.shape.kv_slots if change.is_slots else None
-    return _with_change(draft, slots, sizes, f"simulated: {change.sentence}")
+    setup, base = proposal.setup, found.baseline
+    sizes = () if setup.decode_buckets == base.decode_buckets else setup.decode_buckets
+    slots = setup.kv_slots if setup.kv_slots != base.kv_slots else None
+    return _with_change(draft, slots, sizes, f"simulated: {proposal.sentence}")
 
 
 def _with_a_difference(draft: Draft) -> Draft:

@@ -32,10 +32,10 @@ from harness.table import Table, TableForm, table_of, written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.judge.advise.next_step import NextStep
     from harness.judge.report.view import Results
     from harness.judge.summary import ExperimentSummary
     from harness.measure.records.run import SealedRun
+    from harness.tune.hint import Hint
 
 
 def report(
@@ -211,12 +211,11 @@ def conclude(
     path: Path,
     title: str | None,
     by: str = "run",
-    source: Path | str = "",
     summary: ExperimentSummary | None = None,
-) -> NextStep | None:
+) -> Hint | None:
     """Print answer and tables, and write the report; what the runs suggest next.
 
-    by: the command, for the ledger of frozen runs. source: the file of the experiment, for the next command.
+    by: the command, for the ledger of frozen runs.
     summary: of these runs, where it is not as the experiment says.
     """
     from harness.judge.analysis.cost.speeds import drift
@@ -231,10 +230,10 @@ def conclude(
         console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
         say(console, str(moved), "yellow", markup=False)
-    results = _results(sealed, by, source)
+    results = _results(sealed, by)
     page = write_report(sealed, path, title=title, results=results, summary=summary)
     say(console, f"report: {page}")
-    return results.next_step
+    return results.hint
 
 
 def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
@@ -245,14 +244,14 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
         say(console, line)
 
 
-def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
+def _results(sealed: Sequence[SealedRun], by: str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
-    from harness.judge.advise.next_step import next_step
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
     from harness.judge.decisions.verdicts import ExperimentRuns
     from harness.judge.prereg import check_sealed_runs, decide, predictions_for
     from harness.judge.report.view import Results
+    from harness.tune.hint import hint
 
     experiment = sealed[0].manifest.requested_experiment
     valid = [run for run in sealed if run.is_valid]
@@ -276,4 +275,4 @@ def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Result
             notes.append(f"The rules decided nothing: {error.what}.")
     else:
         note_look(sealed, by)
-    return Results(analysis, decisions, tuple(notes), predicted, next_step(sealed, sealed[0].path.parents[2], source))
+    return Results(analysis, decisions, tuple(notes), predicted, hint(sealed, sealed[0].path.parents[2]))

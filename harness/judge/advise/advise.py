@@ -6,6 +6,7 @@ draws of the baseline's workload. Nothing is run or frozen here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,12 @@ from harness.model.sim.search.run import search
 from harness.model.sim.search.space import DrawsSpec, SpaceSpec
 from harness.model.spec import ExperimentSpec, ServerShape, ServerSpec, WorkloadSpec
 
+CLOSE = 0.01
+"""Fewer slots are as good where they save this share of the cost less."""
 ENOUGH = 0.8
 """A smaller change is proposed when it keeps this share of the largest predicted saving."""
+SLOT_STEPS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Numbers of slots that are tried, as multiples of the baseline's."""
 REPLICATES = 3
 """Fewest replicates of a validation."""
 SEED_RANGE = 2**31
@@ -67,7 +72,7 @@ class Step:
 class Advice:
     """A diagnosis, the changes tried from small to large, the proposed change (None: keep the baseline), and the files.
 
-    ladder: numbers of slots tried, each with its predicted ratio to the number before; the last no longer helped.
+    ladder: numbers of slots tried, each with its predicted ratio to the baseline.
     """
 
     diagnosis: Diagnosis
@@ -87,17 +92,16 @@ class Advice:
         )
         yield f"order: {first}"
         for slots, ratio in self.ladder:
-            verdict = "helps" if ratio.shows_saving else "no longer helps: stop adding slots"
-            yield f"  {slots} slots: {ratio.low:.4f} to {ratio.high:.4f} of the cost with the slots before; {verdict}"
+            yield f"  {slots} slots: {ratio.mean:.4f} +- {ratio.error:.4f} of the cost of the baseline"
         for step in self.steps:
             ratio = step.prediction
-            note = "" if ratio.shows_difference else ", no difference from the baseline shown"
+            note = "" if ratio.shows_difference else f", so that {REPLICATES} runs need not show it"
             yield (
                 f"  {step.name:<18} {ratio.candidate.label:<28} predicted {ratio.mean:.4f} +- {ratio.error:.4f} "
                 f"({100 * ratio.level:.0f} % {ratio.low:.4f} to {ratio.high:.4f}{note})"
             )
         if self.proposal is None:
-            yield "proposal: keep the baseline; no change differs from it"
+            yield "proposal: keep the baseline; no change is predicted to save anything"
             return
         candidate = self.proposal.prediction.candidate
         device = self.space.device
@@ -161,7 +165,7 @@ def default_space(experiment: ExperimentSpec, diagnosis: Diagnosis) -> SpaceSpec
         rules=server.rules,
         cost_model=server.cost_model,
         max_num_seqs=(server.max_num_seqs,),
-        kv_slots=tuple(range(slots, 4 * slots + 1, max(slots // 4, 1))),
+        kv_slots=tuple(dict.fromkeys(math.ceil(slots * step) for step in SLOT_STEPS)),
         slot_tokens=(server.slot_tokens,),
         buckets={"always": (1, "max_num_seqs"), "most": min(len(server.decode_buckets) + 2, 8)},  # type: ignore[arg-type]
         baseline=server,
@@ -200,21 +204,21 @@ def users_of(workload: WorkloadSpec) -> tuple[int, int]:
 
 
 def slot_ladder(predictor: Predictor) -> tuple[tuple[int, Prediction], ...]:
-    """More and more slots with the baseline's buckets, until another step makes no difference."""
+    """More and more slots with the baseline's buckets, against the baseline, while more of them save more."""
     space = predictor.space
     base = space.baseline.shape
     sizes = {place for place in space.kv_slots if not isinstance(place, str) and place > base.kv_slots}
     rungs: list[tuple[int, Prediction]] = []
-    before = base
+    least = 1.0
     for slots in sorted(sizes):
-        candidate = before._replace(kv_slots=slots)
+        candidate = base._replace(kv_slots=slots)
         if space.constraints.violated(space.device, candidate):
             break
-        prediction = predictor.predict(candidate, space.inputs.users, reference=before)
+        prediction = predictor.predict(candidate, space.inputs.users)
         rungs.append((slots, prediction))
-        if not prediction.shows_saving:
+        if prediction.mean + prediction.error >= least and slots > 2 * base.kv_slots:
             break
-        before = candidate
+        least = min(least, prediction.mean)
     return tuple(rungs)
 
 
@@ -222,7 +226,9 @@ def _steps(predictor: Predictor, ladder: Sequence[tuple[int, Prediction]]) -> tu
     """The best change of slots alone, of buckets alone, and of both."""
     space = predictor.space
     base = space.baseline.shape
-    helped = [slots for slots, prediction in ladder if prediction.shows_saving]
+    saves = {slots: 1 - each.mean for slots, each in ladder if each.mean + each.error < 1}
+    most = max(saves.values(), default=0.0)
+    helped = [slots for slots, saving in saves.items() if saving >= most - CLOSE][:1]
     steps: list[Step] = []
     if helped:
         steps.append(_step(predictor, "slots", base._replace(kv_slots=helped[-1])))
@@ -257,7 +263,7 @@ def smallest_enough(steps: Sequence[Step], *, is_reuse_first: bool) -> Step | No
     """The smallest step, by priority, that differs from the baseline and keeps most of the best saving."""
     order = ("slots", "buckets") if is_reuse_first else ("buckets", "slots")
     by_size = sorted(steps, key=lambda step: order.index(step.name) if step.name in order else len(order))
-    good = [step for step in by_size if step.prediction.shows_difference and step.saving > 0]
+    good = [step for step in by_size if step.prediction.mean + step.prediction.error < 1]
     most = max((step.saving for step in good), default=0.0)
     return next((step for step in good if step.saving >= ENOUGH * most), None)
 

@@ -40,7 +40,7 @@ from harness.run_key import RunKey
 from harness.table import Table
 
 if TYPE_CHECKING:
-    from harness.judge.advise.next_step import NextStep
+    from harness.tune.hint import Hint
 
 LAG_P99, START_SPREAD = "re-arrival lag p99", "start spread"
 MAX_TIMELINES = 6
@@ -79,14 +79,14 @@ class FindingView:
 class Results:
     """What the experiment itself asks for: its analysis, what its rules decide, and why one of them is not there.
 
-    predicted: what the simulator says of the measured runs, beside what was measured. next_step: what the runs suggest.
+    predicted: what the simulator says of the measured runs, beside what was measured. hint: what the runs suggest.
     """
 
     analysis: AnalysisResult | None = None
     decisions: tuple[Decision, ...] = ()
     notes: tuple[str, ...] = ()
     predicted: Table | None = None
-    next_step: NextStep | None = None
+    hint: Hint | None = None
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.judge.advise import captured, next_step
+from harness.judge.advise import captured
 from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from harness.stacks.vllm.step_log import StepLog
+from harness.tune import diagnose
+from harness.tune.hint import hint
 from tests.support.experiments import small_experiment
 
 
@@ -44,16 +46,16 @@ def served_with(monkeypatch: pytest.MonkeyPatch, **effective: Any) -> None:
         return None if log is None else replace(log, effective={**log.effective, **effective})
 
     monkeypatch.setattr(captured, "step_log_of", changed)
-    monkeypatch.setattr(next_step, "step_log_of", changed)
+    monkeypatch.setattr(diagnose, "step_log_of", changed)
 
 
 def test_sizes_are_proposed_for_steps_without_a_graph(eager: list[SealedRun], tmp_path: Path) -> None:
     lines = list(captured.capture_advice(eager, tmp_path))
     assert any(line.startswith("proposal: server.decode_buckets = [1, 2, ") for line in lines)
     assert not any("devices" in line for line in lines)
-    suggested = next_step.next_step(eager, tmp_path)
+    suggested = hint(eager, tmp_path)
     assert suggested is not None
-    assert suggested.eager[0] > 0
+    assert "server.decode_buckets = [1, 2, " in suggested.line
 
 
 def test_under_speculative_decoding_no_size_is_proposed(
@@ -62,7 +64,7 @@ def test_under_speculative_decoding_no_size_is_proposed(
     served_with(monkeypatch, num_speculative_tokens=3)
     with pytest.raises(SpecError, match=r"'base' drafts 3 tokens a step: .* multiple of 4.*harness compare"):
         list(captured.capture_advice(eager, tmp_path))
-    assert next_step.next_step(eager, tmp_path) is None
+    assert hint(eager, tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 

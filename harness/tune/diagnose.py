@@ -1,0 +1,288 @@
+"""What a server loses on a workload: reuse, the prefill that this costs, padding, steps without a graph, and who waits.
+
+Of the valid sealed runs of one condition. What the records do not show is absent, never computed from defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.judge.analysis import extra_prefill_ns, run_figures
+from harness.judge.analysis.figures import RunFigures
+from harness.judge.analysis.logs.engine_steps import covering_sizes, step_log_of
+from harness.judge.analysis.stats import t_quantile
+from harness.judge.summary import summarise
+from harness.kinds import kind_of_run
+from harness.measure.records.run import SealedRun
+from harness.model.plan.model import Plan
+from harness.model.spec import ServerSpec
+from harness.stacks.rbln.rules.kv_rules import AUTO
+
+LEVEL = 0.95
+DEFAULT_COSTS = str(ServerSpec.model_fields["cost_model"].default)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A part of the device time that a better configuration would not spend.
+
+    share: of device time (A). low, high: 95 % interval over runs; None of one run. seconds: of the run's clock.
+    """
+
+    kind: str
+    words: str
+    seconds: float
+    share: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def percent(self) -> str:
+        """ "12.3 % (11.0 to 13.6)"."""
+        interval = "" if self.low is None or self.high is None else f" ({100 * self.low:.1f} to {100 * self.high:.1f})"
+        return f"{100 * self.share:.1f} %{interval}"
+
+
+@dataclass(frozen=True)
+class EagerSteps:
+    """Decode steps of a vLLM that ran without a graph although graphs are on.
+
+    count: how many of ``num_steps``. sizes: those to capture, which hold them as well as what is captured now. refused:
+    why numbers of requests say nothing of sizes, "" where they do.
+    """
+
+    count: int
+    num_steps: int
+    sizes: tuple[int, ...]
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Losses of one condition, over its valid runs. Times in ns.
+
+    device_ns: modelled device time (A); None where steps, reuse or costs are not known. unknown: why there is no
+    advice, "" where there can be. waiting_session_ns: that sessions waited behind the prompts of others. overload: how
+    many times more device time the sessions ask for than passes until the last one arrives; None: not more, or not
+    known. eager: decode steps without a graph, where there were any. start_ms, lag_ms: mean lateness of the client in
+    model ms, of exponential delays.
+    """
+
+    condition: str
+    backend: str
+    server: ServerSpec
+    num_runs: int
+    num_rearrivals: int
+    num_reused: int | None
+    device_ns: int | None
+    losses: tuple[Loss, ...]
+    waiting_session_ns: int | None
+    overload: float | None
+    origin: str
+    unknown: str
+    eager: EagerSteps | None
+    start_ms: float
+    lag_ms: float
+
+    def lines(self) -> Iterator[str]:
+        """The diagnosis as lines of text."""
+        if self.origin:
+            yield self.origin
+        if self.overload is not None:
+            yield (
+                f"overloaded: the sessions ask for {self.overload:.1f} times what this server can do until the last "
+                "one arrives, so that queues grow; what follows is of a server that cannot keep up"
+            )
+        time = "" if self.device_ns is None else f", {self.device_ns / NS_PER_S:.2f} s of device time"
+        runs = f"{self.num_runs} valid run{'s' * (self.num_runs != 1)}"
+        yield f"{self.condition!r}: {runs}{time}"
+        if self.num_reused is not None:
+            yield f"  {self.num_reused} of {self.num_rearrivals} returning requests found their KV"
+        for loss in self.losses:
+            yield f"  {loss.kind}: {loss.percent} of device time; {loss.words}"
+        if self.waiting_session_ns is not None:
+            waited = self.waiting_session_ns / NS_PER_S
+            yield f"  prefill blocking: {waited:.2f} session seconds behind the prompts of other sessions"
+        if self.unknown:
+            yield f"  no advice: {self.unknown}"
+
+
+def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
+    """Diagnose one condition (default: the experiment's baseline); SpecError where it has no valid run."""
+    name = condition or runs[0].spec.baseline_name
+    valid = [run for run in runs if run.condition == name and run.is_valid]
+    if not valid:
+        raise SpecError(f"condition {name!r} has no valid run", where=runs[0].experiment, hint="Run it first")
+    summary = summarise(valid)
+    figures = summary.condition(name)
+    unknown = why_unknown(valid)
+    by_run = [run_figures(run) for run in valid]
+    device_ns = None if unknown else figures.a_ns
+    losses = () if device_ns is None else tuple(_losses(valid, by_run))
+    overloads = (
+        [] if device_ns is None else [overload(run.plan, each.a_ns) for run, each in zip(valid, by_run, strict=True)]
+    )
+    known = [factor for factor in overloads if factor is not None]
+    return Diagnosis(
+        condition=name,
+        backend=summary.backend,
+        server=valid[0].server,
+        num_runs=len(valid),
+        num_rearrivals=figures.reuse.num_rearrivals,
+        num_reused=figures.reuse.num_reused,
+        device_ns=device_ns,
+        losses=losses,
+        waiting_session_ns=None if unknown else figures.waiting_session_ns,
+        overload=sum(known) / len(known) if known and len(known) == len(overloads) else None,
+        origin=summary.origin,
+        unknown=unknown,
+        eager=eager_steps(valid),
+        # The mean of N evenly spread starts is half the spread. The median of an exponential is ln 2 times its mean.
+        start_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
+        lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
+    )
+
+
+def why_unknown(valid: Sequence[SealedRun]) -> str:
+    """Why nothing can be predicted for the server of these runs; "" where its rules, costs and steps are known."""
+    return next((why for is_missing, why in _unknowns(valid) if is_missing), "")
+
+
+def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
+    """(whether this is missing, why there is no advice then), the first cause first."""
+    first, figures = valid[0], [run_figures(run) for run in valid]
+    is_fresh = kind_of_run(first.manifest.backend).is_restarted
+    is_usual = first.server.cost_model == DEFAULT_COSTS
+    is_auto = str(first.manifest.requested_server.get("rules", AUTO)) == AUTO
+    shows_rules = "rules" in (first.manifest.effective.get("shown") or ())
+    has_rules = is_fresh or first.server.is_vllm or not is_auto or shows_rules
+    yield not has_rules, "nothing shows the rules of this server; write them: server.rules"
+    is_silent = any(run.reuse.num_rearrivals and run.reuse.num_reused is None for run in figures)
+    yield is_silent, "the server does not state what it reused (--enable-prompt-tokens-details)"
+    steps = "no log shows the steps of this server; start it with its step log (docs/vllm-steps.md)"
+    yield not all(run.has_steps for run in figures), steps
+    costs = "no costs of this server are known; fit them (harness server calibrate) and name them: server.cost_model"
+    yield is_usual and (first.server.is_paged or not (is_fresh or _shows_costs(first))), costs
+    yield any(run.a_ns is None for run in figures), "the device time of these runs cannot be modelled"
+
+
+def _shows_costs(run: SealedRun) -> bool:
+    """Whether the server shows by which costs it runs, as an emulator does."""
+    return kind_of_run(run.manifest.backend).has_device is False and bool(run.manifest.effective.get("shown"))
+
+
+def overload(plan: Plan, device_ns: int | None) -> float | None:
+    """How many times more device time a plan asks for than passes until its last request could arrive.
+
+    None where that is at most 1, and for sessions that start together or after one another: these wait by themselves.
+    """
+    starts = [session.start_offset_ns for session in plan.sessions]
+    is_closed = any(session.after is not None and session.continues is None for session in plan.sessions)
+    if device_ns is None or is_closed or max(starts) == min(starts):
+        return None
+    last = max(
+        session.start_offset_ns + sum(request.wait_after_ns for request in session.requests[:-1])
+        for session in plan.sessions
+    )
+    factor = device_ns / last if last else None
+    return factor if factor is not None and factor > 1 else None
+
+
+def _losses(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Iterator[Loss]:
+    """The losses whose parts the records show, the largest first."""
+    device_ns = [run.a_ns or 0 for run in figures]
+    parts = {
+        "lost reuse": [_lost_ns(run, each) for run, each in zip(valid, figures, strict=True)],
+        "padding": [_padding_ns(run, each) for run, each in zip(valid, figures, strict=True)],
+    }
+    words = {"lost reuse": _reuse_in_words(figures), "padding": _padding_in_words(valid, figures)}
+    if any(eager := [_eager(run) for run in valid]):
+        price_ns = valid[0].cost_model.eager_ns
+        parts["steps without a graph"] = [count * price_ns for count in eager]
+        words["steps without a graph"] = f"{sum(eager):,} decode steps ran without one"
+    losses = [_loss(kind, words[kind], lost_ns, device_ns) for kind, lost_ns in parts.items()]
+    yield from sorted(losses, key=lambda loss: -loss.share)
+
+
+def _loss(kind: str, words: str, lost_ns: Sequence[int], device_ns: Sequence[int]) -> Loss:
+    """The share of the summed device time, with the t interval over runs of a ratio of sums."""
+    total = sum(device_ns)
+    share, num = sum(lost_ns) / total if total else 0.0, len(lost_ns)
+    if num < 2 or not total:
+        return Loss(kind, words, sum(lost_ns) / NS_PER_S, share)
+    mean = total / num
+    left = [(lost - share * device) / mean for lost, device in zip(lost_ns, device_ns, strict=True)]
+    half = t_quantile(LEVEL, num - 1) * math.sqrt(sum(each * each for each in left) / (num - 1) / num)
+    return Loss(kind, words, sum(lost_ns) / NS_PER_S, share, max(0.0, share - half), share + half)
+
+
+def _lost_ns(run: SealedRun, figures: RunFigures) -> int:
+    """Prefill of tokens that could have been reused, by formula C."""
+    return sum(
+        extra_prefill_ns(run.cost_model, again.prompt_tokens - cached, again.reusable_tokens - cached)
+        for again in figures.reuse.rearrivals
+        for cached in (again.cached_tokens or 0,)
+        if again.reusable_tokens > cached
+    )
+
+
+def _padding_ns(run: SealedRun, figures: RunFigures) -> int:
+    """Decode time of empty places, at f(b) - f(n)."""
+    model = run.cost_model
+    return sum(
+        count * (model.decode_step_ns(b, n) - model.decode_step_ns(n, n))
+        for (n, b), count in figures.steps_by_n_b.items()
+        if b > n
+    )
+
+
+def _eager(run: SealedRun) -> int:
+    """Decode steps without a graph; of drafts, whose sizes count tokens, none."""
+    log = step_log_of(run) if run.server.is_paged else None
+    return 0 if log is None or log.num_drafts else sum(log.eager_by_n.values())
+
+
+def eager_steps(valid: Sequence[SealedRun]) -> EagerSteps | None:
+    """The decode steps without a graph of runs of one server; None where there are none, or no step log.
+
+    Source: vLLM 0.33.0, config/compilation.py, adjust_cudagraph_sizes_for_spec_decode(); v1/cudagraph_dispatcher.py.
+    """
+    logs = [log for run in valid if run.server.is_paged and (log := step_log_of(run)) is not None]
+    counts = sum((Counter(log.eager_by_n) for log in logs), Counter[int]())
+    if not counts:
+        return None
+    num_steps = sum(log.decode_steps.num_rows for log in logs)
+    if drafts := next((log.num_drafts for log in logs if log.num_drafts), 0):
+        why = f"it drafts {drafts} tokens a step, so that a captured size counts tokens and not requests"
+        return EagerSteps(counts.total(), num_steps, (), why)
+    sizes = tuple(covering_sizes(dict(sorted(counts.items())), valid[0].manifest.decode_buckets))
+    return EagerSteps(counts.total(), num_steps, sizes)
+
+
+def _reuse_in_words(figures: Sequence[RunFigures]) -> str:
+    again = [each for run in figures for each in run.reuse.rearrivals]
+    lost = sum((each.cached_tokens or 0) < each.reusable_tokens for each in again)
+    tokens = sum(max(0, each.reusable_tokens - (each.cached_tokens or 0)) for each in again)
+    evicted = sum((run.evictions or Counter[str]()).total() for run in figures)
+    by = f"; {evicted} evictions" if evicted else ""
+    return f"{lost} of {len(again)} returning requests computed {tokens:,} tokens again{by}"
+
+
+def _padding_in_words(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> str:
+    """The sizes that lose most, each with the steps that it ran for fewer requests."""
+    by_size: Counter[int] = Counter()
+    steps: Counter[int] = Counter()
+    for run, each in zip(valid, figures, strict=True):
+        for (n, b), count in each.steps_by_n_b.items():
+            steps[b] += count
+            by_size[b] += count * (run.cost_model.decode_step_ns(b, n) - run.cost_model.decode_step_ns(n, n))
+    total = by_size.total()
+    if total <= 0:
+        return "every step ran at its own size"
+    shares = [f"size {size}: {100 * lost / total:.0f} %" for size, lost in by_size.most_common(3) if lost > 0]
+    return f"of it {', '.join(shares)}"

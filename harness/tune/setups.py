@@ -1,0 +1,273 @@
+"""Configurations that a search varies: what may change, how large a change is, and what it takes of a device.
+
+Nothing is simulated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import ceil, comb
+from typing import Any, NamedTuple
+
+from harness.errors import SpecError
+from harness.model.engine.config import EngineConfig
+from harness.model.sim.search.space import DeviceSpec
+from harness.model.spec import ServerSpec
+from harness.model.spec.server import MOST_SEQS, ServerShape
+
+STEPS = (1.25, 1.5, 2.0)
+"""Rungs of a ladder, between a number and its double."""
+MOST_RUNGS = 24
+MORE_SIZES, MOST_SIZES = 2, 8
+"""Compiled sizes that a configuration may have more than the baseline, and in all."""
+LEVERS = ("kv_slots", "num_gpu_blocks", "max_num_seqs", "decode_buckets", "prefix_caching", "router", "replicas")
+"""Keys of [server] that a search can change, in the order in which a change is easier to make."""
+
+
+class Setup(NamedTuple):
+    """A configuration of a server. kv_slots: physical ones; None under paged rules. num_gpu_blocks: only there.
+
+    replicas, policy: of servers behind a router; 1 and "" of a server alone.
+    """
+
+    max_num_seqs: int
+    decode_buckets: tuple[int, ...]
+    kv_slots: int | None
+    num_gpu_blocks: int | None
+    prefix_caching: bool = True
+    replicas: int = 1
+    policy: str = ""
+
+    @classmethod
+    def of(cls, server: ServerSpec) -> Setup:
+        """The configuration of a server, with the memory that it has by default written out."""
+        paged = EngineConfig.from_server(server.replica).paged if server.is_paged else None
+        return cls(
+            server.max_num_seqs,
+            server.decode_buckets,
+            None if paged else server.num_kv_slots,
+            paged.num_gpu_blocks if paged else None,
+            server.prefix_caching,
+            server.num_replicas,
+            server.door.policy if server.is_routed else "",
+        )
+
+    def on(self, server: ServerSpec) -> ServerSpec:
+        """The server with this configuration, for the simulator."""
+        update: dict[str, Any] = {
+            "max_num_seqs": self.max_num_seqs,
+            "decode_buckets": self.decode_buckets,
+            "kv_slots": self.kv_slots,
+            "num_gpu_blocks": self.num_gpu_blocks,
+            "prefix_caching": self.prefix_caching,
+        }
+        if server.is_routed:
+            update["router"] = server.door.model_copy(update={"policy": self.policy})
+        return server.model_copy(update=update)
+
+    @property
+    def label(self) -> str:
+        """ "{1,4,8}/8", "{1,4,8}/8, 12 slots", "{1,2}/8, 1024 blocks, 2 x least-requests"."""
+        sizes = f"{{{','.join(map(str, self.decode_buckets))}}}" if self.decode_buckets else "its own sizes"
+        slots = "" if self.kv_slots in (None, self.max_num_seqs) else f", {self.kv_slots} slots"
+        blocks = "" if self.num_gpu_blocks is None else f", {self.num_gpu_blocks} blocks"
+        caching = "" if self.prefix_caching else ", no prefix caching"
+        behind = f", {self.replicas} x {self.policy}" if self.replicas > 1 else ""
+        return f"{sizes}/{self.max_num_seqs}{slots}{blocks}{caching}{behind}"
+
+
+class Baseline:
+    """The server that runs today, and what a change of it is.
+
+    device: arithmetic of memory and compile time, which is that of one model on one kind of device.
+    """
+
+    def __init__(self, server: ServerSpec, device: DeviceSpec | None = None) -> None:
+        self.server, self.setup, self.device = server, Setup.of(server), device or DeviceSpec()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the KV memory is as large as ``max_num_seqs`` of the longest requests need, by default."""
+        return self.server.kv_slots is None and self.server.num_gpu_blocks is None
+
+    def implied(self, limit: int) -> Setup:
+        """The baseline with another ``max_num_seqs``: what a size below it is stays, and memory that follows it."""
+        base = self.setup
+        if limit == base.max_num_seqs:
+            return base
+        sizes = tuple(sorted({size for size in base.decode_buckets if size < limit} | {limit}))
+        slots, blocks = base.kv_slots, base.num_gpu_blocks
+        if self.follows and blocks is not None:
+            blocks = (blocks - 1) * limit // base.max_num_seqs + 1
+        elif self.follows:
+            slots = limit
+        return base._replace(
+            max_num_seqs=limit,
+            decode_buckets=sizes if base.decode_buckets else (),
+            kv_slots=slots,
+            num_gpu_blocks=blocks,
+        )
+
+    def levers(self, setup: Setup) -> tuple[str, ...]:
+        """The keys that have to be changed; what follows from another key is none."""
+        base, implied = self.setup, self.implied(setup.max_num_seqs)
+        changed = {
+            "kv_slots": setup.kv_slots != implied.kv_slots,
+            "num_gpu_blocks": setup.num_gpu_blocks != implied.num_gpu_blocks,
+            "max_num_seqs": setup.max_num_seqs != base.max_num_seqs,
+            "decode_buckets": setup.decode_buckets != implied.decode_buckets,
+            "prefix_caching": setup.prefix_caching != base.prefix_caching,
+            "router": setup.policy != base.policy,
+            "replicas": setup.replicas != base.replicas,
+        }
+        return tuple(key for key in LEVERS if changed[key])
+
+    def size_of(self, setup: Setup) -> tuple[float, ...]:
+        """How large a change is, smallest first: keys to change, memory that it takes more, sizes to compile."""
+        memory = (setup.kv_slots or 0) + (setup.num_gpu_blocks or 0)
+        return (
+            len(self.levers(setup)),
+            memory,
+            len(setup.decode_buckets),
+            abs(setup.max_num_seqs - self.setup.max_num_seqs),
+            *setup.decode_buckets,
+        )
+
+    def keys(self, setup: Setup) -> dict[str, Any]:
+        """The keys of [server] that a condition with this configuration sets."""
+        levers = self.levers(setup)
+        written: dict[str, Any] = {}
+        if "max_num_seqs" in levers:
+            written["max_num_seqs"] = setup.max_num_seqs
+        if setup.decode_buckets != self.setup.decode_buckets:
+            written["decode_buckets"] = list(setup.decode_buckets)
+        written |= {key: getattr(setup, key) for key in ("kv_slots", "num_gpu_blocks") if key in levers}
+        if "prefix_caching" in levers:
+            written["prefix_caching"] = setup.prefix_caching
+        if "router" in levers:
+            written["router"] = {"policy": setup.policy}
+        return written
+
+    def words(self, setup: Setup) -> str:
+        """What the change is: "compile {1,4,6,8,10,16} for 16 requests at once", "12 KV slots in place of 8"."""
+        base, levers = self.setup, self.levers(setup)
+        parts: list[str] = []
+        if "decode_buckets" in levers:
+            parts.append(f"compile {{{','.join(map(str, setup.decode_buckets))}}}")
+        if "max_num_seqs" in levers:
+            parts.append(f"{'for ' * bool(parts)}{setup.max_num_seqs} requests at once")
+        text = " ".join(parts)
+        more: list[str] = [text] if text else []
+        if "kv_slots" in levers:
+            more.append(f"{setup.kv_slots} KV slots in place of {base.kv_slots}")
+        if "num_gpu_blocks" in levers:
+            more.append(f"{setup.num_gpu_blocks} KV blocks in place of {base.num_gpu_blocks}")
+        if "prefix_caching" in levers:
+            more.append(f"prefix caching {'on' if setup.prefix_caching else 'off'}")
+        if "router" in levers:
+            more.append(f"routing by {setup.policy} in place of {base.policy}")
+        return ", ".join(more) or "no change"
+
+    def shape(self, setup: Setup) -> ServerShape:
+        """As the arithmetic of memory and compile time takes it."""
+        slots = self.server.num_kv_slots if setup.kv_slots is None else setup.kv_slots
+        tokens = self.server.slot_tokens
+        return ServerShape(setup.max_num_seqs, setup.decode_buckets, slots, tokens, None, setup.num_gpu_blocks)
+
+    def memory_gib(self, setup: Setup) -> float:
+        """Memory of one device after loading, GiB, by the arithmetic of ``device``."""
+        return self.device.memory_gib(self.shape(setup))
+
+    def compile_s(self, setup: Setup) -> float:
+        """Time to compile all sizes, by the arithmetic of ``device``."""
+        return self.device.compile_s(self.shape(setup))
+
+
+def default_levers(server: ServerSpec) -> tuple[str, ...]:
+    """What can be changed of a server by default; sizes that are left to a vLLM stay with it."""
+    memory = "num_gpu_blocks" if server.is_paged else "kv_slots"
+    sizes = ("decode_buckets",) if server.decode_buckets else ()
+    caching = () if server.prefix_caching else ("prefix_caching",)
+    return (memory, "max_num_seqs", *sizes, *caching, *(("router",) if server.is_routed else ()))
+
+
+def checked_levers(names: Sequence[str], server: ServerSpec) -> tuple[str, ...]:
+    """``names``, else the default; SpecError for a key that this server does not have, or that no search changes."""
+    possible = (*default_levers(server), "prefix_caching")
+    for name in names:
+        if name not in possible:
+            raise SpecError(
+                f"{name!r} is no key that can be searched on this server",
+                where="tune.may_change",
+                hint=f"Choose of {', '.join(dict.fromkeys(possible))}",
+            )
+    return tuple(dict.fromkeys(names)) or default_levers(server)
+
+
+def ladder(start: int, most: int) -> Iterator[int]:
+    """``start`` times 1, 1.25, 1.5, 2, 2.5, 3, 4, ..., rounded up, up to ``most``, which is the last."""
+    last, doubled = start, start
+    yield start
+    while last < most:
+        for step in STEPS:
+            number = min(ceil(doubled * step), most)
+            if number > last:
+                last = number
+                yield number
+        doubled *= 2
+
+
+def limits_up_to(start: int, most: int) -> list[int]:
+    """Numbers of requests at once that are tried, the baseline's first."""
+    return list(ladder(start, max(start, min(most, MOST_SEQS))))
+
+
+def sets_of_sizes(limit: int, width: int, most: int, most_sets: int) -> list[tuple[int, ...]] | None:
+    """Every set of at most ``most`` sizes with 1 and ``limit`` that can matter; None for more than ``most_sets``.
+
+    width: most requests in a step; a size above the first that holds them all is never used.
+    """
+    others = range(2, min(limit, width + 1))
+    room = max(most - len({1, limit}), 0)
+    if sum(comb(len(others), count) for count in range(room + 1)) > most_sets:
+        return None
+    return [tuple(sorted({1, *chosen, limit})) for count in range(room + 1) for chosen in combinations(others, count)]
+
+
+def best_for_steps(
+    histogram: Sequence[int], cost_ns: Sequence[Sequence[int]], limit: int, most: int
+) -> list[tuple[int, ...]]:
+    """For each number of sizes up to ``most``, the set that costs least for steps as they are.
+
+    histogram: steps by their number of requests, from 0. cost_ns: of a step, by size and number of requests. Exact for
+    a schedule that does not change with the sizes; by dynamic programming over the sizes in ascending order.
+    """
+    sizes = range(1, limit + 1)
+    # Sum over steps with low < n <= high, padded to high.
+    weighted = [[0.0] * (limit + 1) for _ in range(limit + 1)]
+    for high in sizes:
+        total = 0.0
+        for number in range(high, 0, -1):
+            total += histogram[number] * cost_ns[high][number] if number < len(histogram) else 0.0
+            weighted[number - 1][high] = total
+    least: list[dict[int, tuple[float, tuple[int, ...]]]] = [{0: (0.0, ())}]
+    for _ in range(most):
+        here: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for high in sizes:
+            ways = [
+                (cost + weighted[low][high], (*chosen, high)) for low, (cost, chosen) in least[-1].items() if low < high
+            ]
+            if ways:
+                here[high] = min(ways)
+        least.append(here)
+    return [rung[limit][1] for rung in least[1:] if limit in rung]
+
+
+def neighbours(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[int, ...]]:
+    """The sets in which one size, the last apart, is one or two larger or smaller."""
+    for place in range(len(sizes) - 1):
+        for shift in (-2, -1, 1, 2):
+            moved = sizes[place] + shift
+            if 1 <= moved < limit and moved not in sizes:
+                yield tuple(sorted({*sizes[:place], moved, *sizes[place + 1 :]}))

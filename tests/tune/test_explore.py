@@ -1,0 +1,116 @@
+"""A search finds what costs least, says how far it looked, and proposes the smallest change that is as good."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.errors import SpecError
+from harness.model.engine.cost import find_cost_file, load_cost_model
+from harness.model.sim.predict.draws import perturbation_of
+from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec
+from harness.tune.explore import QUICK, Effort, Explored, Question, explore
+from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
+
+pytestmark = pytest.mark.same_everywhere
+PAPER_SPACE = ("max_num_seqs", "decode_buckets")
+
+
+def asked(server: ServerSpec, workload: WorkloadSpec, levers: tuple[str, ...] = (), **given: Any) -> Question:
+    costs = find_cost_file(server.cost_model)
+    perturbation = perturbation_of(PerturbationSpec(), costs)
+    known = checked_levers(levers, server)
+    return Question(server, load_cost_model(costs), workload, "as-drawn", perturbation, known, **given)
+
+
+def found(server: ServerSpec, workload: WorkloadSpec, levers: tuple[str, ...] = (), **given: Any) -> Explored:
+    return explore(asked(server, workload, levers, **given), QUICK)
+
+
+def test_the_papers_case_proposes_the_larger_batch_alone_and_its_selected_sizes_as_the_best() -> None:
+    effort = Effort(800_000, 800_000, 400_000, pairs=4, sets=300)
+    question = asked(ServerSpec(rules="vendor-0.11.1"), WorkloadSpec(source="paper", num_sessions=8), PAPER_SPACE)
+    explored = explore(question, effort)
+    assert explored.best is not None
+    assert explored.best.setup.decode_buckets == (1, 4, 6, 8, 10, 16)
+    assert explored.smallest is not None
+    assert explored.smallest.words == "16 requests at once"
+    assert explored.smallest.setup.decode_buckets == (1, 2, 4, 8, 16)
+    assert explored.best.ratio.ratio == pytest.approx(0.927, abs=0.006)
+    assert explored.best.saving - explored.smallest.saving < 0.015
+
+
+def test_slots_are_added_until_every_return_finds_its_kv_although_the_first_rungs_save_little() -> None:
+    workload = WorkloadSpec(num_sessions=24, requests_per_session=3, wait_cap_s=30.0)
+    explored = found(ServerSpec(max_num_seqs=8), workload, ("kv_slots",))
+    assert explored.proposal is not None
+    assert explored.proposal.setup.kv_slots >= 32
+    assert explored.proposal.reuse > 0.95
+    assert explored.proposal.saving > 0.1
+    assert any("where every return finds its KV" in line for line in explored.bounds)
+
+
+def test_memory_ends_the_ladder_and_the_bounds_say_so() -> None:
+    workload = WorkloadSpec(num_sessions=24, requests_per_session=3, wait_cap_s=30.0)
+    explored = found(ServerSpec(max_num_seqs=8), workload, ("kv_slots",), memory_gib=7.2)
+    assert all(option.memory_gib <= 7.2 for option in explored.options)
+    assert any(
+        "kv_slots: up to 16; more do not fit (8.2 GiB of 7.2 GiB per device)" in each for each in explored.bounds
+    )
+
+
+def test_a_server_that_loses_nothing_is_kept() -> None:
+    explored = found(ServerSpec(max_num_seqs=1, decode_buckets=(1,), kv_slots=9), WorkloadSpec(num_sessions=1))
+    assert explored.proposal is None
+    assert explored.best is None
+    assert explored.most_saved < 0.01
+    assert "kv_slots: every return finds its KV already" in explored.bounds
+
+
+def test_a_lever_that_is_not_named_is_not_moved() -> None:
+    explored = found(ServerSpec(), WorkloadSpec(num_sessions=8), ("decode_buckets",))
+    assert {(setup.max_num_seqs, setup.kv_slots) for setup, _ in explored.screened} == {(8, 8)}
+    with pytest.raises(SpecError, match="'block_size' is no key that can be searched"):
+        checked_levers(("block_size",), ServerSpec())
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    server, workload = ServerSpec(), WorkloadSpec(num_sessions=4)
+    first, second = (found(server, workload, ("kv_slots",), seed=9) for _ in range(2))
+    assert first.options == second.options
+
+
+def test_the_best_sizes_for_given_steps_are_those_of_all_sets() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        limit = int(rng.integers(4, 9))
+        histogram = [0, *rng.integers(0, 100, limit).tolist()]
+        price = np.cumsum(rng.integers(1, 9, limit + 1)).tolist()
+        cost = [[price[size]] * (size + 1) for size in range(limit + 1)]
+        for sizes in best_for_steps(histogram, cost, limit, 4):
+            every = [(*some, limit) for some in combinations(range(1, limit), len(sizes) - 1)]
+            spent = {
+                each: sum(n * price[min(b for b in each if b >= k)] for k, n in enumerate(histogram)) for each in every
+            }
+            assert spent[sizes] == min(spent.values())
+
+
+def test_ladders_rise_by_a_quarter_of_an_octave_and_end_at_the_most() -> None:
+    assert list(ladder(8, 48)) == [8, 10, 12, 16, 20, 24, 32, 40, 48]
+    assert list(ladder(8, 9)) == [8, 9]
+    assert list(ladder(1, 4)) == [1, 2, 3, 4]
+
+
+def test_memory_that_follows_the_limit_is_no_change_of_its_own() -> None:
+    base = Baseline(ServerSpec())
+    more = base.implied(16)
+    assert more == Setup(16, (1, 2, 4, 8, 16), 16, None)
+    assert base.levers(more) == ("max_num_seqs",)
+    assert base.keys(more) == {"max_num_seqs": 16, "decode_buckets": [1, 2, 4, 8, 16]}
+    assert base.words(more._replace(decode_buckets=(1, 16))) == "compile {1,16} for 16 requests at once"
+    assert base.keys(base.setup._replace(kv_slots=12)) == {"kv_slots": 12}
+    fixed = Baseline(ServerSpec(kv_slots=12))
+    assert fixed.implied(16).kv_slots == 12
