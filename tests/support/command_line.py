@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,16 +28,19 @@ def harness(
     environment: Mapping[str, str] | None = None,
     limits: Mapping[int, int] | None = None,
     checkout: Path | None = None,
+    draws: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """The exit code and both outputs of ``harness WORDS``; environment: variables beside those of the test.
 
     limits: of the shell, by their number in ``resource``. checkout: whose modules run, where it is not this one.
+    draws: whether a report has its figures, which are most of what it costs.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         variables = {**os.environ, **(environment or {})}
         process = _processes.Process(
-            target=_call, args=(words, str(cwd or Path.cwd()), variables, str(out), str(err), limits or {}, checkout)
+            target=_call,
+            args=(words, str(cwd or Path.cwd()), variables, str(out), str(err), limits or {}, checkout, draws),
         )
         process.start()
         process.join(GIVEN_UP_AFTER_S)
@@ -56,6 +60,7 @@ def _call(
     err: str,
     limits: Mapping[int, int],
     checkout: Path | None,
+    draws: bool,
 ) -> None:
     for descriptor, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -72,6 +77,15 @@ def _call(
         for name in [name for name in sys.modules if name.partition(".")[0] == "harness"]:
             del sys.modules[name]
         sys.path.insert(0, str(checkout))
+    if not draws:
+        from harness.judge.report import page
+
+        page.plots_of = without_figures
     from harness.cli import main
 
     main()
+
+
+def without_figures(_view: object) -> defaultdict[str, str]:
+    """In place of ``plots_of``: a page that is read for its words alone."""
+    return defaultdict(str)

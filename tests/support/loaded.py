@@ -1,11 +1,13 @@
-"""Imported by the process that ``command_line`` forks from: what nearly every command that draws or runs needs.
+"""Imported by the process that ``command_line`` forks from: what nearly every command loads, draws or runs.
 
-A figure is drawn once, since matplotlib reads its fonts and styles at the first.
+A figure is drawn once, since matplotlib reads its fonts and styles at the first; the page's template is read once.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
+import pkgutil
 
 import duckdb  # noqa: F401
 import llvmlite.binding  # noqa: F401
@@ -15,14 +17,21 @@ import pyarrow.parquet  # noqa: F401
 import scipy.stats  # noqa: F401
 
 import harness.cli
+import harness.judge.advise
 import harness.judge.catalogue
 import harness.judge.prereg
 import harness.judge.report.page
 import harness.measure.server.doctor
-import harness.runner  # noqa: F401
+import harness.runner.backends
 from harness.judge.report.svg import Sheet
+
+for package in (harness.cli, harness.judge.advise, harness.judge.catalogue, harness.runner.backends):
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 
 with Sheet() as sheet:
     figure = sheet.figure(4.0, 3.0)
     figure.subplots().plot([1, 2], [1, 2])
     figure.savefig(io.BytesIO(), format="svg")
+
+harness.judge.report.page._environment().get_template("page.html.j2")

@@ -345,6 +345,7 @@ def _resource(name: str) -> str:
     return files("harness.judge.report").joinpath(name).read_text(encoding="utf-8")
 
 
+@lru_cache
 def _environment() -> Environment:
     kept = Path(__file__).parent / "__pycache__"  # making code of the template is a twentieth of a report's time
     cache = FileSystemBytecodeCache(str(kept)) if os.access(kept, os.W_OK) and not sys.dont_write_bytecode else None
