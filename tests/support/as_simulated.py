@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.extras.replicas.policies import Asked, policy_named
+from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, PrefixAware, policy_named
 from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.measure.emulator.step_log import read_trace
 from harness.measure.records import layout
@@ -21,7 +21,8 @@ from harness.measure.records.store import RunStore
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, StepStart
 from harness.model.engine.paged import scheduler_of
-from harness.model.plan.event_queue import SENDS, ClientEvent
+from harness.model.plan.blocks import BlockKeys
+from harness.model.plan.event_queue import SENDS, ClientEvent, whole_sessions
 from harness.model.sim.driver import UnreadRequests
 
 DECIDED = ("kind", "n", "b", "requests", "cached_tokens", "computed_tokens", "duration_ns", "waiting")
@@ -83,16 +84,25 @@ def _record(start: StepStart) -> dict[str, Any]:
 
 
 def other_decisions(run: SealedRun) -> tuple[int, int]:
-    """(decisions, those that the policy does not make again). What a prefix-aware router read is not recorded."""
+    """(decisions, those that the policy does not make again from what the simulator reads of the same request).
+
+    What a prefix-aware router read of a prompt is held to that too.
+    """
     router = policy_named(run.server.door.policy, run.server.num_replicas)
-    if router.reads_prompts:
-        return 0, 0
+    requests = values_of(run.table("requests"), "request_id", "session", "request")
+    place_of = {name: (session, request) for name, session, request in requests}
+    whole, prompt_keys = whole_sessions(run.plan), BlockKeys(run.plan, BLOCK_TOKENS).prompt
     num_decisions = num_other = 0
     for line in run.file(layout.ROUTED).read_text().splitlines():
-        _at_ns, what, _name, *rest = json.loads(line)
+        _at_ns, what, name, *rest = json.loads(line)
         if what == "route":
+            session, request = place_of[name]
+            keys = prompt_keys(session, request).tolist() if router.reads_prompts else ()
+            decided = [str(rest[0]).rpartition("-")[2], router.route(Asked(str(rest[0]), keys))]
+            if isinstance(router, PrefixAware):
+                decided += [len(keys), router.matched]
             num_decisions += 1
-            num_other += router.route(Asked(str(rest[0]))) != rest[1]
+            num_other += decided != [str(whole[session]), *rest[1:]]
         else:
             router.finished(int(rest[0]))
     return num_decisions, num_other

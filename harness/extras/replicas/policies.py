@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from harness.errors import unknown_name
 
 NO_SESSION = ""
+BLOCK_TOKENS = 128
+"""Tokens of a block by which a prefix-aware router compares prompts, whatever blocks the servers have."""
 KEPT_BLOCKS = 65_536
 """Blocks of prompts that a prefix-aware router remembers of each replica; the least recently sent go first."""
 MOST_LEAD = 4
@@ -22,8 +24,8 @@ MOST_LEAD = 4
 class Asked(NamedTuple):
     """What a router reads of a request.
 
-    session: whose request it is, as a header names it; "" where none does. keys: of the prompt's whole blocks, each of
-    all that comes before it too, as ``harness.model.plan.token_block_keys`` makes them.
+    session: whose request it is, as a header names it; "" where none does. keys: of the prompt's whole blocks, of
+    ``BLOCK_TOKENS`` each, each key of all that comes before it too.
     """
 
     session: str = NO_SESSION
@@ -61,11 +63,14 @@ class Policy(ABC):
     def _next(self) -> int:
         return (self._last + 1) % len(self.open)
 
+    def _first_by(self, rank: Callable[[int], Any]) -> int:
+        """The replica of the lowest rank; among equals the next after the last choice."""
+        num, first = len(self.open), self._next()
+        return min(((first + place) % num for place in range(num)), key=rank)
+
     def _least_open(self) -> int:
-        """The replica with the fewest open requests; among equals the next after the last choice."""
-        first = self._next()
-        places = range(len(self.open))
-        return min(places, key=lambda place: (self.open[place], (place - first) % len(self.open)))
+        """The replica with the fewest open requests."""
+        return self._first_by(self.open.__getitem__)
 
 
 class RoundRobin(Policy):
@@ -107,6 +112,8 @@ class PrefixAware(Policy):
     """Where most of the prompt was sent before, unless that replica has ``MOST_LEAD`` open requests more than another.
 
     The router remembers what it sent, not what a replica still holds: it does not see evictions.
+
+    matched: leading blocks of the last prompt that each replica was sent before.
     """
 
     name, meaning = "prefix-aware", "to the replica that was sent most of the prompt before"
@@ -115,11 +122,12 @@ class PrefixAware(Policy):
     def __init__(self, num_replicas: int) -> None:
         super().__init__(num_replicas)
         self._sent = [OrderedDict[int, None]() for _ in range(num_replicas)]
+        self.matched = [0] * num_replicas
 
     def _choose(self, asked: Asked) -> int:
-        matched = [self._matched(sent, asked.keys) for sent in self._sent]
+        matched = self.matched = [self._matched(sent, asked.keys) for sent in self._sent]
         least = self._least_open()
-        best = max(range(len(self.open)), key=lambda place: (matched[place], -self.open[place], -place))
+        best = self._first_by(lambda place: (-matched[place], self.open[place]))
         is_used = matched[best] > 0 and self.open[best] - self.open[least] <= MOST_LEAD
         chosen = best if is_used else least
         self._note(self._sent[chosen], asked.keys)

@@ -21,7 +21,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from harness.clock import MonotonicClock
-from harness.extras.replicas.policies import Asked, Policy, policy_named
+from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, Policy, PrefixAware, policy_named
 from harness.model.plan.blocks import token_block_keys
 from harness.model.spec.router import REPLICA_HEADER
 
@@ -31,7 +31,6 @@ _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host")
 )
 _MAX_BODY_BYTES = 1 << 30
-_BLOCK_TOKENS = 128
 # Characters of text that stand for a block, about as long as one of tokens.
 _BLOCK_BYTES = 512
 _KEEP_ALIVE_S = 75.0
@@ -50,7 +49,11 @@ class Door(NamedTuple):
 
 class Decisions:
     """The file of decisions: a line [instant, "route", request, session, replica] and [instant, "done", request,
-    replica] each, in the order in which the policy saw them. Instants in CLOCK_MONOTONIC ns."""
+    replica] each, in the order in which the policy saw them. Instants in CLOCK_MONOTONIC ns.
+
+    A prefix-aware decision has two members more: the prompt's whole blocks, and how many leading ones of them each
+    replica was sent before.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -98,7 +101,8 @@ class Router:
         name = request.headers.get("X-Request-Id", "")
         keys = keys_of(body) if self._policy.reads_prompts else ()
         replica = self._policy.route(Asked(session, keys))
-        self._decisions.write("route", name, session, replica)
+        read = (len(keys), self._policy.matched) if isinstance(self._policy, PrefixAware) else ()
+        self._decisions.write("route", name, session, replica, *read)
         try:
             return await self._passed_on(request, body, replica)
         finally:
@@ -133,7 +137,7 @@ class Router:
 def keys_of(body: bytes) -> list[int]:
     """Keys of the blocks of a prompt, each of all that comes before it too; none of a body that cannot be read.
 
-    Of token ids blocks of 128; of text as many bytes as such a block has letters.
+    Of token ids blocks of ``BLOCK_TOKENS``; of text as many bytes as such a block has letters.
     """
     try:
         table = json.loads(body)
@@ -141,7 +145,7 @@ def keys_of(body: bytes) -> list[int]:
     except (ValueError, AttributeError, RecursionError):
         return []
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return token_block_keys(np.array(prompt, dtype=np.int64).astype(np.int32), _BLOCK_TOKENS).tolist()
+        return token_block_keys(np.array(prompt, dtype=np.int64).astype(np.int32), BLOCK_TOKENS).tolist()
     text = prompt if isinstance(prompt, str) else json.dumps(prompt) if prompt else ""
     letters = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32)
     return token_block_keys(letters, _BLOCK_BYTES).tolist()

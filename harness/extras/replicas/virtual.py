@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from harness.clock import ScaledClock
-from harness.extras.replicas.policies import Asked, Policy
+from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, Policy
 from harness.measure.client.rows import RequestRows
 from harness.measure.records.schema import ABORTED
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler, scheduler_of
-from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.blocks import BlockKeys
+from harness.model.plan.event_queue import ClientEvent, whole_sessions
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key, UnreadRequests, VirtualDriver
 from harness.model.sim.plans import check_slots, plan_arrays
@@ -98,12 +99,15 @@ class ReplicaRun(VirtualDriver):
         self.first_token_ns: dict[Key, int] = {}
         self.requests: dict[Key, EngineRequest] = {}
         self._unread = UnreadRequests(plan, config)
+        self._whole_sessions = whole_sessions(plan).tolist()
+        self._prompt_keys = BlockKeys(plan, BLOCK_TOKENS).prompt
         self._rows = RequestRows(plan)
         self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
 
     def server_of(self, event: ClientEvent) -> int:
         key = (event.session, event.request)
-        self.served_by[key] = self.router.route(Asked(str(event.session), self._unread.prompt_keys(*key).tolist()))
+        keys = self._prompt_keys(*key).tolist() if self.router.reads_prompts else ()
+        self.served_by[key] = self.router.route(Asked(str(self._whole_sessions[event.session]), keys))
         return self.served_by[key]
 
     def request_of(self, event: ClientEvent) -> EngineRequest:

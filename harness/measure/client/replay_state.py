@@ -24,6 +24,7 @@ from harness.measure.client.prompts import prompts_of
 from harness.measure.client.request_options import RequestOptions, Values, request_values
 from harness.measure.client.rows import ChunkRows, RequestRows
 from harness.measure.records.schema import ABORTED
+from harness.model.plan.event_queue import return_waits_ns, whole_sessions
 from harness.model.plan.model import Followers
 from harness.redact import REDACTED
 
@@ -100,6 +101,7 @@ class ReplayState:
         self._pauses: list[tuple[int, int]] = []
         self._prompts = prompts_of(plan, target.text_sizes, target.prompt_ids)
         self._wait_after_ns = [request.wait_after_ns for request in plan.requests]
+        self._return_waits_ns, self._whole_sessions = return_waits_ns(plan), whole_sessions(plan).tolist()
         self._generate_tokens = [request.generate_tokens for request in plan.requests]
         self._prompt_tokens = [request.prompt_tokens for request in plan.requests]
         self.abort_after_ns = [request.abort_after_ns for request in plan.requests]
@@ -368,9 +370,10 @@ class ReplayState:
 
     def _values(self, row: int) -> Values:
         rows = self.rows
-        wait_ns = None if self.is_last[row] else self._wait_after_ns[row]
+        session_id = f"{self.nonce}-{self._whole_sessions[rows.session[row]]}"
+        names = session_id, rows.request_id[row]
         lengths = self._prompt_tokens[row], self._generate_tokens[row]
-        return request_values(rows.session[row], rows.request[row], rows.request_id[row], wait_ns, lengths)
+        return request_values(rows.session[row], rows.request[row], names, self._return_waits_ns[row], lengths)
 
 
 def continued_requests(plan: Plan) -> list[bool]:

@@ -49,16 +49,17 @@ class RequestOptions:
 
 
 def request_values(
-    session: int, turn: int, request_id: str, wait_after_ns: int | None, lengths: tuple[int, int]
+    session: int, turn: int, names: tuple[str, str], wait_ns: int | None, lengths: tuple[int, int]
 ) -> Values:
-    """What placeholders stand for. wait_after_ns: None for a session's last request. lengths: prompt and answer."""
+    """What placeholders stand for. names: of the session and the request. wait_ns: None for a session's last request.
+    lengths: prompt and answer."""
     return {
         "session": session,
         "turn": turn,
-        "session_id": request_id.rpartition("-")[0],
-        "request_id": request_id,
-        "expected_wait_s": None if wait_after_ns is None else wait_after_ns / NS_PER_S,
-        "expected_wait_ms": None if wait_after_ns is None else wait_after_ns / NS_PER_MS,
+        "session_id": names[0],
+        "request_id": names[1],
+        "expected_wait_s": None if wait_ns is None else wait_ns / NS_PER_S,
+        "expected_wait_ms": None if wait_ns is None else wait_ns / NS_PER_MS,
         "prompt_tokens": lengths[0],
         "generate_tokens": lengths[1],
     }

@@ -6,6 +6,7 @@ No clock, no waiting.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -158,6 +159,27 @@ def whole_sessions(plan: Plan) -> IntArray:
         for part in parts:
             whole[part] = min(parts)
     return np.array([first_of(index) for index in range(plan.num_sessions)], dtype=np.int64)
+
+
+def return_waits_ns(plan: Plan) -> list[int | None]:
+    """How long the session of each request waits for its next one, in plan order; None: none continues its text.
+
+    Of a part that others continue it is the time until the earliest of them starts, if no answer took any time.
+    """
+    starts_ns: list[int] = []
+    ends_ns: list[int] = []
+    returns_ns: dict[int, int] = {}
+    for session in plan.sessions:
+        begin_ns = max((ends_ns[before] for before in session.predecessors), default=0)
+        starts_ns.append(begin_ns + session.start_offset_ns)
+        ends_ns.append(starts_ns[-1] + sum(request.wait_after_ns for request in session.requests[:-1]))
+        if (part := session.continues) is not None:
+            returns_ns[part] = min(starts_ns[-1] - ends_ns[part], returns_ns.get(part, sys.maxsize))
+    waits_ns: list[int | None] = []
+    for session in plan.sessions:
+        waits_ns += [request.wait_after_ns for request in session.requests[:-1]]
+        waits_ns.append(returns_ns.get(session.index))
+    return waits_ns
 
 
 def begun_in_the_middle(plan: Plan, whole: IntArray) -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.retention import PIN_FACTOR
 from harness.model.plan.blocks import BlockKeys
-from harness.model.plan.event_queue import ClientEvent, VirtualClients
+from harness.model.plan.event_queue import ClientEvent, VirtualClients, return_waits_ns
 from harness.model.plan.model import Plan
 
 NEVER_NS = 1 << 62
@@ -25,17 +26,16 @@ Key = tuple[int, int]
 
 
 class UnreadRequests:
-    """The requests of a plan where nobody reads tokens: of a prompt only its length counts, and the keys of its blocks.
-
-    prompt_keys: the block keys of the prompt of (session, request).
-    """
+    """The requests of a plan where nobody reads tokens: of a prompt only its length counts, and the keys of its
+    blocks."""
 
     def __init__(self, plan: Plan, config: EngineConfig) -> None:
         is_paged = config.rule_set.is_paged
         keys = BlockKeys(plan, config.block_tokens) if is_paged else BlockKeys(plan)
         # Paged memory reuses blocks of answers too.
-        self._plan, self.prompt_keys, self._keys = plan, keys.prompt, keys.stream if is_paged else keys.prompt
-        self._last_turn = [len(session.requests) - 1 for session in plan.sessions]
+        self._plan, self._keys = plan, keys.stream if is_paged else keys.prompt
+        self._first_row = [0, *accumulate(len(session.requests) for session in plan.sessions)]
+        self._waits_ns = return_waits_ns(plan)
         self._blank = np.zeros(max(request.prompt_tokens for request in plan.requests), dtype=np.int32)
 
     def request_of(self, event: ClientEvent, handle: int, external_id: str = "") -> EngineRequest:
@@ -50,7 +50,7 @@ class UnreadRequests:
             max_tokens=planned.generate_tokens,
             block_keys=self._keys(*key),
             planned_tokens=planned.generate_tokens,
-            keep_ns=0 if event.request == self._last_turn[event.session] else PIN_FACTOR * planned.wait_after_ns,
+            keep_ns=PIN_FACTOR * (self._waits_ns[self._first_row[event.session] + event.request] or 0),
             arrival_ns=event.at_ns,
         )
 

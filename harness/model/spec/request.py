@@ -16,11 +16,11 @@ from harness.model.spec.base import Spec
 from harness.redact import is_secret
 
 VALUES = {
-    "session": "number of the session",
+    "session": "number of the session in the plan; a part of a session has a number of its own",
     "turn": "number of the request in its session, from 0",
-    "session_id": "name of the session, unique to this run",
+    "session_id": "name of the session, of all its parts, unique to this run",
     "request_id": "name of the request, unique to this run",
-    "expected_wait_s": "planned wait after this request, in seconds; null for the last of a session",
+    "expected_wait_s": "planned wait until the session goes on, in seconds; null for its last request",
     "expected_wait_ms": "the same in milliseconds",
     "prompt_tokens": "planned prompt",
     "generate_tokens": "planned answer",

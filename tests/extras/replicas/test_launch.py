@@ -13,7 +13,6 @@ import pytest
 
 from harness.errors import ServerError
 from harness.extras.replicas.figures import figures_of_sealed
-from harness.extras.replicas.policies import Asked, policy_named
 from harness.judge.analysis import run_figures
 from harness.judge.analysis.logs.core_requests import engines_of, servers_in
 from harness.judge.analysis.logs.derive import rebuild
@@ -25,7 +24,7 @@ from harness.measure.records.schema import values_of
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.runner.backends.test_vllm import experiment
-from tests.support.as_simulated import held_to_the_simulator
+from tests.support.as_simulated import held_to_the_simulator, other_decisions
 from tests.support.experiments import small_experiment
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import commands_of_children, is_alive
@@ -71,13 +70,7 @@ def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(
         name: (session, request)
         for name, session, request in values_of(run.table("requests"), "request_id", "session", "request")
     }
-    again = policy_named(policy, 2)
-    for _at_ns, what, _name, *rest in decisions(run):
-        # What a prefix-aware one read of the prompts is not recorded.
-        if what == "route" and not again.reads_prompts:
-            assert again.route(Asked(str(rest[0]))) == rest[1]
-        elif not again.reads_prompts:
-            again.finished(int(str(rest[0])))
+    assert other_decisions(run) == (len(named), 0)
     served = engines_of(run)
     logged = {named[name]: rest[1] for _at, what, name, *rest in decisions(run) if what == "route"}
     assert served == logged

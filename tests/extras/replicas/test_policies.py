@@ -58,6 +58,20 @@ def test_prefix_aware_follows_the_longest_beginning_that_was_sent() -> None:
     assert policy.route(Asked(keys=(11, 8, 9))) == 0
 
 
+def test_prefix_aware_takes_replicas_of_equal_beginning_and_load_in_turn() -> None:
+    policy = PrefixAware(3)
+    for keys in ((1, 2), (3,), (4,)):
+        policy.finished(policy.route(Asked(keys=keys)))
+    policy.open = [9, 0, 0]
+    assert policy.route(Asked(keys=(1,))) == 1
+    policy.open = [0, 0, 0]
+    # Replicas 0 and 1 were both sent this block; the one after the last choice comes first.
+    assert policy.route(Asked(keys=(1,))) == 0
+    assert policy.matched == [1, 1, 0]
+    policy.open = [0, 0, 0]
+    assert policy.route(Asked(keys=(1,))) == 1
+
+
 def test_prefix_aware_gives_up_a_beginning_on_a_crowded_replica() -> None:
     policy = PrefixAware(2)
     assert [policy.route(Asked(keys=(1, 2))) for _ in range(MOST_LEAD + 2)] == [0] * (MOST_LEAD + 1) + [1]

@@ -135,6 +135,38 @@ def test_reuse_that_is_lost_by_routing_is_told_from_reuse_that_is_lost_by_evicti
     assert evicted.lost_by_eviction_tokens > 0
 
 
+def test_a_prefix_aware_router_reads_the_same_of_a_prompt_whatever_blocks_its_servers_have() -> None:
+    # Text that all sessions share, shorter than a block of the router.
+    turns = (RequestPlan(0, 1000, 20, 50_000_000), RequestPlan(1020, 200, 20, 0))
+    sessions = tuple(SessionPlan(index, index, None, None, turns) for index in range(6))
+    plan = Plan("drawn", 1, 0, "as-drawn", 100, (1000, 2000), sessions, {})
+    slots = SERVER.model_copy(update={"kv_slots": 8})
+    homes = [played(plan, server, "prefix-aware", 2).served_by for server in (slots, PAGED)]
+    first = [[run[session, 0] for session in range(6)] for run in homes]
+    assert first == [[0, 1, 0, 1, 0, 1]] * 2
+
+
+def in_parts(wait_ns: int) -> Plan:
+    """A session in two parts, of which the second continues the first after a wait, and another session meanwhile."""
+    first, other = (SessionPlan(index, index, None, None, (RequestPlan(0, 1000, 20),)) for index in range(2))
+    goes_on = SessionPlan(2, wait_ns, 0, 0, (RequestPlan(1020, 200, 20),), start_kind="tool")
+    return Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), (first, other, goes_on), {})
+
+
+@pytest.mark.parametrize("server", [ServerSpec(max_num_seqs=4, decode_buckets=(4,), kv_slots=8), PAGED])
+def test_a_session_in_parts_is_one_session_for_affinity(server: ServerSpec) -> None:
+    run = played(in_parts(NS_PER_S), server, "session-affinity", 2)
+    assert run.served_by == {(0, 0): 0, (1, 0): 1, (2, 0): 0}
+    figures = figures_of(run)
+    assert (figures.num_home, figures.num_returns, figures.lost_by_routing_tokens) == (1, 1, 0)
+
+
+def test_a_part_of_a_session_asks_for_a_pin_until_the_next_part() -> None:
+    unread = UnreadRequests(in_parts(NS_PER_S), EngineConfig.from_server(PAGED))
+    asked = [unread.request_of(ClientEvent(0, 1, session, 0), session).keep_ns for session in range(3)]
+    assert asked == [2 * NS_PER_S, 0, 0]
+
+
 def test_a_request_that_fits_no_replica_is_refused() -> None:
     turns = (RequestPlan(0, 9000, 20, 0),)
     plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), (SessionPlan(0, 0, None, None, turns),), {})

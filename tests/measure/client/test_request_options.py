@@ -12,8 +12,8 @@ from harness.model.spec import RequestSpec
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import plan_of, rows_of, run, session
 
-VALUES = request_values(3, 1, "abcd-3-1", 2_500_000_000, (100, 20))
-LAST = request_values(3, 2, "abcd-3-2", None, (100, 20))
+VALUES = request_values(3, 1, ("abcd-3", "abcd-3-1"), 2_500_000_000, (100, 20))
+LAST = request_values(3, 2, ("abcd-3", "abcd-3-2"), None, (100, 20))
 
 
 def body_of(spec: RequestSpec, values: object = VALUES) -> dict[str, object]:
@@ -41,6 +41,23 @@ def test_a_header_without_a_value_is_left_out_and_a_variable_is_taken(monkeypatc
     assert options.headers(lambda: VALUES) == {"x-hold": "2500.0", "x-api-key": "sk-1"}
     assert options.headers(lambda: LAST) == {"x-api-key": "sk-1"}
     assert options.secrets == ("sk-1",)
+
+
+@pytest.mark.live
+def test_the_parts_of_a_session_have_one_name_and_say_when_the_next_part_begins() -> None:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> Reply:
+        seen.append(asked)
+        return Reply([CHUNKED_HEAD, *chunked(events(asked))])
+
+    request = RequestSpec(extra_body={"keep_kv_ms": "{expected_wait_ms}", "name": "{session_id}"})
+    goes_on = session(2, after=0, continues=0, start_offset_ns=7_000_000, keep_first=46, num_requests=1)
+    with RawServer(answer) as server:
+        rows = rows_of(run(plan_of(session(0, num_requests=1), session(1), goes_on), server, "epoll", request=request))
+    assert {row["status"] for row in rows} == {"ok"}, rows[0]["error"]
+    told = {(each.session, each.request): (each.fields["name"][-1], each.fields["keep_kv_ms"]) for each in seen}
+    assert told == {(0, 0): ("0", 7.0), (1, 0): ("1", 0.0), (1, 1): ("1", None), (2, 0): ("0", None)}
 
 
 @pytest.mark.live
