@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 EVERY = [words for words in walk(typer.main.get_command(app)) if words != ("server", "emulator")]
 
 
+@cache
 def help_of(*words: str, flag: str = "--help", columns: int = 80) -> str:
     shown = CliRunner().invoke(app, [*words, flag], prog_name="harness", env={"COLUMNS": str(columns)})
     assert shown.exit_code == 0, shown.output
