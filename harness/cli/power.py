@@ -75,7 +75,7 @@ def power(
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin
     goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd, _superiority(spec, rule))
-    ensure_machine_code()
+    ensure_machine_code(spec, is_simulated=True)
     simulated, costs = simulated_components(spec, blocks)
     costs = Costs(costs.block_s + start_s * len(spec.condition), costs.compile_s)
     sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]

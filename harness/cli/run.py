@@ -260,12 +260,11 @@ def predicted_total(todo: Sequence[PlannedRun]) -> str:
     return f"about {format_duration(total_s)} in all, servers started and stopped; a first estimate"
 
 
-def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:
-    """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
+def ensure_machine_code(spec: ExperimentSpec, *, is_simulated: bool = False) -> None:
+    """Compile what runs of ``spec`` need, or its simulations alone, where this machine has no code of it."""
     from harness.runner.machine_code import make, missing, parts_of
 
-    needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend))
-    if lacking := missing(needed):
+    if lacking := missing(parts_of(spec, is_simulated=is_simulated)):
         make(lacking)
 
 

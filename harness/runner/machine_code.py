@@ -10,16 +10,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from harness.kinds import BackendKind
+from harness.kinds import kind_named
 from harness.model.compiled import has_machine_code
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.scheduler import ENTRYPOINTS
 from harness.model.engine.scheduler import warm_up as warm_up_engine
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.kernel.events import run_plans
+from harness.model.sim.kernel.paged_events import run_paged_plans
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_batch
-from harness.model.spec import ServerSpec
+from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.stacks.rbln.rules.kv_rules import PAGED
 
 
 class Part(NamedTuple):
@@ -29,22 +31,37 @@ class Part(NamedTuple):
     warm_up: Callable[[], None]
 
 
-def _warm_up_simulator() -> None:
+def _simulate_one(server: ServerSpec) -> None:
     session = SessionPlan(0, 0, None, None, (RequestPlan(0, 20, 4, 0),))
     plan = Plan("warm-up", 7, 0, "as-drawn", 0, (1000, 60_000), (session,))
-    run_batch(plan_arrays([plan]), EngineConfig.from_server(ServerSpec()), load_cost_model("paper"))
+    run_batch(plan_arrays([plan]), EngineConfig.from_server(server), load_cost_model(server.cost_model))
+
+
+def _warm_up_simulator() -> None:
+    _simulate_one(ServerSpec())
+
+
+def _warm_up_paged_simulator() -> None:
+    _simulate_one(ServerSpec(rules=PAGED, cost_model="emulated-gpu"))
 
 
 # Longest first: this process compiles it, another process the rest.
 PARTS = {
     "simulator": Part((run_plans,), _warm_up_simulator),
+    "paged simulator": Part((run_paged_plans,), _warm_up_paged_simulator),
     "engine": Part(ENTRYPOINTS, warm_up_engine),
 }
 
 
-def parts_of(kind: BackendKind) -> list[str]:
-    """The programs that runs of a kind load: the simulator for the forecast, the engine of a modelled server."""
-    return ["simulator", "engine"] if kind.scales_time and not kind.is_virtual else ["simulator"]
+def parts_of(spec: ExperimentSpec, *, is_simulated: bool = False) -> list[str]:
+    """The programs that its runs load, longest first: simulators for forecasts, the engine of a modelled server.
+
+    is_simulated: simulators alone. The engine of a modelled server with paged KV memory is not compiled.
+    """
+    kind, is_paged = kind_named(spec.backend), {spec.server_of(each).is_paged for each in spec.condition}
+    has_engine = kind.scales_time and not (kind.is_virtual or is_simulated) and False in is_paged
+    needed = {"paged simulator": True in is_paged, "simulator": False in is_paged, "engine": has_engine}
+    return [part for part in PARTS if needed[part]]
 
 
 def missing(parts: Sequence[str]) -> list[str]:

@@ -1,25 +1,31 @@
-"""Simulates a plan on a server with paged KV memory: the engine loop in virtual time, read into tables.
+"""Simulates plans on a server with paged KV memory, by the compiled loop or by the engine loop in virtual time.
 
 Exact integers, no randomness, no I/O. Raises PlanError when a request does not fit the server.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
-from harness.model.compiled.records import IntArray, records_from
+from harness.errors import PlanError
+from harness.model.compiled.records import IntArray, record_as_dict, records_from
 from harness.model.engine import DECODE, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler
+from harness.model.engine.paged_state import new_paged_state
 from harness.model.engine.scheduler import CALLERS, STEP_KINDS
+from harness.model.engine.steps import FAR
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.kernel.paged_costs import paged_costs
+from harness.model.sim.kernel.paged_events import run_paged_plans
+from harness.model.sim.plans import plans_of
 
 NOT_YET = -1
 _BY_REQUEST = CALLERS.index("request")
@@ -139,26 +145,83 @@ def result_row(request: EngineRequest | None, over_ns: int, left_after: int) -> 
 
 
 def noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
-    """How long a step of so many ns lasts: longer by one of these millionths, drawn anew for each step."""
-    if not noise.any():
+    """How long a step of so many ns lasts: longer by one of these millionths, drawn by a hash of the step's number.
+
+    The same as ``events.noisy_ns``, for steps that follow each other.
+    """
+    if len(noise) == 1:
         return None
-    millionths, chosen = noise.tolist(), random.Random(seed)
-    return lambda duration_ns: duration_ns + duration_ns * chosen.choice(millionths) // 1_000_000
+    millionths, numbers = noise.tolist(), count(seed)
+
+    def lasting_ns(duration_ns: int) -> int:
+        millionth = millionths[layout.noise_place(next(numbers), len(millionths))]
+        return duration_ns + duration_ns * millionth // 1_000_000
+
+    return lasting_ns
 
 
-def run_paged(
-    plans: Iterable[Plan],
+def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
+    arrays: layout.PlanArrays,
     config: EngineConfig,
     cost_models: Sequence[CostModel],
     noise_seeds: Sequence[int] = (),
     noise: IntArray = layout.NO_NOISE,
+    *,
+    with_records: bool = False,
+    max_steps: int = FAR,
 ) -> layout.Outcome:
     """Each plan on a fresh server, at its own costs: the tables that the compiled simulator gives of other rules.
 
-    noise_seeds: one for each plan, see ``CostArrays``; default: no noise.
+    cost_models: one for each plan, or one for all. noise_seeds: one for each plan, see ``CostArrays``; default: no
+    noise. with_records: steps and evictions of the last plan. max_steps: see ``simulate``.
+    Raises PlanError when a request can never be admitted.
     """
+    if config.paged.retains:
+        models = list(cost_models) * (len(arrays.plans) if len(cost_models) == 1 else 1)
+        return run_step_by_step(arrays, config, models, noise_seeds, noise)
+    most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
+    cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
+    state, scratch = (
+        new_paged_state(config.paged, int(arrays.plans["num_requests"].max())),
+        layout.new_scratch(arrays),
+    )
+    room = (len(arrays.requests) * 16 + 64, 0) if with_records else (0, 0)
+    while True:
+        outcome = layout.new_outcome(arrays, config, *room)
+        run_paged_plans(arrays, state, scratch, outcome, cost, 0, len(arrays.plans), max_steps)
+        check_admitted(outcome, hint="Give more num_gpu_blocks or shorter prompts")
+        if not with_records:
+            return outcome
+        used = record_as_dict(outcome.totals, len(arrays.plans) - 1)
+        needed = used["num_step_records"], used["num_eviction_records"]
+        if needed[0] <= room[0] and needed[1] <= room[1]:
+            return outcome._replace(steps=outcome.steps[: needed[0]], evictions=outcome.evictions[: needed[1]])
+        room = needed
+
+
+def check_admitted(outcome: layout.Outcome, hint: str) -> None:
+    """Raise PlanError naming the session whose request can never be admitted, if there is one."""
+    stuck = outcome.totals["stuck_session"]
+    if not np.any(stuck >= 0):
+        return
+    plan = int(np.argmax(stuck >= 0))
+    raise PlanError(
+        "its request can never be admitted: the KV memory is too small for it",
+        where=f"plan {plan}, session {stuck[plan]}" if len(stuck) > 1 else f"session {stuck[plan]}",
+        hint=hint,
+    )
+
+
+def run_step_by_step(
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    cost_models: Sequence[CostModel],
+    noise_seeds: Sequence[int],
+    noise: IntArray,
+) -> layout.Outcome:
+    """Servers that retain KV: the compiled loop knows neither pins nor a second memory."""
     played = list[_Run]()
-    for place, (plan, cost_model) in enumerate(zip(plans, cost_models, strict=True)):
+    for place, (plan, cost_model) in enumerate(zip(plans_of(arrays), cost_models, strict=True)):
         played.append(_Run(plan, config, cost_model, noisy(noise, noise_seeds[place] if noise_seeds else 0)))
         played[-1].play()
     last = played[-1]

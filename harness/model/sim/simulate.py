@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.errors import PlanError, SpecError
+from harness.errors import SpecError
 from harness.model.compiled.records import Records, record_as_dict, record_fields
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import CostModel, load_cost_model
@@ -22,8 +22,8 @@ from harness.model.engine.steps import FAR
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
-from harness.model.sim.paged import run_paged
-from harness.model.sim.plans import check_slots, plan_arrays, plans_of
+from harness.model.sim.paged import check_admitted, run_paged
+from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec, Treatment
 
 
@@ -146,7 +146,7 @@ def run_batch(
     check_slots(arrays, config)
     if config.rule_set.is_paged:
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
-        return run_paged(plans_of(arrays), config, [costs] * len(arrays.plans))
+        return run_paged(arrays, config, [costs])
     if isinstance(costs, CostModel):
         costs = layout.cost_arrays(config, costs)
     return _run(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
@@ -167,14 +167,7 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
     outcome, scratch = layout.new_outcome(arrays, config, *room), layout.new_scratch(arrays)
     num_plans = len(arrays.plans)
     kernel.run_plans(arrays, state, scratch, outcome, cost, 0, num_plans, FAR if max_steps is None else max_steps)
-    stuck = outcome.totals["stuck_session"]
-    if np.any(stuck >= 0):
-        plan = int(np.argmax(stuck >= 0))
-        raise PlanError(
-            "its request can never be admitted: the KV memory is too small for it",
-            where=f"plan {plan}, session {stuck[plan]}" if num_plans > 1 else f"session {stuck[plan]}",
-            hint="Give more kv_slots or shorter prompts",
-        )
+    check_admitted(outcome, hint="Give more kv_slots or shorter prompts")
     return outcome
 
 
@@ -190,7 +183,7 @@ def run_arrays(
     """
     if config.rule_set.is_paged:
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
-        return run_paged(plans_of(arrays), config, [costs])
+        return run_paged(arrays, config, [costs], with_records=True, max_steps=FAR if max_steps is None else max_steps)
     num_requests = len(arrays.requests)
     cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64

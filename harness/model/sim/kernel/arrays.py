@@ -231,6 +231,17 @@ class Outcome(NamedTuple):
     evictions: Records[EvictionRecord]
 
 
+def noise_place(number: int, num_places: int) -> int:
+    """The entry of a noise table that a step draws, by a hash of its number and the seed of its plan, summed.
+
+    The number decides, so steps taken together draw the same noise as steps taken one by one.
+    """
+    mixed = number & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 16)) & (num_places - 1)
+
+
 NO_NOISE = np.zeros(1, dtype=np.int64)
 NO_BATCH, NO_OTHER = new_records(BatchCost, 0), new_records(OtherCost, 0)
 

@@ -7,11 +7,17 @@ client leaves is dropped at the end of the running step, before the tokens of th
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from harness.model.compiled import always_inline, jit
 from harness.model.compiled.records import Records
+from harness.model.engine.paged_state import PagedState
 from harness.model.engine.state import ROW_RUNNING, EngineState
-from harness.model.engine.steps import FAR, abort, reset, submit
+from harness.model.engine.steps import FAR, abort, submit
 from harness.model.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays, PlanTotals, Scratch
+
+AnyState: TypeAlias = EngineState | PagedState
+"""Both have ``server``, ``rows`` and ``prefix`` with the fields that are read here."""
 
 
 @jit
@@ -65,7 +71,7 @@ def row_of(plans: PlanArrays, plan: int, scratch: Scratch, session: int) -> int:
 
 
 @jit
-def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
+def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState) -> int:
     """The first session whose client has received the tokens after which it leaves; -1: none."""
     first = -1
     for place in range(scratch.num_watched[0]):
@@ -78,7 +84,7 @@ def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineStat
 
 
 @jit
-def steps_to_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
+def steps_to_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState) -> int:
     """How many decode steps may be taken until some client has received the tokens after which it leaves."""
     most = FAR
     for place in range(scratch.num_watched[0]):
@@ -134,8 +140,8 @@ def heap_pop(heap: Records[Arrival], size: int) -> int:
 
 
 @jit
-def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> None:
-    """Put the chain keys of the queue's head where the engine expects them.
+def load_keys(plans: PlanArrays, plan: int, state: AnyState, row: int, num_tokens: int) -> None:
+    """Put the chain keys of a request's first tokens where the engine expects those of the queue's head.
 
     A key names the request that wrote the block first. Two requests share a block exactly when the same request wrote
     it, and the blocks wholly inside the kept tokens stay. So each stretch of blocks gets its name by going back over
@@ -143,7 +149,7 @@ def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> Non
     """
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
     request = int(own_plan.first_request + row)
-    end = (state.rows[row].prompt + state.rows[row].output) // block_tokens
+    end = num_tokens // block_tokens
     while True:
         writer, session = (
             request - own_plan.first_request,
@@ -170,12 +176,12 @@ def load_head_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_ke
     row = int(server.wait_head)
     if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
         return row_with_keys
-    load_keys(plans, plan, state, row)
+    load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].output))
     return row
 
 
 @jit
-def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: int, end: int) -> int:
+def load_shared_keys(plans: PlanArrays, plan: int, state: AnyState, request: int, end: int) -> int:
     """Keys of the blocks that a fresh stream shares (the common prefix, then named blocks); returns how many."""
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
     num_shared = min(own_plan.shared_prefix, plans.requests[request].new) // block_tokens
@@ -193,8 +199,8 @@ def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: 
 
 
 @always_inline
-def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
-    """The next request of a session joins the queue."""
+def note_arrival(plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, session: int) -> int:
+    """The next request of a session arrives: nothing is known of its end. Returns its row."""
     place = int(plans.plans[plan].first_session + session)
     request = int(plans.sessions[place].first_request + scratch.sessions[session].next_request)
     outcome.requests[request].arrival_ns = scratch.sessions[session].arrival_ns
@@ -205,10 +211,17 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     outcome.requests[request].hash_hit_tokens = 0
     outcome.requests[request].aborted_tokens = -1
     watch(plans, scratch, session, request)
-    row = int(request - plans.plans[plan].first_request)
-    generate = int(plans.requests[request].generate)
-    prompt = int(plans.requests[request].keep + plans.requests[request].new)
-    submit(state, row, prompt, generate, generate, int(plans.sessions[place].root))
+    return int(request - plans.plans[plan].first_request)
+
+
+@always_inline
+def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
+    """The next request of a session joins the queue."""
+    row = note_arrival(plans, plan, scratch, outcome, session)
+    planned = plans.requests[plans.plans[plan].first_request + row]
+    generate, prompt = int(planned.generate), int(planned.keep + planned.new)
+    root = int(plans.sessions[plans.plans[plan].first_session + session].root)
+    submit(state, row, prompt, generate, generate, root)
 
 
 @always_inline
@@ -259,11 +272,10 @@ def clear(totals: PlanTotals) -> None:
 
 
 @jit
-def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome) -> int:
-    """A fresh server and the first arrivals of a plan; returns how many arrivals are expected."""
-    reset(state)
+def begin(plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, limit: int) -> int:
+    """The first arrivals of a plan, and nothing counted; returns how many arrivals are expected."""
     clear(outcome.totals[plan])
-    for i in range(state.server[0].limit + 1):
+    for i in range(limit + 1):
         outcome.histogram[plan, i] = 0
     scratch.num_watched[0] = 0
     first_session = plans.plans[plan].first_session
@@ -307,6 +319,23 @@ def leave(
 
 
 @jit
+def leaves_first(scratch: Scratch, expected: int, end_ns: int) -> int:
+    """What clients do next while a step runs that ends at ``end_ns``: the session whose client leaves, -1: the first
+    of the heap arrives, -2: neither.
+
+    At the same instant clients leave before others arrive.
+    """
+    arrival_ns = FAR
+    if expected > 0:
+        arrival_ns = int(scratch.heap[0].at_ns)
+    session = next_to_leave(scratch)
+    abort_ns = FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
+    if abort_ns <= min(arrival_ns, end_ns):
+        return session
+    return -1 if arrival_ns < end_ns else -2
+
+
+@jit
 def leave_by(
     plans: PlanArrays,
     plan: int,
@@ -316,19 +345,13 @@ def leave_by(
     expected: int,
     end_ns: int,
 ) -> int:
-    """Process the running step, which ends at ``end_ns``: arrivals before its end and clients that leave by then.
-
-    At the same instant clients leave before others arrive.
-    """
+    """Process the running step, which ends at ``end_ns``: arrivals before its end and clients that leave by then."""
     while True:
-        arrival_ns = FAR
-        if expected > 0:
-            arrival_ns = int(scratch.heap[0].at_ns)
-        session = next_to_leave(scratch)
-        abort_ns = FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
-        if abort_ns <= min(arrival_ns, end_ns):
-            expected = leave(plans, plan, state, scratch, outcome, expected, session, abort_ns)
-        elif arrival_ns < end_ns:
+        session = leaves_first(scratch, expected, end_ns)
+        if session >= 0:
+            at_ns = int(scratch.sessions[session].abort_at_ns)
+            expected = leave(plans, plan, state, scratch, outcome, expected, session, at_ns)
+        elif session == -1:
             session = heap_pop(scratch.heap, expected)
             expected -= 1
             arrive(plans, plan, scratch, state, outcome, session)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from harness.model.compiled import always_inline, compiled, jit
 from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
-from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule
-from harness.model.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch
+from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, reset, schedule
+from harness.model.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch, noise_place
 from harness.model.sim.kernel.arrivals import (
     arrive,
     begin,
@@ -21,6 +21,7 @@ from harness.model.sim.kernel.arrivals import (
     next_abort_ns,
     steps_to_enough,
 )
+from harness.model.sim.kernel.paged_costs import PagedCosts
 
 
 @jit
@@ -99,18 +100,15 @@ def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: Engi
         record.request = request - plans.sessions[plans.plans[plan].first_session + session].first_request
 
 
-@jit
-def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
-    """Duration of step ``number`` of a plan with noise, which is drawn by a hash of the number and the seed.
+place_of = jit(noise_place)
 
-    The number decides, so steps taken together draw the same noise as steps taken one by one.
-    """
+
+@jit
+def noisy_ns(cost: CostArrays | PagedCosts, number: int, step_ns: int) -> int:
+    """Duration of step ``number`` of a plan with noise."""
     if len(cost.noise) == 1:
         return step_ns
-    mixed = (cost.other[0].noise_seed + number) & 0xFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
-    place = (mixed ^ (mixed >> 16)) & (len(cost.noise) - 1)
+    place = place_of(cost.other[0].noise_seed + number, len(cost.noise))
     return int(step_ns + step_ns * cost.noise[place] // 1_000_000)
 
 
@@ -290,7 +288,8 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
     """
     server, totals = state.server[0], outcome.totals
     first_request = int(plans.plans[plan].first_request)
-    expected = begin(plans, plan, scratch, state, outcome)
+    reset(state)
+    expected = begin(plans, plan, scratch, outcome, int(server.limit))
     row_with_keys = -1
     has_aborts = plans.plans[plan].num_abortable > 0
     # Read instead of written as 0: numba would compile every function that takes it a second time for the constant.

@@ -26,7 +26,7 @@ from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import FS_PER_MS, CostModel, find_cost_file
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.paged import run_paged
-from harness.model.sim.plans import check_slots, joined, one_plan, plans_of
+from harness.model.sim.plans import check_slots, joined, one_plan
 from harness.model.sim.simulate import run_arrays, run_batch
 from harness.model.spec import PerturbationSpec, ServerSpec, load_toml
 from harness.plugins import service
@@ -214,7 +214,7 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
     """
     if config.rule_set.is_paged:
         check_slots(draws.arrays, config)
-        return run_paged(plans_of(draws.arrays), config, draws.models, draws.noise_seeds, draws.noise)
+        return run_paged(draws.arrays, config, draws.models, draws.noise_seeds, draws.noise)
     return run_batch(draws.arrays, config, draws.costs(config))
 
 
@@ -231,7 +231,10 @@ def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.Plan
         noise_seeds=draws.noise_seeds[plan : plan + 1],
     )
     if config.rule_set.is_paged:
-        return alone.arrays, run_draws(alone, config)
+        check_slots(alone.arrays, config)
+        return alone.arrays, run_paged(
+            alone.arrays, config, alone.models, alone.noise_seeds, alone.noise, with_records=True
+        )
     return alone.arrays, run_arrays(alone.arrays, config, alone.costs(config))
 
 

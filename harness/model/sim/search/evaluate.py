@@ -277,9 +277,10 @@ class Evaluator:
         ]
 
     def _paged(self, config: EngineConfig, group: Group) -> GroupFigures:
-        plans = self.plans[group.first : group.last]
-        outcome = run_paged(plans, config, [self._cost_model] * len(plans))
-        return _sums(outcome.totals, outcome.requests["completed_ns"] - outcome.requests["arrival_ns"])
+        arrays = self._arrays._replace(plans=self._arrays.plans[group.first : group.last])
+        outcome = run_paged(arrays, config, [self._cost_model])
+        requests = outcome.requests[group.first_request : group.last_request]
+        return _sums(outcome.totals, requests["completed_ns"] - requests["arrival_ns"])
 
     def _windows(self, config: EngineConfig, group: Group, window: WindowSpec) -> GroupFigures:
         of_plans = [

@@ -1,0 +1,157 @@
+"""KV blocks of paged memory: who holds them, what they contain, which are used again first. Compiled.
+
+Free blocks without a key are used first, the latest freed of them before all; the others by last use. A block keeps its
+key, and can be matched, until it is used again. Several blocks may have the same key; the first registered is matched.
+Source: vLLM 0.30.0, v1/core/block_pool.py.
+"""
+
+from __future__ import annotations
+
+from harness.model.compiled import always_inline, jit
+from harness.model.engine.paged_state import NO_KEY, NOT_FIRST, PagedState
+from harness.model.engine.pools import bucket_of
+
+
+@jit
+def reset_blocks(state: PagedState) -> None:
+    """All blocks free and empty, the lowest number to be used first."""
+    blocks, last = state.blocks, len(state.blocks) - 1
+    for block in range(last + 1):
+        blocks[block].next = block + 1
+        blocks[block].prev = block - 1
+        blocks[block].holders = 0
+        blocks[block].chain = NO_KEY
+    blocks[0].prev = last
+    blocks[last].next = 0
+    for bucket in range(len(state.buckets)):
+        state.buckets[bucket] = 0
+
+
+@always_inline
+def free_last(state: PagedState, block: int) -> None:
+    """Nobody holds the block: it is used again after all others."""
+    blocks = state.blocks
+    last = blocks[0].prev
+    blocks[block].prev = last
+    blocks[block].next = 0
+    blocks[last].next = block
+    blocks[0].prev = block
+    state.server[0].num_free += 1
+
+
+@always_inline
+def free_first(state: PagedState, block: int) -> None:
+    """Nobody holds the block: it is used again before all others."""
+    blocks = state.blocks
+    first = blocks[0].next
+    blocks[block].next = first
+    blocks[block].prev = 0
+    blocks[first].prev = block
+    blocks[0].next = block
+    state.server[0].num_free += 1
+
+
+@always_inline
+def unfree(state: PagedState, block: int) -> None:
+    """Take a block out of the free ones."""
+    blocks = state.blocks
+    after, before = blocks[block].next, blocks[block].prev
+    blocks[before].next = after
+    blocks[after].prev = before
+    state.server[0].num_free -= 1
+
+
+@jit
+def find_block(state: PagedState, key: int) -> int:
+    """The first registered block of a key; 0: none."""
+    blocks = state.blocks
+    block = int(state.buckets[bucket_of(key, int(state.server[0].table_mask))])
+    while block != 0 and blocks[block].key != key:
+        block = int(blocks[block].chain)
+    return block
+
+
+@jit
+def register_block(state: PagedState, block: int, key: int) -> None:
+    """A held block is full, and its content has this key."""
+    blocks = state.blocks
+    blocks[block].key = key
+    first = find_block(state, key)
+    if first == 0:
+        bucket = bucket_of(key, int(state.server[0].table_mask))
+        blocks[block].newer = block
+        blocks[block].older = block
+        blocks[block].chain = state.buckets[bucket]
+        state.buckets[bucket] = block
+        return
+    last = blocks[first].older
+    blocks[block].chain = NOT_FIRST
+    blocks[block].older = last
+    blocks[block].newer = first
+    blocks[last].newer = block
+    blocks[first].older = block
+
+
+@jit
+def forget_key(state: PagedState, block: int) -> None:
+    """The content of a block is overwritten; the next block registered under its key is matched from now on."""
+    blocks, chain = state.blocks, int(state.blocks[block].chain)
+    newer, older = int(blocks[block].newer), int(blocks[block].older)
+    blocks[older].newer = newer
+    blocks[newer].older = older
+    blocks[block].chain = NO_KEY
+    if chain == NOT_FIRST:
+        return
+    after = chain
+    if newer != block:
+        blocks[newer].chain = chain
+        after = newer
+    bucket = bucket_of(int(blocks[block].key), int(state.server[0].table_mask))
+    walk = int(state.buckets[bucket])
+    if walk == block:
+        state.buckets[bucket] = after
+        return
+    while blocks[walk].chain != block:
+        walk = int(blocks[walk].chain)
+    blocks[walk].chain = after
+
+
+@jit
+def take_block(state: PagedState) -> int:
+    """The first free block, for new content, held once. There must be one."""
+    block = int(state.blocks[0].next)
+    unfree(state, block)
+    if state.blocks[block].chain != NO_KEY:
+        forget_key(state, block)
+        state.server[0].num_evicted += 1
+    state.blocks[block].holders = 1
+    return block
+
+
+@jit
+def hold_block(state: PagedState, block: int) -> None:
+    """One more request holds a matched block."""
+    if state.blocks[block].holders == 0:
+        unfree(state, block)
+    state.blocks[block].holders += 1
+
+
+@jit
+def free_seat_blocks(state: PagedState, seat: int, count: int) -> None:
+    """One holder less of the blocks of a seat; the last first, so that the beginning of a text is kept longest."""
+    blocks, empty = state.blocks, 0
+    for place in range(count - 1, -1, -1):
+        block = int(state.seat_blocks[seat, place])
+        blocks[block].holders -= 1
+        if blocks[block].holders == 0:
+            if blocks[block].chain == NO_KEY:
+                empty += 1
+            else:
+                free_last(state, block)
+    place = 0
+    while empty > 0:
+        block = int(state.seat_blocks[seat, place])
+        if blocks[block].holders == 0 and blocks[block].chain == NO_KEY:
+            free_first(state, block)
+            empty -= 1
+        place += 1

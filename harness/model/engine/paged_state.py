@@ -1,0 +1,202 @@
+"""The tables of a server with paged KV memory: one PagedState is one server from its start.
+
+It holds no times: the drivers own those.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.model.compiled.records import IntArray, Records, new_records, records_of
+from harness.model.engine.config import PagedConfig
+
+ROW_SKIPPED = 3
+"""Status of a row that waits for a token of a step before its preemption; the others are those of ``state``."""
+
+# Block.chain of a block without a key, and of one that is not the first registered under its key.
+NO_KEY = -2
+NOT_FIRST = -1
+
+
+class PagedServer:
+    """The scalars: first what the configuration fixes, then what changes, then those of the step being decided.
+
+    num_blocks: with the placeholder. chunk_limit: most tokens of a prompt in a step, 0: as many as fit.
+    num_waiting: of both queues. ``skipped`` come before ``wait``; ``aside``: those that this step passes over.
+    current: the place of the running step among ``PagedState.steps``; is_ahead: the other one is decided too.
+    """
+
+    limit: int
+    num_blocks: int
+    block_tokens: int
+    max_step_tokens: int
+    max_model_len: int
+    is_caching: int
+    is_async: int
+    caps_lone_requests: int
+    long_prefill_tokens: int
+    table_mask: int
+
+    num_running: int
+    num_waiting: int
+    wait_head: int
+    wait_tail: int
+    skipped_head: int
+    skipped_tail: int
+    aside_head: int
+    aside_tail: int
+    free_seats: int
+    num_free: int
+    num_evicted: int
+    current: int
+    is_ahead: int
+
+    budget: int
+    chunk_limit: int
+    num_newly_preempted: int
+    num_finished: int
+    num_first: int
+
+
+class PagedRow:
+    """One request. next, prev: neighbours in its queue. seat: where its blocks stand while it runs.
+
+    output: tokens generated. end_output: with so many it ends. most_output: that it may generate. computed: tokens
+    computed, with those of decided steps; in_flight: of these, in steps that have not ended; stale: of these, from
+    before a preemption. placeholders: tokens that steps in flight will give. registered: blocks that can be matched.
+    """
+
+    prompt: int
+    output: int
+    end_output: int
+    most_output: int
+    computed: int
+    in_flight: int
+    stale: int
+    placeholders: int
+    registered: int
+    num_blocks: int
+    status: int
+    seat: int
+    next: int
+    prev: int
+
+
+class PagedPlace:
+    """One place of every list that the limit bounds: rows running, finished, with their first token; free seats."""
+
+    running: int
+    finished: int
+    first: int
+    free_seat: int
+
+
+class PagedStep:
+    """A decided step. context_tokens: of its decodes, attended_tokens: of its parts of prompts, summed."""
+
+    num_scheduled: int
+    num_decodes: int
+    num_chunk_tokens: int
+    context_tokens: int
+    attended_tokens: int
+    num_preempted: int
+    num_admitted: int
+
+
+class PagedPart:
+    """One place of a step's lists: a row and the tokens that it computes; a row preempted; a row admitted.
+
+    is_unfinished: its prompt is not computed at the end of the step. cached_tokens: of the row admitted.
+    """
+
+    row: int
+    tokens: int
+    is_unfinished: int
+    preempted: int
+    admitted: int
+    cached_tokens: int
+
+
+class PagedBlock:
+    """One KV block; block 0 is the placeholder, and both ends of the ring of free blocks.
+
+    next, prev: neighbours among the free blocks, the next to be used first. holders: requests. newer, older: blocks of
+    the same key, a ring in the order of registration. chain: next first block of its bucket, 0: none.
+    """
+
+    next: int
+    prev: int
+    holders: int
+    key: int
+    newer: int
+    older: int
+    chain: int
+
+
+class PagedPrefix:
+    """A place of the request at the head of the queue: key of its i-th block, and the block that has it."""
+
+    key: int
+    hit: int
+
+
+class PagedState(NamedTuple):
+    """All tables of one server.
+
+    server (2,): the live scalars, and those of a fresh server. rows (num_rows,). places (limit,). steps (2,): the
+    running one and the one after it. parts (4 x limit,): lists of the first step, then of the other. blocks
+    (num_blocks,). prefix (blocks of the longest request,). buckets (a power of 2,): by key, the first registered block
+    of each key; 0: none. seat_blocks, seat_keys (limit, blocks of the longest request): what running requests hold.
+    """
+
+    server: Records[PagedServer]
+    rows: Records[PagedRow]
+    places: Records[PagedPlace]
+    steps: Records[PagedStep]
+    parts: Records[PagedPart]
+    blocks: Records[PagedBlock]
+    prefix: Records[PagedPrefix]
+    buckets: IntArray
+    seat_blocks: IntArray
+    seat_keys: IntArray
+
+
+def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
+    """Tables of a server with room for ``num_rows`` requests; ``paged_steps.reset`` makes it a fresh one."""
+    limit, longest = config.max_num_seqs, config.blocks_of(config.max_model_len)
+    # Two blocks a bucket: the chains stay short, and a block costs no more than its record and half a word.
+    num_buckets = 1 << max(4, (config.num_gpu_blocks // 2).bit_length())
+    scalars = {
+        "limit": limit,
+        "num_blocks": config.num_gpu_blocks,
+        "block_tokens": config.block_size,
+        "max_step_tokens": config.max_num_batched_tokens,
+        "max_model_len": config.max_model_len,
+        "is_caching": config.prefix_caching,
+        "is_async": config.async_scheduling,
+        "caps_lone_requests": config.caps_lone_requests,
+        "long_prefill_tokens": config.long_prefill_tokens,
+        "table_mask": num_buckets - 1,
+        "wait_head": -1,
+        "wait_tail": -1,
+        "skipped_head": -1,
+        "skipped_tail": -1,
+        "aside_head": -1,
+        "aside_tail": -1,
+        "free_seats": limit,
+        "num_free": config.num_usable_blocks,
+    }
+    return PagedState(
+        server=records_of(PagedServer, scalars, 2),
+        rows=new_records(PagedRow, num_rows),
+        places=new_records(PagedPlace, limit),
+        steps=new_records(PagedStep, 2),
+        parts=new_records(PagedPart, 4 * limit),
+        blocks=new_records(PagedBlock, config.num_gpu_blocks),
+        prefix=new_records(PagedPrefix, longest),
+        buckets=np.zeros(num_buckets, dtype=np.int64),
+        seat_blocks=np.zeros((limit, longest), dtype=np.int64),
+        seat_keys=np.zeros((limit, longest), dtype=np.int64),
+    )

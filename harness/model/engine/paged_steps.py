@@ -1,0 +1,451 @@
+"""vLLM's scheduler with paged KV memory, one step after another, compiled. No clock: a step has no duration here.
+
+A driver decides a step by ``begin_step``, ``next_to_admit`` and ``admit`` until one of them says no, and ``end_step``.
+Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py and async_scheduler.py, and v1/core/kv_cache_manager.py.
+"""
+
+from __future__ import annotations
+
+from harness.model.compiled import always_inline, jit
+from harness.model.engine.paged_blocks import (
+    find_block,
+    free_seat_blocks,
+    hold_block,
+    register_block,
+    reset_blocks,
+    take_block,
+)
+from harness.model.engine.paged_state import ROW_SKIPPED, PagedState
+from harness.model.engine.state import ROW_GONE, ROW_RUNNING, ROW_WAITING
+
+
+@jit
+def reset_paged(state: PagedState) -> None:
+    """Make ``state`` a freshly started server. Rows are left alone: ``submit_paged`` writes them whole."""
+    state.server[0] = state.server[1]
+    for step in range(2):
+        state.steps[step].num_scheduled = 0
+        state.steps[step].num_preempted = 0
+    limit = state.server[0].limit
+    for seat in range(limit):
+        state.places[seat].free_seat = limit - 1 - seat
+    reset_blocks(state)
+
+
+@jit
+def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop_tokens: int) -> None:
+    """Queue a request at the tail. ``stop_tokens`` is its true output length; nothing is scheduled by it."""
+    server, request = state.server[0], state.rows[row]
+    request.prompt = prompt
+    request.output = 0
+    request.end_output = min(stop_tokens, max_tokens, server.max_model_len - prompt)
+    request.most_output = max_tokens
+    request.computed = 0
+    request.in_flight = 0
+    request.stale = 0
+    request.placeholders = 0
+    request.registered = 0
+    request.num_blocks = 0
+    request.status = ROW_WAITING
+    request.seat = -1
+    request.next = -1
+    request.prev = server.wait_tail
+    if server.wait_tail >= 0:
+        state.rows[server.wait_tail].next = row
+    else:
+        server.wait_head = row
+    server.wait_tail = row
+    server.num_waiting += 1
+
+
+@jit
+def unqueue_paged(state: PagedState, row: int) -> None:
+    """Take a request out of its queue, wherever it stands."""
+    server, rows = state.server[0], state.rows
+    before, after = rows[row].prev, rows[row].next
+    is_skipped = rows[row].status == ROW_SKIPPED
+    if before >= 0:
+        rows[before].next = after
+    elif is_skipped:
+        server.skipped_head = after
+    else:
+        server.wait_head = after
+    if after >= 0:
+        rows[after].prev = before
+    elif is_skipped:
+        server.skipped_tail = before
+    else:
+        server.wait_tail = before
+    server.num_waiting -= 1
+
+
+@jit
+def set_aside(state: PagedState, row: int) -> None:
+    """The step being decided passes over the head of the queue."""
+    unqueue_paged(state, row)
+    server, rows = state.server[0], state.rows
+    rows[row].status = ROW_SKIPPED
+    rows[row].next = -1
+    rows[row].prev = server.aside_tail
+    if server.aside_tail >= 0:
+        rows[server.aside_tail].next = row
+    else:
+        server.aside_head = row
+    server.aside_tail = row
+    server.num_waiting += 1
+
+
+@jit
+def queue_aside(state: PagedState) -> None:
+    """Those that were passed over come first, in their order."""
+    server, rows = state.server[0], state.rows
+    if server.aside_head < 0:
+        return
+    rows[server.aside_tail].next = server.skipped_head
+    if server.skipped_head >= 0:
+        rows[server.skipped_head].prev = server.aside_tail
+    else:
+        server.skipped_tail = server.aside_tail
+    server.skipped_head = server.aside_head
+    server.aside_head = -1
+    server.aside_tail = -1
+
+
+@jit
+def leave_seat(state: PagedState, row: int) -> None:
+    """Free the blocks of a running request, and its seat."""
+    server, request = state.server[0], state.rows[row]
+    free_seat_blocks(state, int(request.seat), int(request.num_blocks))
+    state.places[server.free_seats].free_seat = request.seat
+    server.free_seats += 1
+    request.seat = -1
+    request.num_blocks = 0
+    request.registered = 0
+
+
+@jit
+def preempt_last(state: PagedState) -> int:
+    """The last admitted goes back to the head of the queue with nothing computed; its answer becomes prompt."""
+    server, rows = state.server[0], state.rows
+    server.num_running -= 1
+    row = int(state.places[server.num_running].running)
+    leave_seat(state, row)
+    request = rows[row]
+    request.computed = 0
+    request.stale = request.in_flight
+    request.placeholders = 0
+    request.status = ROW_WAITING
+    request.prev = -1
+    request.next = server.wait_head
+    if server.wait_head >= 0:
+        rows[server.wait_head].prev = row
+    else:
+        server.wait_tail = row
+    server.wait_head = row
+    server.num_waiting += 1
+    return row
+
+
+@jit
+def leave_server(state: PagedState, row: int) -> None:
+    """Take a request out of its queue or from its seat. Steps that hold it give it nothing from now on."""
+    server = state.server[0]
+    if state.rows[row].status == ROW_RUNNING:
+        place = 0
+        while state.places[place].running != row:
+            place += 1
+        server.num_running -= 1
+        for i in range(place, server.num_running):
+            state.places[i].running = state.places[i + 1].running
+        leave_seat(state, row)
+    else:
+        unqueue_paged(state, row)
+    state.rows[row].status = ROW_GONE
+
+
+@jit
+def abort_paged(state: PagedState, row: int) -> None:
+    """Drop a request that waits or runs; one that is gone is ignored."""
+    if state.rows[row].status != ROW_GONE:
+        leave_server(state, row)
+
+
+@jit
+def register_full(state: PagedState, row: int, num_tokens: int) -> None:
+    """The full blocks of a running request's first tokens can be matched from now on."""
+    server, request = state.server[0], state.rows[row]
+    if not server.is_caching:
+        return
+    num_full = num_tokens // server.block_tokens
+    for place in range(request.registered, num_full):
+        register_block(state, int(state.seat_blocks[request.seat, place]), int(state.seat_keys[request.seat, place]))
+    request.registered = max(request.registered, num_full)
+
+
+@jit
+def grow(state: PagedState, row: int, num_tokens: int) -> bool:
+    """Blocks for so many more tokens of a running request; False changes nothing."""
+    server, request = state.server[0], state.rows[row]
+    num_covered = int(request.computed + num_tokens)
+    needed = (num_covered + server.block_tokens - 1) // server.block_tokens - request.num_blocks
+    if needed > server.num_free:
+        return False
+    for _ in range(needed):
+        state.seat_blocks[request.seat, request.num_blocks] = take_block(state)
+        request.num_blocks += 1
+    register_full(state, row, min(num_covered, int(request.prompt + request.output)))
+    return True
+
+
+@always_inline
+def take_part(state: PagedState, which: int, row: int, num_tokens: int) -> None:
+    """A running request computes so many tokens in a step."""
+    server, step, request = state.server[0], state.steps[which], state.rows[row]
+    part = state.parts[2 * server.limit * which + step.num_scheduled]
+    known, computed = request.prompt + request.output + request.placeholders, request.computed
+    part.row = row
+    part.tokens = num_tokens
+    part.is_unfinished = 0
+    if computed + num_tokens < known:
+        part.is_unfinished = 1
+    step.num_scheduled += 1
+    if known > request.prompt and computed == known - 1:
+        step.num_decodes += 1
+        step.context_tokens += known
+    else:
+        step.num_chunk_tokens += num_tokens
+        step.attended_tokens += num_tokens * computed + num_tokens * (num_tokens + 1) // 2
+    request.computed += num_tokens
+    request.in_flight += num_tokens
+    if server.is_async and not part.is_unfinished:
+        request.placeholders += 1
+    server.budget -= num_tokens
+
+
+@jit
+def num_open(state: PagedState, row: int) -> int:
+    """Tokens that a running request can compute: 0 when a step in flight gives the last that it may have."""
+    request = state.rows[row]
+    output = request.output + request.placeholders
+    if request.placeholders > 0 and output >= request.most_output:
+        return 0
+    return int(min(request.prompt + output, state.server[0].max_model_len - 1) - request.computed)
+
+
+@jit
+def chunk_of(state: PagedState, num_tokens: int) -> int:
+    """How many of so many tokens of one request the step being decided takes."""
+    server = state.server[0]
+    most = min(num_tokens, int(server.budget))
+    return most if server.chunk_limit == 0 else min(most, int(server.chunk_limit))
+
+
+@jit
+def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
+    """Decide for the running requests, in the order of their admission; the last admitted give way.
+
+    num_preempted: rows that the lists of the step name already. Source: scheduler.py, schedule().
+    """
+    server, step = state.server[0], state.steps[which]
+    step.num_scheduled = 0
+    step.num_decodes = 0
+    step.num_chunk_tokens = 0
+    step.context_tokens = 0
+    step.attended_tokens = 0
+    step.num_preempted = num_preempted
+    step.num_admitted = 0
+    server.budget = server.max_step_tokens
+    server.num_newly_preempted = 0
+    server.chunk_limit = 0
+    # From vLLM 0.31.0 on a request without others may take the whole budget: there is nobody to hold up.
+    if server.caps_lone_requests or server.num_running + server.num_waiting > 1:
+        server.chunk_limit = server.long_prefill_tokens
+    place = 0
+    while place < server.num_running and server.budget > 0:
+        row = int(state.places[place].running)
+        num_tokens = chunk_of(state, num_open(state, row))
+        place += 1
+        if num_tokens == 0:
+            continue
+        is_out = False
+        while not is_out and not grow(state, row, num_tokens):
+            victim = preempt_last(state)
+            state.parts[2 * server.limit * which + step.num_preempted].preempted = victim
+            step.num_preempted += 1
+            server.num_newly_preempted += 1
+            is_out = victim == row
+        if is_out:
+            return
+        take_part(state, which, row, num_tokens)
+
+
+@jit
+def next_to_admit(state: PagedState) -> int:
+    """The row that the step being decided may admit next, if its memory fits; -1: none. A step that preempted, admits
+    nobody."""
+    server = state.server[0]
+    if server.num_newly_preempted > 0:
+        return -1
+    while server.budget > 0 and server.num_running < server.limit:
+        row = int(server.skipped_head)
+        if row < 0:
+            row = int(server.wait_head)
+        if row < 0 or state.rows[row].stale == 0:
+            return row
+        # A token from before its preemption is still to come.
+        set_aside(state, row)
+    return -1
+
+
+@jit
+def match_prefix(state: PagedState, num_blocks: int) -> int:
+    """How many of the first ``num_blocks`` keys of ``state.prefix`` are in memory; notes the block of each."""
+    for place in range(num_blocks):
+        block = find_block(state, int(state.prefix[place].key))
+        if block == 0:
+            return place
+        state.prefix[place].hit = block
+    return num_blocks
+
+
+@jit
+def admit_paged(state: PagedState, which: int, row: int) -> bool:
+    """Admit the head of the queue to the step being decided, if all tokens that it has now fit into free blocks.
+
+    ``state.prefix`` must hold the keys of the full blocks of its prompt and answer, where prefixes are cached.
+    """
+    server, request = state.server[0], state.rows[row]
+    num_tokens, block_tokens = int(request.prompt + request.output), int(server.block_tokens)
+    matched = 0
+    if server.is_caching:
+        # The last token is always computed: its output is the next token.
+        matched = match_prefix(state, (num_tokens - 1) // block_tokens)
+    needed = (num_tokens + block_tokens - 1) // block_tokens - matched
+    for place in range(matched):
+        if state.blocks[state.prefix[place].hit].holders == 0:
+            needed += 1
+    if needed > server.num_free:
+        return False
+    unqueue_paged(state, row)
+    server.free_seats -= 1
+    seat = int(state.places[server.free_seats].free_seat)
+    for place in range(matched):
+        block = int(state.prefix[place].hit)
+        hold_block(state, block)
+        state.seat_blocks[seat, place] = block
+    if server.is_caching:
+        for place in range(matched, (request.prompt + request.end_output - 1) // block_tokens):
+            state.seat_keys[seat, place] = state.prefix[place].key
+    request.seat = seat
+    request.status = ROW_RUNNING
+    request.num_blocks = matched
+    request.registered = matched
+    request.computed = matched * block_tokens
+    state.places[server.num_running].running = row
+    server.num_running += 1
+    part_tokens = chunk_of(state, int(num_tokens - request.computed))
+    # The whole prompt fits, and so does a part of it.
+    grow(state, row, part_tokens)
+    step = state.steps[which]
+    part = state.parts[2 * server.limit * which + step.num_admitted]
+    part.admitted = row
+    part.cached_tokens = request.computed
+    step.num_admitted += 1
+    take_part(state, which, row, part_tokens)
+    return True
+
+
+@jit
+def finish_paged(state: PagedState) -> int:
+    """The running step is over: a token for everyone whose prompt is computed; returns how many have finished.
+
+    Who has its first token, and who has finished, stand in the places. Source: scheduler.py, update_from_output().
+    """
+    server = state.server[0]
+    step, first_part = state.steps[server.current], 2 * server.limit * server.current
+    server.num_finished = 0
+    server.num_first = 0
+    for place in range(step.num_scheduled):
+        part = state.parts[first_part + place]
+        row = int(part.row)
+        request = state.rows[row]
+        if request.status == ROW_GONE:
+            # It was aborted, or ended in the step before.
+            continue
+        is_stale = request.stale > 0
+        request.in_flight -= part.tokens
+        if is_stale:
+            request.stale -= part.tokens
+        if part.is_unfinished:
+            continue
+        request.output += 1
+        if request.output == 1:
+            state.places[server.num_first].first = row
+            server.num_first += 1
+        if not is_stale:
+            if server.is_async:
+                request.placeholders -= 1
+            register_full(state, row, int(request.computed - request.placeholders))
+        if request.output >= request.end_output:
+            leave_server(state, row)
+            state.places[server.num_finished].finished = row
+            server.num_finished += 1
+    return int(server.num_finished)
+
+
+@jit
+def paged_has_work(state: PagedState) -> bool:
+    """Whether a request waits or runs, or a step that was decided for some has yet to run."""
+    server = state.server[0]
+    if server.num_running + server.num_waiting > 0:
+        return True
+    return bool(server.is_ahead > 0 and state.steps[1 - server.current].num_scheduled > 0)
+
+
+@jit
+def more_equal_steps(state: PagedState) -> int:
+    """How many decode steps exactly like the running one must follow it while no request arrives or leaves.
+
+    Until the first request ends or needs a block; where a waiting request lacks memory alone, also until a block is
+    full, which may then be matched.
+    """
+    server = state.server[0]
+    step, num_running, ahead = state.steps[server.current], server.num_running, 1 - server.current
+    if step.num_chunk_tokens > 0 or step.num_preempted > 0 or step.num_scheduled != num_running or num_running == 0:
+        return 0
+    if server.is_async:
+        after = state.steps[ahead]
+        if after.num_chunk_tokens > 0 or after.num_preempted > 0 or after.num_scheduled != num_running:
+            return 0
+    is_refusing = server.num_waiting > 0 and num_running < server.limit
+    more = int(server.max_model_len)
+    for place in range(num_running):
+        row = state.places[place].running
+        request = state.rows[row]
+        if state.parts[2 * server.limit * server.current + place].row != row:
+            return 0
+        more = min(more, request.end_output - request.output - 1)
+        more = min(more, request.num_blocks * server.block_tokens - request.computed)
+        num_full = request.computed
+        if server.is_async:
+            if state.parts[2 * server.limit * ahead + place].row != row or request.placeholders != 2:
+                return 0
+            more = min(more, request.most_output - request.output - 2)
+            more = min(more, server.max_model_len - 2 - request.prompt - request.output)
+            num_full = request.prompt + request.output
+        if is_refusing:
+            more = min(more, server.block_tokens - 1 - num_full % server.block_tokens)
+    return int(max(more, 0))
+
+
+@jit
+def skip_steps(state: PagedState, count: int) -> None:
+    """Take so many of ``more_equal_steps``: the last of them is the running step from now on."""
+    server = state.server[0]
+    for place in range(server.num_running):
+        request = state.rows[state.places[place].running]
+        request.output += count
+        request.computed += count
+    state.steps[server.current].context_tokens += count * server.num_running
+    if server.is_async:
+        state.steps[1 - server.current].context_tokens += count * server.num_running

@@ -1,0 +1,402 @@
+"""The inner loop of a simulated server with paged KV memory: plans in, times and counts out; compiled, integer ns.
+
+It plays a plan as ``events`` does on a server with slots: the same clients, the same records. It allocates nothing.
+"""
+
+from __future__ import annotations
+
+from harness.model.compiled import always_inline, compiled, jit
+from harness.model.engine.paged_state import PagedState
+from harness.model.engine.paged_steps import (
+    abort_paged,
+    admit_paged,
+    begin_step,
+    finish_paged,
+    more_equal_steps,
+    next_to_admit,
+    paged_has_work,
+    queue_aside,
+    reset_paged,
+    skip_steps,
+    submit_paged,
+)
+from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
+from harness.model.engine.steps import FAR
+from harness.model.sim.kernel.arrays import Outcome, PlanArrays, Scratch
+from harness.model.sim.kernel.arrivals import (
+    begin,
+    complete,
+    has_enough,
+    heap_pop,
+    leaves_first,
+    load_keys,
+    next_abort_ns,
+    note_arrival,
+    row_of,
+    steps_to_enough,
+)
+from harness.model.sim.kernel.events import noisy_ns, steps_so_far
+from harness.model.sim.kernel.paged_costs import PagedCosts, chunk_ns, paged_step_ns
+
+STEP_MIXED = 3
+"""Decodes and parts of prompts in one step."""
+
+
+@jit
+def decide_paged(plans: PlanArrays, plan: int, state: PagedState, which: int, num_preempted: int, loaded: int) -> int:
+    """Decide a step. loaded: the row whose keys ``state.prefix`` holds; returns whose it holds now."""
+    begin_step(state, which, num_preempted)
+    row = next_to_admit(state)
+    while row >= 0:
+        if row != loaded and state.server[0].is_caching:
+            load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].end_output))
+            loaded = row
+        row = next_to_admit(state) if admit_paged(state, which, row) else -1
+    queue_aside(state)
+    return loaded
+
+
+@jit
+def schedule_paged(plans: PlanArrays, plan: int, state: PagedState, loaded: int) -> int:
+    """The next step runs; with asynchronous scheduling the step after it is decided now. loaded: as above."""
+    server = state.server[0]
+    if server.is_ahead:
+        server.current = 1 - server.current
+        server.is_ahead = 0
+        if state.steps[server.current].num_scheduled == 0:
+            # A step of nobody takes no time.
+            before = int(state.steps[server.current].num_preempted)
+            loaded = decide_paged(plans, plan, state, int(server.current), before, loaded)
+    else:
+        loaded = decide_paged(plans, plan, state, int(server.current), 0, loaded)
+    if server.is_async and state.steps[server.current].num_scheduled > 0:
+        loaded = decide_paged(plans, plan, state, int(1 - server.current), 0, loaded)
+        server.is_ahead = 1
+    return loaded
+
+
+@always_inline
+def arrive_paged(
+    plans: PlanArrays, plan: int, scratch: Scratch, state: PagedState, outcome: Outcome, session: int
+) -> None:
+    """The next request of a session joins the queue."""
+    row = note_arrival(plans, plan, scratch, outcome, session)
+    planned = plans.requests[plans.plans[plan].first_request + row]
+    submit_paged(state, row, int(planned.keep + planned.new), int(planned.generate), int(planned.generate))
+
+
+@jit
+def leave_paged(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    session: int,
+    at_ns: int,
+) -> int:
+    """The client leaves the current request of a session; returns the new number of expected arrivals."""
+    row = row_of(plans, plan, scratch, session)
+    outcome.requests[plans.plans[plan].first_request + row].aborted_tokens = state.rows[row].output
+    abort_paged(state, row)
+    return complete(plans, plan, scratch, outcome, expected, row, at_ns)
+
+
+@jit
+def leave_by_paged(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    end_ns: int,
+) -> int:
+    """While a step runs that ends at ``end_ns``: arrivals before its end and clients that leave by then."""
+    while True:
+        session = leaves_first(scratch, expected, end_ns)
+        if session >= 0:
+            at_ns = int(scratch.sessions[session].abort_at_ns)
+            expected = leave_paged(plans, plan, state, scratch, outcome, expected, session, at_ns)
+        elif session == -1:
+            session = heap_pop(scratch.heap, expected)
+            expected -= 1
+            arrive_paged(plans, plan, scratch, state, outcome, session)
+        else:
+            return expected
+
+
+@jit
+def leave_with_enough_paged(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+) -> int:
+    """Clients leave that have received the tokens after which they leave, in the order of their sessions."""
+    while True:
+        session = has_enough(plans, plan, scratch, state)
+        if session < 0:
+            return expected
+        expected = leave_paged(plans, plan, state, scratch, outcome, expected, session, now_ns)
+
+
+@jit
+def note_decision(plans: PlanArrays, plan: int, state: PagedState, outcome: Outcome, now_ns: int) -> None:
+    """Note whom the step that begins now admits, and who was preempted for it, unless they are gone since."""
+    server, totals = state.server[0], outcome.totals[plan]
+    step, first_part = state.steps[server.current], 2 * server.limit * server.current
+    first_request = plans.plans[plan].first_request
+    for place in range(step.num_admitted):
+        row = state.parts[first_part + place].admitted
+        result = outcome.requests[first_request + row]
+        if result.admitted_ns < 0 and state.rows[row].status != ROW_GONE:
+            cached_tokens = state.parts[first_part + place].cached_tokens
+            result.admitted_ns = now_ns
+            result.cached_tokens = cached_tokens
+            # With paged memory a hash that is found is a block that is there.
+            result.hash_hit_tokens = cached_tokens
+            totals.cached_tokens += cached_tokens
+    for place in range(step.num_preempted):
+        row = state.parts[first_part + place].preempted
+        if state.rows[row].status != ROW_GONE:
+            outcome.requests[first_request + row].preemptions += 1
+            totals.preemptions += 1
+
+
+@jit
+def note_evicted(plan: int, outcome: Outcome, count: int, now_ns: int) -> None:
+    """Record blocks with content that the step used again; a block belongs to no request."""
+    totals, room = outcome.totals[plan], len(outcome.evictions)
+    totals.evictions += count
+    for _ in range(count):
+        used = totals.num_eviction_records
+        totals.num_eviction_records = used + 1
+        if used < room:
+            record = outcome.evictions[used]
+            record.at_ns = now_ns
+            record.slot = -1
+            record.caller = CALLER_REQUEST
+            record.session = -1
+            record.request = -1
+
+
+@jit
+def record_step(
+    outcome: Outcome, plan: int, start_ns: int, kind: int, num_seqs: int, bucket: int, computed: int, duration_ns: int
+) -> None:
+    """Record one step. computed: tokens of prompts, -1 for a decode step."""
+    room, totals = len(outcome.steps), outcome.totals[plan]
+    if room == 0:
+        return
+    used = totals.num_step_records
+    totals.num_step_records = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step.start_ns = start_ns
+        step.kind = kind
+        step.num_seqs = num_seqs
+        step.bucket = bucket
+        step.count = 1
+        step.session = -1
+        step.request = -1
+        step.computed_tokens = computed
+        step.duration_ns = duration_ns
+
+
+@jit
+def run_mixed(plan: int, state: PagedState, cost: PagedCosts, outcome: Outcome, now_ns: int) -> int:
+    """Record the running step, which computes parts of prompts; returns its duration."""
+    step, totals = state.steps[state.server[0].current], outcome.totals[plan]
+    each_ns = noisy_ns(cost, steps_so_far(outcome, plan), paged_step_ns(cost, step, int(step.context_tokens)))
+    kind, computed = STEP_PREFILL, int(step.num_chunk_tokens)
+    if step.num_decodes > 0:
+        kind = STEP_MIXED
+    record_step(outcome, plan, now_ns, kind, int(step.num_scheduled), 0, computed, each_ns)
+    totals.prefills += 1
+    totals.prefill_ns += each_ns
+    totals.computed_tokens += computed
+    totals.wait_ns += step.num_decodes * chunk_ns(cost, step, 0)
+    return each_ns
+
+
+@jit
+def run_decodes(
+    plan: int,
+    state: PagedState,
+    cost: PagedCosts,
+    outcome: Outcome,
+    now_ns: int,
+    until_ns: int,
+    abort_ns: int,
+    most: int,
+) -> int:
+    """Take the running decode step, and the equal steps after it; returns their time.
+
+    Further steps start before ``until_ns`` and end before ``abort_ns``. most: of all steps.
+    """
+    step, totals = state.steps[state.server[0].current], outcome.totals[plan]
+    count, context_tokens = int(step.num_decodes), int(step.context_tokens)
+    bucket = int(cost.batch[count].bucket)
+    number = steps_so_far(outcome, plan)
+    taken, spent_ns = 0, 0
+    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
+        each_ns = noisy_ns(cost, number + taken, paged_step_ns(cost, step, context_tokens + taken * count))
+        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
+            break
+        record_step(outcome, plan, now_ns + spent_ns, STEP_DECODE, count, bucket, -1, each_ns)
+        spent_ns += each_ns
+        taken += 1
+    if taken > 1:
+        skip_steps(state, taken - 1)
+    totals.decode_steps += taken
+    totals.decode_ns += spent_ns
+    outcome.histogram[plan, count] += taken
+    return spent_ns
+
+
+@jit
+def run_decodes_to_next(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    cost: PagedCosts,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+    max_steps: int,
+) -> int:
+    """As ``run_decodes``, up to the next arrival that could be admitted and the next client that leaves."""
+    server = state.server[0]
+    until_ns, abort_ns, most = FAR, FAR, max_steps
+    if most > 1:
+        most = min(most, 1 + more_equal_steps(state))
+    if plans.plans[plan].num_abortable > 0:
+        abort_ns = next_abort_ns(scratch)
+        most = min(most, steps_to_enough(plans, plan, scratch, state))
+    if server.num_waiting == 0 and server.num_running < server.limit and expected > 0:
+        until_ns = int(scratch.heap[0].at_ns)
+    return run_decodes(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+
+
+@jit
+def run_step(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    cost: PagedCosts,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+    max_steps: int,
+) -> int:
+    """The step that was just decided, and equal steps after it; returns how long they take."""
+    step = state.steps[state.server[0].current]
+    if step.num_scheduled == 0:
+        return 0
+    if step.num_chunk_tokens > 0:
+        return run_mixed(plan, state, cost, outcome, now_ns)
+    return run_decodes_to_next(plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps)
+
+
+@jit
+def end_steps(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+) -> int:
+    """The running step is over; returns the new number of expected arrivals. Steps taken at once give nobody its first
+    token."""
+    server, first_request = state.server[0], plans.plans[plan].first_request
+    num_finished = finish_paged(state)
+    for place in range(server.num_first):
+        outcome.requests[first_request + state.places[place].first].first_token_ns = now_ns
+    for place in range(num_finished):
+        row = int(state.places[place].finished)
+        expected = complete(plans, plan, scratch, outcome, expected, row, now_ns)
+    return expected
+
+
+@jit
+def run_paged_plan(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    cost: PagedCosts,
+    scratch: Scratch,
+    outcome: Outcome,
+    max_steps: int,
+) -> None:
+    """Simulate one plan from a fresh server to its last completion.
+
+    Its totals name the session whose request can never be admitted, or -1.
+    """
+    reset_paged(state)
+    server, totals = state.server[0], outcome.totals[plan]
+    expected, loaded, num_evicted = begin(plans, plan, scratch, outcome, int(server.limit)), -1, 0
+    has_aborts = plans.plans[plan].num_abortable > 0
+    now_ns = int(totals.end_ns)
+    while True:
+        while expected > 0 and scratch.heap[0].at_ns <= now_ns:
+            session = heap_pop(scratch.heap, expected)
+            expected -= 1
+            arrive_paged(plans, plan, scratch, state, outcome, session)
+        if not paged_has_work(state):
+            if expected == 0:
+                break
+            now_ns = int(scratch.heap[0].at_ns)
+            continue
+        loaded = schedule_paged(plans, plan, state, loaded)
+        if server.num_evicted > num_evicted:
+            note_evicted(plan, outcome, int(server.num_evicted - num_evicted), now_ns)
+            num_evicted = int(server.num_evicted)
+        note_decision(plans, plan, state, outcome, now_ns)
+        step = state.steps[server.current]
+        if step.num_scheduled == 0 and step.num_preempted == 0 and server.num_running + server.num_waiting > 0:
+            row = max(server.skipped_head, server.wait_head)
+            totals.stuck_session = plans.requests[plans.plans[plan].first_request + row].session
+            break
+        now_ns += run_step(plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps)
+        if has_aborts:
+            expected = leave_by_paged(plans, plan, state, scratch, outcome, expected, now_ns)
+        expected = end_steps(plans, plan, state, scratch, outcome, expected, now_ns)
+        if has_aborts:
+            expected = leave_with_enough_paged(plans, plan, state, scratch, outcome, expected, now_ns)
+    totals.end_ns = now_ns
+
+
+@jit
+def take_paged_costs(cost: PagedCosts, draw: int) -> None:
+    """Copy the drawn costs of a plan to the costs that the loop reads."""
+    size = len(cost.batch)
+    for i in range(size):
+        cost.batch[i] = cost.drawn_batch[draw * size + i]
+    cost.other[0] = cost.drawn_other[draw]
+
+
+@compiled
+def run_paged_plans(
+    plans: PlanArrays,
+    state: PagedState,
+    scratch: Scratch,
+    outcome: Outcome,
+    cost: PagedCosts,
+    first_plan: int,
+    last_plan: int,
+    max_steps: int,
+) -> None:
+    """Simulate plans [first_plan, last_plan), each on a fresh server: this module's only entrypoint."""
+    for plan in range(first_plan, last_plan):
+        if len(cost.drawn_other) > 0:
+            take_paged_costs(cost, plan - first_plan)
+        run_paged_plan(plans, plan, state, cost, scratch, outcome, max_steps)
