@@ -65,6 +65,9 @@ def drawn_config(chosen: random.Random) -> EngineConfig:
         max_num_batched_tokens=max(limit, chosen.choice((limit, limit + 1, 16, 40, 100, 300, 2048))),
         long_prefill_tokens=chosen.choice((0, 0, 0, 1, 7, 16, 50)),
         async_scheduling=chosen.random() < 0.5,
+        keep_kv_ns=chosen.choice((0, 0, 30_000, 400_000, 10**9)),
+        offload_blocks=chosen.choice((0, 0, 1, 7, 2 * longest)),
+        offload_block_ns=chosen.choice((0, 3_000)),
     )
 
 
@@ -150,6 +153,8 @@ def counted(case: Case) -> Counter[str]:
             "left": int((outcome.requests["aborted_tokens"] >= 0).sum()),
             "cached_tokens": int(outcome.totals["cached_tokens"].sum()),
             "asynchronous": int(case.config.async_scheduling),
+            "pinning": int(case.config.keep_kv_ns > 0),
+            "with second memory": int(case.config.offload_blocks > 0),
             "cases": 1,
         }
     )

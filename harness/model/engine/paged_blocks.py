@@ -8,7 +8,8 @@ Source: vLLM 0.30.0, v1/core/block_pool.py.
 from __future__ import annotations
 
 from harness.model.compiled import always_inline, jit
-from harness.model.engine.paged_state import NO_KEY, NOT_FIRST, PagedState
+from harness.model.engine.paged_retention import add_pin, next_pinned, put_second, remove_pin, reset_retention
+from harness.model.engine.paged_state import NO_KEY, NO_PIN, NOT_FIRST, PagedState
 from harness.model.engine.pools import bucket_of
 
 
@@ -25,6 +26,7 @@ def reset_blocks(state: PagedState) -> None:
     blocks[last].next = 0
     for bucket in range(len(state.buckets)):
         state.buckets[bucket] = 0
+    reset_retention(state)
 
 
 @always_inline
@@ -119,11 +121,18 @@ def forget_key(state: PagedState, block: int) -> None:
 @jit
 def take_block(state: PagedState) -> int:
     """The first free block, for new content, held once. There must be one."""
-    block = int(state.blocks[0].next)
-    unfree(state, block)
+    server, block = state.server[0], next_pinned(state)
+    if block == 0:
+        block = int(state.blocks[0].next)
+        unfree(state, block)
+    else:
+        server.num_free -= 1
     if state.blocks[block].chain != NO_KEY:
         forget_key(state, block)
-        state.server[0].num_evicted += 1
+        server.num_evicted += 1
+        key = int(state.blocks[block].key)
+        if server.second_room > 0 and find_block(state, key) == 0:
+            put_second(state, key)
     state.blocks[block].holders = 1
     return block
 
@@ -132,7 +141,11 @@ def take_block(state: PagedState) -> int:
 def hold_block(state: PagedState, block: int) -> None:
     """One more request holds a matched block."""
     if state.blocks[block].holders == 0:
-        unfree(state, block)
+        if state.server[0].num_pinned > 0 and state.pins[block].place != NO_PIN:
+            remove_pin(state, block)
+            state.server[0].num_free -= 1
+        else:
+            unfree(state, block)
     state.blocks[block].holders += 1
 
 
@@ -155,3 +168,15 @@ def free_seat_blocks(state: PagedState, seat: int, count: int) -> None:
             free_first(state, block)
             empty -= 1
         place += 1
+
+
+@jit
+def pin_seat_blocks(state: PagedState, seat: int, count: int, keep_ns: int) -> None:
+    """Keep those blocks of a seat just left that are free and can be matched; the last block goes first."""
+    server = state.server[0]
+    for place in range(count - 1, -1, -1):
+        block = int(state.seat_blocks[seat, place])
+        if state.blocks[block].holders == 0 and state.blocks[block].chain != NO_KEY:
+            unfree(state, block)
+            server.num_free += 1
+            add_pin(state, block, server.now_ns + keep_ns)

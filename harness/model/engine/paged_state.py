@@ -18,6 +18,8 @@ ROW_SKIPPED = 3
 # Block.chain of a block without a key, and of one that is not the first registered under its key.
 NO_KEY = -2
 NOT_FIRST = -1
+NO_PIN = -1
+"""PagedPin.place of a block that is not pinned."""
 
 
 class PagedServer:
@@ -26,6 +28,8 @@ class PagedServer:
     num_blocks: with the placeholder. chunk_limit: most tokens of a prompt in a step, 0: as many as fit.
     num_waiting: of both queues. ``skipped`` come before ``wait``; ``aside``: those that this step passes over.
     current: the place of the running step among ``PagedState.steps``; is_ahead: the other one is decided too.
+    keep_kv_ns: longest that blocks are pinned. second_room: blocks of the second memory; num_second: of them in use.
+    num_free: pinned blocks too. now_ns: set by the driver before a step is decided, and before it is over.
     """
 
     limit: int
@@ -38,6 +42,8 @@ class PagedServer:
     caps_lone_requests: int
     long_prefill_tokens: int
     table_mask: int
+    keep_kv_ns: int
+    second_room: int
 
     num_running: int
     num_waiting: int
@@ -52,6 +58,10 @@ class PagedServer:
     num_evicted: int
     current: int
     is_ahead: int
+    now_ns: int
+    num_pinned: int
+    pin_serial: int
+    num_second: int
 
     budget: int
     chunk_limit: int
@@ -66,6 +76,7 @@ class PagedRow:
     output: tokens generated. end_output: with so many it ends. most_output: that it may generate. computed: tokens
     computed, with those of decided steps; in_flight: of these, in steps that have not ended; stale: of these, from
     before a preemption. placeholders: tokens that steps in flight will give. registered: blocks that can be matched.
+    keep_ns: how long its blocks are pinned when it ends.
     """
 
     prompt: int
@@ -78,6 +89,7 @@ class PagedRow:
     placeholders: int
     registered: int
     num_blocks: int
+    keep_ns: int
     status: int
     seat: int
     next: int
@@ -94,7 +106,10 @@ class PagedPlace:
 
 
 class PagedStep:
-    """A decided step. context_tokens: of its decodes, attended_tokens: of its parts of prompts, summed."""
+    """A decided step. context_tokens: of its decodes, attended_tokens: of its parts of prompts, summed.
+
+    num_loaded: blocks that are loaded from the second memory before it.
+    """
 
     num_scheduled: int
     num_decodes: int
@@ -103,6 +118,7 @@ class PagedStep:
     attended_tokens: int
     num_preempted: int
     num_admitted: int
+    num_loaded: int
 
 
 class PagedPart:
@@ -142,6 +158,27 @@ class PagedPrefix:
     hit: int
 
 
+class PagedPin:
+    """The pin of the block of this number: when it ends, its number, and its place in the heap (NO_PIN: none).
+
+    heap: a list of its own: the blocks of the heap, the pin that ends first before all.
+    """
+
+    until_ns: int
+    serial: int
+    place: int
+    heap: int
+
+
+class PagedSecond:
+    """A place of the second memory; place 0 is both ends of the ring by use. chain: next of its bucket, 0: none."""
+
+    key: int
+    next: int
+    prev: int
+    chain: int
+
+
 class PagedState(NamedTuple):
     """All tables of one server.
 
@@ -149,6 +186,7 @@ class PagedState(NamedTuple):
     running one and the one after it. parts (4 x limit,): lists of the first step, then of the other. blocks
     (num_blocks,). prefix (blocks of the longest request,). buckets (a power of 2,): by key, the first registered block
     of each key; 0: none. seat_blocks, seat_keys (limit, blocks of the longest request): what running requests hold.
+    pins (num_blocks,), second (its blocks + 1,), second_buckets (a power of 2,): empty where the server has neither.
     """
 
     server: Records[PagedServer]
@@ -161,6 +199,9 @@ class PagedState(NamedTuple):
     buckets: IntArray
     seat_blocks: IntArray
     seat_keys: IntArray
+    pins: Records[PagedPin]
+    second: Records[PagedSecond]
+    second_buckets: IntArray
 
 
 def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
@@ -179,6 +220,8 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         "caps_lone_requests": config.caps_lone_requests,
         "long_prefill_tokens": config.long_prefill_tokens,
         "table_mask": num_buckets - 1,
+        "keep_kv_ns": config.keep_kv_ns if config.prefix_caching else 0,
+        "second_room": config.offload_blocks if config.prefix_caching else 0,
         "wait_head": -1,
         "wait_tail": -1,
         "skipped_head": -1,
@@ -199,4 +242,9 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         buckets=np.zeros(num_buckets, dtype=np.int64),
         seat_blocks=np.zeros((limit, longest), dtype=np.int64),
         seat_keys=np.zeros((limit, longest), dtype=np.int64),
+        pins=new_records(PagedPin, config.num_gpu_blocks if config.keep_kv_ns else 0),
+        second=new_records(PagedSecond, config.offload_blocks + 1 if config.offload_blocks else 0),
+        second_buckets=np.zeros(
+            1 << max(4, config.offload_blocks.bit_length()) if config.offload_blocks else 0, dtype=np.int64
+        ),
     )

@@ -11,10 +11,12 @@ from harness.model.engine.paged_blocks import (
     find_block,
     free_seat_blocks,
     hold_block,
+    pin_seat_blocks,
     register_block,
     reset_blocks,
     take_block,
 )
+from harness.model.engine.paged_retention import match_second
 from harness.model.engine.paged_state import ROW_SKIPPED, PagedState
 from harness.model.engine.state import ROW_GONE, ROW_RUNNING, ROW_WAITING
 
@@ -46,6 +48,7 @@ def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop
     request.placeholders = 0
     request.registered = 0
     request.num_blocks = 0
+    request.keep_ns = 0
     request.status = ROW_WAITING
     request.seat = -1
     request.next = -1
@@ -56,6 +59,12 @@ def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop
         server.wait_head = row
     server.wait_tail = row
     server.num_waiting += 1
+
+
+@jit
+def keep_paged(state: PagedState, row: int, keep_ns: int) -> None:
+    """Pin the blocks of a request for that long once it has ended, where the server pins."""
+    state.rows[row].keep_ns = min(keep_ns, int(state.server[0].keep_kv_ns))
 
 
 @jit
@@ -254,6 +263,7 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
     step.attended_tokens = 0
     step.num_preempted = num_preempted
     step.num_admitted = 0
+    step.num_loaded = 0
     server.budget = server.max_step_tokens
     server.num_newly_preempted = 0
     server.chunk_limit = 0
@@ -309,6 +319,19 @@ def match_prefix(state: PagedState, num_blocks: int) -> int:
 
 
 @jit
+def load_blocks(state: PagedState, which: int, seat: int, matched: int, most: int) -> int:
+    """Blocks that come from the second memory into new ones, behind ``matched`` of ``most`` blocks; how many there
+    are."""
+    num_loaded = match_second(state, matched, most)
+    for place in range(matched, matched + num_loaded):
+        state.seat_blocks[seat, place] = take_block(state)
+    for place in range(matched, matched + num_loaded):
+        register_block(state, int(state.seat_blocks[seat, place]), int(state.prefix[place].key))
+    state.steps[which].num_loaded += num_loaded
+    return num_loaded
+
+
+@jit
 def admit_paged(state: PagedState, which: int, row: int) -> bool:
     """Admit the head of the queue to the step being decided, if all tokens that it has now fit into free blocks.
 
@@ -336,6 +359,8 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     if server.is_caching:
         for place in range(matched, (request.prompt + request.end_output - 1) // block_tokens):
             state.seat_keys[seat, place] = state.prefix[place].key
+    if server.second_room > 0:
+        matched += load_blocks(state, which, seat, matched, (num_tokens - 1) // block_tokens)
     request.seat = seat
     request.status = ROW_RUNNING
     request.num_blocks = matched
@@ -387,7 +412,10 @@ def finish_paged(state: PagedState) -> int:
                 request.placeholders -= 1
             register_full(state, row, int(request.computed - request.placeholders))
         if request.output >= request.end_output:
+            seat, count = int(request.seat), int(request.num_blocks)
             leave_server(state, row)
+            if request.keep_ns > 0:
+                pin_seat_blocks(state, seat, count, int(request.keep_ns))
             state.places[server.num_finished].finished = row
             server.num_finished += 1
     return int(server.num_finished)
@@ -411,7 +439,9 @@ def more_equal_steps(state: PagedState) -> int:
     """
     server = state.server[0]
     step, num_running, ahead = state.steps[server.current], server.num_running, 1 - server.current
-    if step.num_chunk_tokens > 0 or step.num_preempted > 0 or step.num_scheduled != num_running or num_running == 0:
+    if step.num_chunk_tokens > 0 or step.num_preempted > 0 or step.num_loaded > 0:
+        return 0
+    if step.num_scheduled != num_running or num_running == 0:
         return 0
     if server.is_async:
         after = state.steps[ahead]

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from harness.errors import PlanError
-from harness.model.compiled.records import IntArray, record_as_dict, records_from
+from harness.model.compiled.records import IntArray, new_records, record_as_dict, records_from
 from harness.model.engine import DECODE, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler
@@ -24,7 +24,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.paged_costs import paged_costs
-from harness.model.sim.kernel.paged_events import run_paged_plans
+from harness.model.sim.kernel.paged_events import SessionReturn, run_paged_plans
 from harness.model.sim.plans import plans_of
 
 NOT_YET = -1
@@ -176,19 +176,15 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
     noise. with_records: steps and evictions of the last plan. max_steps: see ``simulate``.
     Raises PlanError when a request can never be admitted.
     """
-    if config.paged.retains:
-        models = list(cost_models) * (len(arrays.plans) if len(cost_models) == 1 else 1)
-        return run_step_by_step(arrays, config, models, noise_seeds, noise)
     most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
     cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
-    state, scratch = (
-        new_paged_state(config.paged, int(arrays.plans["num_requests"].max())),
-        layout.new_scratch(arrays),
-    )
+    state = new_paged_state(config.paged, int(arrays.plans["num_requests"].max()))
+    scratch = layout.new_scratch(arrays)
+    returns = new_records(SessionReturn, len(scratch.sessions) if config.keep_kv_ns else 0)
     room = (len(arrays.requests) * 16 + 64, 0) if with_records else (0, 0)
     while True:
         outcome = layout.new_outcome(arrays, config, *room)
-        run_paged_plans(arrays, state, scratch, outcome, cost, 0, len(arrays.plans), max_steps)
+        run_paged_plans(arrays, state, scratch, returns, outcome, cost, 0, len(arrays.plans), max_steps)
         check_admitted(outcome, hint="Give more num_gpu_blocks or shorter prompts")
         if not with_records:
             return outcome

@@ -32,7 +32,8 @@ class PagedBatchCost:
 class PagedOtherCost:
     """Coefficients of a cost model. Those of a token are split in whole ns and the fs left: sums stay inside int64.
 
-    largest_captured: tokens of the largest step with a graph. noise_seed: see ``arrays.OtherCost``.
+    load_block_ns: for each block from the second memory. largest_captured: tokens of the largest step with a graph.
+    noise_seed: see ``arrays.OtherCost``.
     """
 
     context_ns: int
@@ -43,6 +44,7 @@ class PagedOtherCost:
     attended_ns: int
     attended_fs: int
     chunk_eager_ns: int
+    load_block_ns: int
     largest_captured: int
     noise_seed: int
 
@@ -123,6 +125,7 @@ def _other_costs(
             **columns,
             "chunk_step_fs": [model.chunk_step_fs or 0 for model in models],
             "chunk_eager_ns": [model.chunk_eager_ns for model in models],
+            "load_block_ns": config.offload_block_ns,
             "largest_captured": largest,
             "noise_seed": list(noise_seeds) or 0,
         },
@@ -144,6 +147,8 @@ def paged_step_ns(cost: PagedCosts, step: PagedStep, context_tokens: int) -> int
     """How long a step takes, with what a lacking graph adds, as ``CostModel`` has it. context_tokens: of decodes."""
     other, batch = cost.other[0], cost.batch[step.num_decodes]
     context_ns, context_fs = other.context_ns * context_tokens, other.context_fs * context_tokens
+    # The step waits for what it reads from the second memory.
+    context_ns += step.num_loaded * other.load_block_ns
     if step.num_chunk_tokens == 0:
         return int(context_ns + (batch.base_fs + context_fs + FS_PER_NS // 2) // FS_PER_NS + batch.eager_ns)
     spent_ns = context_ns + chunk_ns(cost, step, int(batch.mixed_fs + context_fs))

@@ -6,12 +6,14 @@ It plays a plan as ``events`` does on a server with slots: the same clients, the
 from __future__ import annotations
 
 from harness.model.compiled import always_inline, compiled, jit
+from harness.model.compiled.records import Records
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import (
     abort_paged,
     admit_paged,
     begin_step,
     finish_paged,
+    keep_paged,
     more_equal_steps,
     next_to_admit,
     paged_has_work,
@@ -20,6 +22,7 @@ from harness.model.engine.paged_steps import (
     skip_steps,
     submit_paged,
 )
+from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
 from harness.model.engine.steps import FAR
 from harness.model.sim.kernel.arrays import Outcome, PlanArrays, Scratch
@@ -40,6 +43,39 @@ from harness.model.sim.kernel.paged_costs import PagedCosts, chunk_ns, paged_ste
 
 STEP_MIXED = 3
 """Decodes and parts of prompts in one step."""
+
+
+class SessionReturn:
+    """When a session starts and ends if no answer takes any time, and how long until the first that continues it.
+
+    return_ns: FAR where none does.
+    """
+
+    start_ns: int
+    end_ns: int
+    return_ns: int
+
+
+@jit
+def find_returns(plans: PlanArrays, plan: int, returns: Records[SessionReturn]) -> None:
+    """How long the text of each session waits at its end, as ``return_waits_ns`` has it."""
+    own, followers = plans.plans[plan], plans.followers
+    for session in range(own.num_sessions):
+        returns[session].start_ns = 0
+        returns[session].return_ns = FAR
+    for session in range(own.num_sessions):
+        planned = plans.sessions[own.first_session + session]
+        start_ns = returns[session].start_ns + planned.start_ns
+        end_ns = start_ns
+        for request in range(planned.first_request, planned.first_request + planned.num_requests - 1):
+            end_ns += plans.requests[request].wait_ns
+        returns[session].end_ns = end_ns
+        for edge in range(planned.first_follower, planned.first_follower + planned.num_followers):
+            follower = followers[edge]
+            returns[follower].start_ns = max(returns[follower].start_ns, end_ns)
+        if planned.continues >= 0:
+            part = returns[planned.continues]
+            part.return_ns = min(part.return_ns, start_ns - part.end_ns)
 
 
 @jit
@@ -77,12 +113,23 @@ def schedule_paged(plans: PlanArrays, plan: int, state: PagedState, loaded: int)
 
 @always_inline
 def arrive_paged(
-    plans: PlanArrays, plan: int, scratch: Scratch, state: PagedState, outcome: Outcome, session: int
+    plans: PlanArrays,
+    plan: int,
+    scratch: Scratch,
+    returns: Records[SessionReturn],
+    state: PagedState,
+    outcome: Outcome,
+    session: int,
 ) -> None:
     """The next request of a session joins the queue."""
     row = note_arrival(plans, plan, scratch, outcome, session)
     planned = plans.requests[plans.plans[plan].first_request + row]
     submit_paged(state, row, int(planned.keep + planned.new), int(planned.generate), int(planned.generate))
+    if len(returns) > 0:
+        wait_ns, own = int(planned.wait_ns), plans.sessions[plans.plans[plan].first_session + session]
+        if scratch.sessions[session].next_request + 1 == own.num_requests:
+            wait_ns = int(returns[session].return_ns) if returns[session].return_ns < FAR else 0
+        keep_paged(state, row, PIN_FACTOR * wait_ns)
 
 
 @jit
@@ -109,6 +156,7 @@ def leave_by_paged(
     plan: int,
     state: PagedState,
     scratch: Scratch,
+    returns: Records[SessionReturn],
     outcome: Outcome,
     expected: int,
     end_ns: int,
@@ -122,7 +170,7 @@ def leave_by_paged(
         elif session == -1:
             session = heap_pop(scratch.heap, expected)
             expected -= 1
-            arrive_paged(plans, plan, scratch, state, outcome, session)
+            arrive_paged(plans, plan, scratch, returns, state, outcome, session)
         else:
             return expected
 
@@ -318,6 +366,7 @@ def end_steps(
     """The running step is over; returns the new number of expected arrivals. Steps taken at once give nobody its first
     token."""
     server, first_request = state.server[0], plans.plans[plan].first_request
+    server.now_ns = now_ns
     num_finished = finish_paged(state)
     for place in range(server.num_first):
         outcome.requests[first_request + state.places[place].first].first_token_ns = now_ns
@@ -334,6 +383,7 @@ def run_paged_plan(
     state: PagedState,
     cost: PagedCosts,
     scratch: Scratch,
+    returns: Records[SessionReturn],
     outcome: Outcome,
     max_steps: int,
 ) -> None:
@@ -342,6 +392,8 @@ def run_paged_plan(
     Its totals name the session whose request can never be admitted, or -1.
     """
     reset_paged(state)
+    if len(returns) > 0:
+        find_returns(plans, plan, returns)
     server, totals = state.server[0], outcome.totals[plan]
     expected, loaded, num_evicted = begin(plans, plan, scratch, outcome, int(server.limit)), -1, 0
     has_aborts = plans.plans[plan].num_abortable > 0
@@ -350,12 +402,13 @@ def run_paged_plan(
         while expected > 0 and scratch.heap[0].at_ns <= now_ns:
             session = heap_pop(scratch.heap, expected)
             expected -= 1
-            arrive_paged(plans, plan, scratch, state, outcome, session)
+            arrive_paged(plans, plan, scratch, returns, state, outcome, session)
         if not paged_has_work(state):
             if expected == 0:
                 break
             now_ns = int(scratch.heap[0].at_ns)
             continue
+        server.now_ns = now_ns
         loaded = schedule_paged(plans, plan, state, loaded)
         if server.num_evicted > num_evicted:
             note_evicted(plan, outcome, int(server.num_evicted - num_evicted), now_ns)
@@ -368,7 +421,7 @@ def run_paged_plan(
             break
         now_ns += run_step(plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps)
         if has_aborts:
-            expected = leave_by_paged(plans, plan, state, scratch, outcome, expected, now_ns)
+            expected = leave_by_paged(plans, plan, state, scratch, returns, outcome, expected, now_ns)
         expected = end_steps(plans, plan, state, scratch, outcome, expected, now_ns)
         if has_aborts:
             expected = leave_with_enough_paged(plans, plan, state, scratch, outcome, expected, now_ns)
@@ -389,6 +442,7 @@ def run_paged_plans(
     plans: PlanArrays,
     state: PagedState,
     scratch: Scratch,
+    returns: Records[SessionReturn],
     outcome: Outcome,
     cost: PagedCosts,
     first_plan: int,
@@ -399,4 +453,4 @@ def run_paged_plans(
     for plan in range(first_plan, last_plan):
         if len(cost.drawn_other) > 0:
             take_paged_costs(cost, plan - first_plan)
-        run_paged_plan(plans, plan, state, cost, scratch, outcome, max_steps)
+        run_paged_plan(plans, plan, state, cost, scratch, returns, outcome, max_steps)
