@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from harness.model.engine.blocks import BlockPool
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.retention import RetainingPool, SecondMemory
+from tests.support.naive_retention import SERVERS, differences
 
 US = 10**9
 COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=5 * US, chunk_token_fs=US)
@@ -194,6 +196,24 @@ def test_a_small_second_memory_keeps_what_was_used_last() -> None:
     memory.put(3)
     assert memory.num_matched([1, 3]) == 2
     assert memory.num_matched([2]) == 0
+
+
+@pytest.mark.parametrize("server_keys", SERVERS, ids=str)
+def test_each_step_is_the_second_opinions(server_keys: dict[str, int]) -> None:
+    assert [each for seed in range(2) for each in differences(seed, 300, **server_keys)] == []
+
+
+def test_the_second_opinion_notices_a_block_that_is_moved_though_its_double_is_resident(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forget(pool: RetainingPool, block: int) -> None:
+        key = pool._keys[block]
+        BlockPool._forget(pool, block)
+        if key is not None and pool.second.num_blocks:
+            pool.second.put(key)
+
+    monkeypatch.setattr(RetainingPool, "_forget", forget)
+    assert any(differences(seed, 500, offload_blocks=9) for seed in range(4))
 
 
 @given(
