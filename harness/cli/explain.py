@@ -96,6 +96,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "window": spec.WindowSpec,
         "prediction": spec.PerturbationSpec,
         "stop": spec.StopSpec,
+        "tune": spec.TuneSpec,
         "fleet": spec.FleetSpec,
         "emulated": spec.EmulatedDevice,
         "waits": WaitFile,

@@ -212,11 +212,12 @@ def conclude(
     title: str | None,
     by: str = "run",
     summary: ExperimentSummary | None = None,
+    source: Path | str = "",
 ) -> Hint | None:
     """Print answer and tables, and write the report; what the runs suggest next.
 
-    by: the command, for the ledger of frozen runs.
-    summary: of these runs, where it is not as the experiment says.
+    by: the command, for the ledger of frozen runs. summary: of these runs, where it is not as the experiment says.
+    source: the file of the experiment, for the next command.
     """
     from harness.judge.analysis.cost.speeds import drift
     from harness.judge.report import on_terminal, summary_tables, write_report
@@ -230,7 +231,7 @@ def conclude(
         console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
         say(console, str(moved), "yellow", markup=False)
-    results = _results(sealed, by)
+    results = _results(sealed, by, source)
     page = write_report(sealed, path, title=title, results=results, summary=summary)
     say(console, f"report: {page}")
     return results.hint
@@ -244,7 +245,7 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
         say(console, line)
 
 
-def _results(sealed: Sequence[SealedRun], by: str) -> Results:
+def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
@@ -275,4 +276,4 @@ def _results(sealed: Sequence[SealedRun], by: str) -> Results:
             notes.append(f"The rules decided nothing: {error.what}.")
     else:
         note_look(sealed, by)
-    return Results(analysis, decisions, tuple(notes), predicted, hint(sealed, sealed[0].path.parents[2]))
+    return Results(analysis, decisions, tuple(notes), predicted, hint(sealed, source))

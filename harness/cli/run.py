@@ -149,7 +149,7 @@ def perform(
         )
     suggested = None
     if outcome.runs:
-        suggested = conclude(console, outcome.runs, page, spec.title or spec.name)
+        suggested = conclude(console, outcome.runs, page, spec.title or spec.name, source=source)
         if form is not TableForm.text:
             print(conditions_written(outcome.runs, form), end="")
     code = _exit_code(console, outcome, f"{again} --runs {runs}")

@@ -232,6 +232,7 @@ HEADINGS: dict[str, dict[str, Any]] = {
     },
     "Run": {
         "run": "run:run",
+        "tune": "tune:tune",
         "sweep": "run:sweep",
         "watch": "watch:watch",
     },

@@ -123,6 +123,7 @@ class Option:
     """A configuration with its predicted ratio to the baseline, on plans that chose nothing.
 
     ratio: mean device time over draws, with its 95 % error. low, high: of 90 % of experiments of REPLICATES plans.
+    block_sd: of the log ratio of one plan, which decides how many plans a measurement takes.
     reuse: share of the reusable tokens that are reused. unmeasured: which of its sizes have no measured cost, in words.
     """
 
@@ -131,7 +132,7 @@ class Option:
     ratio: DrawnRatio
     low: float
     high: float
-    sd: float
+    block_sd: float
     reuse: float
     memory_gib: float
     compile_s: float
@@ -323,6 +324,7 @@ class _Search:
         self.agents = question.agents or nearby_agents(question.workload)
         self.bounds: list[str] = []
         self._scores: dict[Setup, float] = {}
+        self.chosen: Plans | None = None
         one = Plans(question, "search", 1, self.agents)
         # A ladder of memory, of requests at once and a set of sizes for some of them.
         count = effort.screening // (300 * one.num_requests)
@@ -525,8 +527,8 @@ class _Search:
             return []
         one = Plans(self.question, "choice", 1, self.agents)
         count = self.effort.choosing // (one.num_requests * (len(candidates) + 1))
-        self.chosen = Plans(self.question, "choice", max(LEAST_PLANS, min(count, MOST_PLANS)), self.agents)
-        self.choice = {setup: self._ratio(self.chosen, setup) for setup in candidates}
+        plans = self.chosen = Plans(self.question, "choice", max(LEAST_PLANS, min(count, MOST_PLANS)), self.agents)
+        self.choice = {setup: self._ratio(plans, setup) for setup in candidates}
         least = min(self.choice.values())
         best = min((each for each in candidates if self.choice[each] <= least + TIE), key=self.base.size_of)
         own = self._own(best)
@@ -539,7 +541,7 @@ class _Search:
 
     def _own(self, setup: Setup) -> float:
         """The ratio to the baseline for the workload's own number of agents, on the second plans."""
-        plans = self.chosen
+        plans = self.chosen or self.plans
         return float(plans.played(setup).device_ns.sum() / plans.played(self.base.setup).device_ns.sum())
 
     def _conclude(self, ranked: Sequence[Setup], finalists: Sequence[Setup]) -> Explored:
@@ -560,8 +562,7 @@ class _Search:
             elif smallest.saving < MARGIN:
                 smallest = best
         simulated = self.plans.num_simulated + predictor.num_simulated
-        if finalists:
-            simulated += self.chosen.num_simulated
+        simulated += 0 if self.chosen is None else self.chosen.num_simulated
         agents = ", ".join(map(str, sorted(self.agents)))
         notes = [f"sizes are chosen for {agents} agents at a time"] * (len(self.agents) > 1)
         return Explored(
@@ -576,6 +577,12 @@ class _Search:
             tuple((setup, self._scores[setup]) for setup in ranked if math.isfinite(self._scores[setup])),
         )
 
+    def _block_sd(self, setup: Setup) -> float:
+        """Spread of the log ratio over single plans; each of a pair with its own jitter would differ a little more."""
+        plans = self.chosen if self.chosen is not None else self.plans
+        own, base = (plans.played(each).device_ns for each in (setup, self.base.setup))
+        return float(np.log(own / base).std(ddof=1))
+
     def _option(self, predictor: _Predictor, setup: Setup, *, with_turns: bool) -> Option:
         ratios = predictor.ratios(setup)
         low, high = np.quantile(ratios, [0.05, 0.95], method="weibull")
@@ -587,7 +594,7 @@ class _Search:
             predictor.ratio(setup),
             float(low),
             float(high),
-            float(np.log(ratios).std(ddof=1)),
+            self._block_sd(setup),
             predictor.reuse(setup, self.endless),
             self.base.memory_gib(setup),
             self.base.compile_s(setup),

@@ -95,18 +95,16 @@ class Hint:
         return rows
 
 
-def hint(sealed: Sequence[SealedRun], runs: Path, effort: Effort = QUICK) -> Hint | None:
+def hint(sealed: Sequence[SealedRun], source: str | Path = "", effort: Effort = QUICK) -> Hint | None:
     """What the sealed runs of an experiment suggest; None where their baseline has no valid run, or cannot be searched.
 
-    runs: their folder.
+    source: the file of the experiment; default: its name.
     """
     try:
         first = sealed[0].spec
-        diagnosis = diagnose(sealed)
+        diagnosis, source = diagnose(sealed), source or first.name
         valid = [run for run in sealed if run.condition == first.baseline_name and run.is_valid]
-        where = [] if runs == Path("runs") else ["--runs", str(runs)]
-        command = shlex.join(["harness", "predict", "advise", first.name, *where])
-        nothing = Hint(first.baseline_name, diagnosis, None, None, command)
+        nothing = Hint(first.baseline_name, diagnosis, None, None, shlex.join(["harness", "tune", str(source)]))
         if diagnosis.unknown or (diagnosis.eager is not None and diagnosis.eager.sizes):
             return nothing
         others, question = _tested(sealed, first), question_of(valid)

@@ -34,14 +34,14 @@ def sealed(folder: Path, workload: dict[str, Any], **server: Any) -> tuple[Seale
 
 
 def suggested(folder: Path, workload: dict[str, Any], **server: Any) -> Hint:
-    found = hint(sealed(folder, workload, **server), folder / "runs")
+    found = hint(sealed(folder, workload, **server))
     assert found is not None
     return found
 
 
 def test_lost_slots_suggest_more_slots_and_the_simulator_agrees(tmp_path: Path) -> None:
     runs = sealed(tmp_path, MANY)
-    found = hint(runs, tmp_path / "runs")
+    found = hint(runs)
     assert found is not None
     assert found.proposal is not None
     assert found.proposal.setup.kv_slots == 16
@@ -94,7 +94,7 @@ def test_a_server_whose_costs_nobody_named_gets_no_advice_and_no_figures_of_them
     assert "no costs of this server are known" in diagnosis.unknown
     assert diagnosis.device_ns is None
     assert diagnosis.losses == ()
-    found = hint(runs, tmp_path / "runs")
+    found = hint(runs)
     assert found is not None
     assert found.line == f"no advice: {diagnosis.unknown}"
     assert not any("device time" in line for line in diagnosis.lines())

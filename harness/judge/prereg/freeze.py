@@ -262,7 +262,7 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
             where=str(path),
             hint="Give the experiment a new name, or freeze into another folder",
         )
-    if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
+    if spec.model_copy(update={"tune": None}) != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
         raise SpecError(
             "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
             where=str(experiment_file),

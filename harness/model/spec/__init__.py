@@ -27,6 +27,7 @@ from harness.model.spec.sections import (
     Place,
     SloSpec,
     StopSpec,
+    TuneSpec,
     WindowSpec,
 )
 from harness.model.spec.server import PatchMode, RulesName, ServerShape, ServerSpec

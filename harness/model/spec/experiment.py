@@ -23,6 +23,7 @@ from harness.model.spec.sections import (
     PerturbationSpec,
     SloSpec,
     StopSpec,
+    TuneSpec,
     WindowSpec,
 )
 from harness.model.spec.server import ServerSpec, implied_buckets, set_keys
@@ -102,6 +103,9 @@ class ExperimentSpec(Spec):
     prediction: PerturbationSpec = PerturbationSpec()
     stop: StopSpec | None = Field(
         default=None, description="the rule by which `harness run --until decided` ends; none: it cannot be used"
+    )
+    tune: TuneSpec | None = Field(
+        default=None, exclude=True, description="what `harness tune` may do; runs of the experiment do not read it"
     )
     fleet: FleetSpec | None = Field(
         default=None, description="devices that share the replicates, side by side; none: one after another on one"

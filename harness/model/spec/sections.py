@@ -1,4 +1,4 @@
-"""The smaller tables of an experiment: [client], [limits], [slo], [window], [prediction], [stop] and [fleet].
+"""The smaller tables of an experiment: [client], [limits], [slo], [window], [prediction], [stop], [tune] and [fleet].
 
 Data only: nothing is replayed, judged, drawn, decided or started here.
 """
@@ -154,6 +154,67 @@ class PerturbationSpec(Spec):
     bucket_sd: float | None = Field(default=None, ge=0, lt=0.5, description="relative, f(b) of each bucket")
     prefill_sd: float | None = Field(default=None, ge=0, lt=0.5, description="relative, all prefills")
     artifact_sd: float | None = Field(default=None, ge=0, lt=0.5, description="relative, all steps of a compilation")
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?GiB")
+
+
+class TuneSpec(Spec):
+    """What `harness tune` may change, for which goal, and how long it may take."""
+
+    budget: str = Field(default="1h", description="wall time for all of it, '90s', '20min', '2h'")
+    may_change: tuple[str, ...] = Field(
+        default=(),
+        description="keys of [server] that may change: kv_slots, num_gpu_blocks, max_num_seqs, decode_buckets, "
+        "prefix_caching, router; default: all that this server has",
+    )
+    goal: Literal["cost", "sessions"] = Field(
+        default="cost", description="least device time, or most sessions at a time whose targets in [slo] hold"
+    )
+    memory: str = Field(default="", description="of one device, '14GiB'; default: no limit on a modelled server")
+    agents: tuple[int, ...] = Field(
+        default=(),
+        description="numbers of sessions at a time that sizes are chosen for; default: the workload's, and a quarter "
+        "less and more",
+    )
+    most_sizes: int = Field(
+        default=0, ge=0, le=64, description="compiled sizes at most; default: two more than now, and 8 at most"
+    )
+
+    @field_validator("budget")
+    @classmethod
+    def _is_duration(cls, budget: str) -> str:
+        if not (match := _DURATION.fullmatch(budget)) or float(match[1]) == 0:
+            raise ValueError(f"is {budget!r}, and a time is wanted: '90s', '20min' or '2h'")
+        return budget
+
+    @field_validator("memory")
+    @classmethod
+    def _is_memory(cls, memory: str) -> str:
+        if memory and (not (match := _MEMORY.fullmatch(memory)) or float(match[1]) == 0):
+            raise ValueError(f"is {memory!r}, and a size is wanted: '14GiB'")
+        return memory
+
+    @field_validator("agents")
+    @classmethod
+    def _are_agents(cls, agents: tuple[int, ...]) -> tuple[int, ...]:
+        if any(number < 1 for number in agents) or len(set(agents)) != len(agents):
+            raise ValueError(f"must be positive and without repeats, got {list(agents)}")
+        return agents
+
+    @property
+    def budget_s(self) -> float:
+        """The budget in seconds."""
+        match = _DURATION.fullmatch(self.budget)
+        assert match is not None
+        return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory of one device, GiB; None where no limit was given."""
+        match = _MEMORY.fullmatch(self.memory)
+        return float(match[1]) if match else None
 
 
 class StopSpec(Spec):

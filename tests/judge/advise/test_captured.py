@@ -53,7 +53,7 @@ def test_sizes_are_proposed_for_steps_without_a_graph(eager: list[SealedRun], tm
     lines = list(captured.capture_advice(eager, tmp_path))
     assert any(line.startswith("proposal: server.decode_buckets = [1, 2, ") for line in lines)
     assert not any("devices" in line for line in lines)
-    suggested = hint(eager, tmp_path)
+    suggested = hint(eager)
     assert suggested is not None
     assert "server.decode_buckets = [1, 2, " in suggested.line
 
@@ -64,7 +64,7 @@ def test_under_speculative_decoding_no_size_is_proposed(
     served_with(monkeypatch, num_speculative_tokens=3)
     with pytest.raises(SpecError, match=r"'base' drafts 3 tokens a step: .* multiple of 4.*harness compare"):
         list(captured.capture_advice(eager, tmp_path))
-    assert hint(eager, tmp_path) is None
+    assert hint(eager) is None
     assert list(tmp_path.iterdir()) == []
 
 

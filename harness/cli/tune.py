@@ -1,0 +1,113 @@
+"""``harness tune``: from a server and its sessions to a configuration that is shown to pay.
+
+Every stage is in ``harness.tune``; here are the options, the progress, and how it ends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness.api import experiment_with
+from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
+from harness.cli.terminal import escape_markup, say, terminal, time_left
+from harness.errors import ExitCode, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.model.spec import ExperimentSpec
+    from harness.runner import ExperimentOutcome
+
+
+def tune(
+    experiment: MaybeExperimentArgument = None,
+    runs: RunsOption = Path("runs"),
+    backend: BackendOption = None,
+    budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
+    memory: Annotated[str, typer.Option(help="Memory of one device, e.g. `14GiB`. Default: [tune] memory.")] = "",
+    may_change: Annotated[
+        list[str] | None, typer.Option("--may-change", help="Key of [server] that may change. Repeatable.")
+    ] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option("--candidate", metavar="NAME=URL", help="Attached: the server of a candidate. Repeatable."),
+    ] = None,
+    only: Annotated[
+        Literal["explore"] | None, typer.Option("--only", help="`explore`: search, and measure nothing.")
+    ] = None,
+    changes: SetOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what each stage takes, and start nothing.")] = False,
+) -> None:
+    """Find a configuration that pays, and confirm it.
+
+    Diagnoses what the experiment's server loses, searches configurations, and measures the proposal against today's
+    server on new plans. The same command goes on after an interruption.
+
+    Example: `harness tune demo --backend sim --dry-run`
+    """
+    from harness.cli.run import ensure_machine_code
+    from harness.tune.folder import TUNED, folder_name
+    from harness.tune.path import Tune, TuneStoppedError
+
+    console = terminal()
+    if experiment is None:
+        hint = "Name an experiment file: harness init slots, then harness tune slots.toml"
+        raise SpecError("no experiment was named", where="harness tune", hint=hint)
+    wishes = [f"tune.budget={budget}"] * bool(budget) + [f"tune.memory={memory}"] * bool(memory)
+    wishes += [f"tune.may_change={list(may_change)}"] if may_change else []
+    spec, source, _ = experiment_with(experiment, [*changes_of(changes, backend), *wishes], runs)
+    ensure_machine_code(spec)
+
+    def tell(line: str) -> None:
+        say(console, line, markup=False)
+
+    with time_left("searching") as on_search:
+        made = Tune(spec, runs, _performer(source), tell, on_search, candidates=_urls(candidate or []))
+        if dry_run:
+            made.forecast()
+            return
+        if only is None:
+            made.forecast()
+        try:
+            stages = made.run(only_explore=only == "explore")
+        except TuneStoppedError:
+            say(console, "interrupted; what is sealed is kept, and the same command goes on")
+            raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+    found = stages.answer
+    assert found is not None
+    console.print()
+    say(console, escape_markup(found.sentence), "bold")
+    if found.why and found.state != "keep":
+        say(console, escape_markup(f"not confirmed: {found.why}" if found.state == "predicted" else found.why))
+    say(console, escape_markup(f"configuration: {runs / folder_name(spec.name) / TUNED}"))
+    raise typer.Exit(int(found.exit_code))
+
+
+def _performer(source: Path) -> Any:
+    """Performs the runs of a stage with progress on the terminal."""
+
+    def perform(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+        from harness.cli.progress import watched
+        from harness.runner import run_experiment
+
+        with watched(terminal(), folder) as (progress, stop):
+            return run_experiment(
+                spec, runs_root=folder, resume=True, on_progress=progress, stop=stop, spec_source=str(source), **options
+            )
+
+    return perform
+
+
+def _urls(candidates: Sequence[str]) -> dict[str, str]:
+    """Addresses by the name of their candidate; SpecError for what is no NAME=URL."""
+    urls: dict[str, str] = {}
+    for text in candidates:
+        name, separator, url = text.partition("=")
+        if not separator or name not in ("smallest", "best") or not url.startswith(("http://", "https://")):
+            hint = "Write smallest=http://HOST:PORT, or best=http://HOST:PORT"
+            raise SpecError(f"{text!r} is no NAME=URL of a candidate", where="--candidate", hint=hint)
+        urls[name] = url
+    return urls

@@ -1,0 +1,168 @@
+"""The answer of a tune: one sentence, the file with the configuration, and the commands to copy.
+
+Four words are kept apart: predicted, confirmed, not told apart, keep. Nothing is computed from runs here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tomli_w
+
+from harness.errors import ExitCode
+from harness.kinds import kind_named
+from harness.model.spec import ExperimentSpec
+from harness.tune.confirm import BEST, SMALLEST, Confirmed, server_of
+from harness.tune.diagnose import Diagnosis
+from harness.tune.explore import MARGIN, Explored, Option
+from harness.tune.setups import Baseline
+
+State = Literal["keep", "confirmed", "not told apart", "predicted"]
+EXIT_CODES = {
+    "keep": ExitCode.PASS,
+    "confirmed": ExitCode.PASS,
+    "predicted": ExitCode.PASS,
+    "not told apart": ExitCode.CANNOT_TELL,
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tune ends with. option: the configuration that is chosen; None: today's.
+
+    measured: what each candidate showed. why: why there is no more than a prediction, "" where there is.
+    """
+
+    state: State
+    sentence: str
+    option: Option | None
+    measured: tuple[Confirmed, ...] = ()
+    why: str = ""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return EXIT_CODES[self.state]
+
+
+def without_search(diagnosis: Diagnosis) -> Answer:
+    """The answer for a server of which nothing can be predicted."""
+    return Answer("keep", f"Nothing is proposed: {diagnosis.unknown}.", None, why=diagnosis.unknown)
+
+
+def answer(
+    spec: ExperimentSpec,
+    explored: Explored,
+    measured: Sequence[Confirmed] = (),
+    *,
+    best_is_better: bool = False,
+    why: str = "",
+) -> Answer:
+    """The answer by what was found and measured. best_is_better: the runs show the best below the smallest change.
+
+    why: why the measurement is not whole.
+    """
+    base = Baseline(server_of(spec)).setup.label
+    if explored.smallest is None or explored.best is None:
+        return Answer("keep", f"Keep {base}: {_nothing_saves(explored)}.", None)
+    options = {BEST: explored.best, SMALLEST: explored.smallest}
+    by_name = {each.name: each for each in measured}
+    proposal = explored.smallest
+    if not by_name:
+        return Answer("predicted", _predicted(explored), proposal, why=why)
+    less = [name for name in (SMALLEST, BEST) if name in by_name and by_name[name].verdict == "less"]
+    if not less:
+        return _not_less(base, options, measured, why)
+    # The smallest change that is shown to pay, unless the larger one is shown to pay more.
+    chosen = BEST if best_is_better and BEST in less else less[0]
+    shown = by_name[chosen]
+    beside = [name for name in by_name if name != chosen]
+    rest = f"; {_beside(options[beside[0]], by_name[beside[0]])}" if beside else ""
+    words = _capital(options[chosen].words)
+    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{rest}."
+    return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
+
+
+def _beside(option: Option, shown: Confirmed) -> str:
+    told = "" if shown.verdict == "less" else ", not told apart from today's"
+    return f"{option.words}: {shown.words}{told}"
+
+
+def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirmed], why: str) -> Answer:
+    first = measured[0]
+    option = options[first.name]
+    predicted = f"predicted {100 * option.saving:.1f} % less"
+    if all(each.verdict in ("equal", "more") for each in measured):
+        what = "costs more" if first.verdict == "more" else f"costs the same within {100 * MARGIN:g} %"
+        sentence = f"Keep {base}: {option.words} {what} on {first.num_blocks} new plans ({first.words}; {predicted})."
+        return Answer("keep", sentence, None, tuple(measured), why)
+    sentence = (
+        f"Keep {base} for now: {option.words} is not told apart from it on {first.num_blocks} new plans "
+        f"({first.words}; {predicted})."
+    )
+    return Answer("not told apart", sentence, None, tuple(measured), why)
+
+
+def _nothing_saves(explored: Explored) -> str:
+    within = "no configuration within the bounds is"
+    most = max(explored.options, key=lambda option: option.saving, default=None)
+    if most is None or most.saving <= 0:
+        return f"{within} predicted to save anything"
+    saved = f"{100 * most.saving:.1f} +- {100 * most.ratio.error:.1f} %"
+    return f"{within} predicted to save {100 * MARGIN:g} % (at most {saved}, {most.words})"
+
+
+def _predicted(explored: Explored) -> str:
+    best, smallest = explored.best, explored.smallest
+    assert best is not None
+    assert smallest is not None
+    beside = ""
+    if best.setup != smallest.setup:
+        beside = f"; {best.words}: {100 * best.saving:.1f} +- {100 * best.ratio.error:.1f} %"
+    saving = f"{100 * smallest.saving:.1f} +- {100 * smallest.ratio.error:.1f} % less device time"
+    return f"{_capital(smallest.words)}: {saving}, predicted, not measured{beside}."
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def tuned_text(spec: ExperimentSpec, found: Answer) -> str:
+    """The file of the configuration: the sentence, and a table [server] to put into an experiment."""
+    server = server_of(spec)
+    base = Baseline(server)
+    keys: dict[str, Any] = {
+        "max_num_seqs": server.max_num_seqs,
+        "decode_buckets": list(server.decode_buckets),
+        **({} if server.kv_slots is None else {"kv_slots": server.kv_slots}),
+        **({} if server.num_gpu_blocks is None else {"num_gpu_blocks": server.num_gpu_blocks}),
+    }
+    if found.option is not None:
+        keys |= base.keys(found.option.setup)
+    lines = [f"# {found.state}: {found.sentence}", *(f"# {line}" for line in to_copy(spec, found))]
+    return "\n".join(lines) + "\n" + tomli_w.dumps({"server": keys})
+
+
+def to_copy(spec: ExperimentSpec, found: Answer) -> Iterator[str]:
+    """The commands that start the chosen server, for its kind."""
+    server = server_of(spec)
+    setup = Baseline(server).setup if found.option is None else found.option.setup
+    sizes = ",".join(map(str, setup.decode_buckets))
+    kind = kind_named(spec.backend)
+    if server.is_vllm:
+        captured = f" --cudagraph-capture-sizes {' '.join(map(str, setup.decode_buckets))}" if sizes else ""
+        blocks = "" if server.num_gpu_blocks is None else f" --num-gpu-blocks-override {setup.num_gpu_blocks}"
+        caching = " --enable-prefix-caching" if setup.prefix_caching else " --no-enable-prefix-caching"
+        yield f"vllm serve {server.model or 'MODEL'} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching}"
+        return
+    if kind.has_device:
+        compiled = {"batch_size": setup.max_num_seqs, "decoder_batch_sizes": list(setup.decode_buckets)}
+        yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/ca25.md)"
+        if setup.kv_slots not in (None, setup.max_num_seqs):
+            yield f"serve it with --num-gpu-blocks-override {setup.kv_slots}"
+        return
+    memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
+    memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if setup.num_gpu_blocks is not None else ""
+    yield f"harness server emulator --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"

@@ -1,0 +1,234 @@
+"""The measurement of a proposal: today's server and at most two candidates, on plans that nothing before has seen.
+
+Its file is written, and fixed with the predictions, before the first of its runs. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel
+
+from harness.clock import utc_now
+from harness.errors import SpecError
+from harness.judge.compare.verdict import Verdict
+from harness.judge.planning.power import blocks_until_decided
+from harness.judge.planning.stopping import (
+    ComparisonLooks,
+    SequentialStatus,
+    looks_at,
+    of_each,
+    sequential_status,
+)
+from harness.measure.records.run import SealedRun
+from harness.model.plan.build import derive_seed
+from harness.model.spec import ExperimentSpec, ServerSpec, StopSpec, parse_experiment
+from harness.model.spec.base import tomllib
+from harness.tune.explore import MARGIN, SEED_RANGE, Explored, Option
+from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
+from harness.tune.setups import Baseline
+
+BASE, BEST, SMALLEST = "today", "best", "smallest"
+MOST_BLOCKS = 24
+"""Plans of a measurement at most."""
+LEAST_BLOCKS = 4
+LOOKS = (6, 12)
+ALPHA = 0.05
+
+
+def with_one_condition(spec: ExperimentSpec, name: str, replicates: int, condition: str = BASE) -> ExperimentSpec:
+    """The experiment's baseline alone, its changes of server and workload written into the experiment's tables."""
+    table = plain_table(spec)
+    table |= {"name": name[:64], "replicates": replicates, "condition": [_base(spec, condition)]}
+    return parse_experiment(table, where=name)
+
+
+def plain_table(spec: ExperimentSpec) -> dict[str, Any]:
+    """The parts of an experiment that its baseline runs with, keys that are not defaults alone."""
+    base = next(one for one in spec.condition if one.name == spec.baseline_name)
+    parts = {
+        "workload": spec.workload_of(base),
+        "server": spec.server_of(base),
+        "client": spec.client,
+        "limits": spec.limits,
+        "slo": spec.slo,
+        "window": spec.window,
+        "prediction": spec.prediction,
+    }
+    written = {key: _set_keys(part) for key, part in parts.items()}
+    return {
+        "backend": spec.backend,
+        "time_scale": spec.time_scale,
+        "base_seed": spec.base_seed,
+        **{key: keys for key, keys in written.items() if keys},
+    }
+
+
+def _base(spec: ExperimentSpec, name: str) -> dict[str, Any]:
+    base = next(one for one in spec.condition if one.name == spec.baseline_name)
+    return {"name": name, "treatment": base.treatment}
+
+
+def _set_keys(part: BaseModel) -> dict[str, Any]:
+    """The keys that differ from their defaults, each with its whole value: a length names its distribution."""
+    is_set = part.model_dump(exclude_defaults=True, exclude_none=True)
+    return part.model_dump(mode="json", include=set(is_set), exclude_none=True)
+
+
+def candidates_of(explored: Explored) -> dict[str, Option]:
+    """What is measured beside today's server, by the name of its condition."""
+    if explored.best is None or explored.smallest is None:
+        return {}
+    if explored.best.setup == explored.smallest.setup:
+        return {BEST: explored.best}
+    return {SMALLEST: explored.smallest, BEST: explored.best}
+
+
+def confirm_text(
+    spec: ExperimentSpec, candidates: Mapping[str, Option], budget: int, urls: Mapping[str, str] | None = None
+) -> str:
+    """The experiment file of the measurement. budget: blocks at most. urls: of servers that somebody else starts."""
+    base_server = spec.server_of(next(one for one in spec.condition if one.name == spec.baseline_name))
+    base, urls = Baseline(base_server), urls or {}
+    conditions = [_base(spec, BASE)]
+    for name, option in candidates.items():
+        keys = {**base.keys(option.setup), **({"url": urls[name]} if name in urls else {})}
+        conditions.append({**_base(spec, name), "server": keys})
+    table = plain_table(spec)
+    table |= {
+        "name": f"{spec.name[:56]}-confirm",
+        "title": f"{spec.title or spec.name}: today's configuration and what is proposed",
+        "question": "Does the proposed configuration cost less device time, and by how much?",
+        "replicates": budget,
+        "base_seed": derive_seed(spec.base_seed, "tune/confirm") % SEED_RANGE,
+        "baseline": BASE,
+        "stop": {"margin": MARGIN, "alpha": ALPHA, "budget": budget, "looks": looks_within(budget)},
+        "condition": conditions,
+    }
+    head = "# Written by `harness tune`: new plans of the same sessions, fixed with the predictions before any run.\n"
+    return head + tomli_w.dumps(table)
+
+
+def freeze(
+    folder: TuneFolder,
+    spec: ExperimentSpec,
+    candidates: Mapping[str, Option],
+    budget: int,
+    urls: Mapping[str, str] | None = None,
+) -> ExperimentSpec:
+    """Write and fix the measurement; the experiment of an earlier call where there is one."""
+    if folder.frozen() is None:
+        folder.write_text(CONFIRM, confirm_text(spec, candidates, budget, urls))
+        predicted = {
+            name: {"ratio": option.ratio.ratio, "error": option.ratio.error, "low": option.low, "high": option.high}
+            for name, option in candidates.items()
+        }
+        folder.freeze(
+            {"frozen_at_utc": utc_now().isoformat(timespec="seconds"), "predicted": predicted}, [CONFIRM, EXPLORED]
+        )
+    path = folder.path / CONFIRM
+    return parse_experiment(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
+
+
+def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0) -> int:
+    """Blocks of a measurement that fit into the time; SpecError where no rule can decide by so many.
+
+    seconds_before: what the stages before take, for the advice.
+    """
+    if block_s <= 0:
+        return MOST_BLOCKS
+    blocks = min(MOST_BLOCKS, int(seconds / block_s))
+    if blocks < LEAST_BLOCKS:
+        raise SpecError(
+            f"it leaves room for {max(blocks, 0)} plans of {block_s:.0f} s each, and fewer than {LEAST_BLOCKS} decide "
+            "nothing",
+            where="tune.budget",
+            hint=f"Allow {math.ceil((LEAST_BLOCKS * block_s + seconds_before) / 60)} min, or shorten the sessions",
+        )
+    return blocks
+
+
+def looks_within(budget: int) -> list[int]:
+    """The numbers of blocks after which the rule looks: seldom, so that intervals stay narrow."""
+    return [*(look for look in LOOKS if look < budget), budget]
+
+
+def power(option: Option, blocks: int, num_comparisons: int) -> float:
+    """The probability that a measurement of so many plans ends in a verdict, if the prediction is right."""
+    stop = StopSpec(margin=MARGIN, alpha=ALPHA, budget=blocks, looks=tuple(looks_within(blocks)))
+    stop = of_each(stop, num_comparisons)
+    ends = blocks_until_decided(max(option.block_sd, 1e-4), math.log(option.ratio.ratio), stop)
+    return float((ends <= blocks).mean())
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the measurement shows of one candidate. saving, low, high: shares, at the last look; None: no interval.
+
+    verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart.
+    """
+
+    name: str
+    saving: float
+    low: float | None
+    high: float | None
+    verdict: str
+    num_blocks: int
+    channel: str
+
+    @property
+    def words(self) -> str:
+        """ "7.3 % less device time (5.1 to 9.4)"."""
+        what = "time in flight" if self.channel == "b" else "device time"
+        side = "less" if self.saving >= 0 else "more"
+        interval = ""
+        if self.low is not None and self.high is not None:
+            ends = sorted((self.low, self.high)) if self.saving >= 0 else sorted((-self.low, -self.high))
+            interval = f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+        return f"{100 * abs(self.saving):.1f} % {side} {what}{interval}"
+
+
+VERDICTS = {Verdict.LOWER: "less", Verdict.HIGHER: "more", Verdict.EQUIVALENT: "equal"}
+
+
+def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirmed, ...]:
+    """What the sealed runs of a measurement show so far, under its rule."""
+    assert spec.stop is not None
+    status = sequential_status(spec, runs, spec.stop)
+    return tuple(_confirmed(looks) for looks in status.comparisons if looks.num_blocks)
+
+
+def _confirmed(looks: ComparisonLooks) -> Confirmed:
+    interval = looks.interval
+    mean = math.exp(sum(looks.values) / len(looks.values))
+    low = high = None
+    if interval is not None:
+        mean, low, high = interval.estimate, 1 - interval.high, 1 - interval.low
+    verdict = VERDICTS.get(looks.verdict, "")
+    return Confirmed(looks.condition, 1 - mean, low, high, verdict, len(looks.values), looks.channel)
+
+
+def best_is_better(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> bool:
+    """Whether the runs show that the best candidate costs less than the smallest, by a sequence on the same blocks."""
+    assert spec.stop is not None
+    by_name = {looks.condition: looks for looks in _status(spec, runs).comparisons}
+    if not {BEST, SMALLEST} <= by_name.keys():
+        return False
+    pairs = zip(by_name[BEST].values, by_name[SMALLEST].values, strict=False)
+    differences = [best - smallest for best, smallest in pairs]
+    looks = list(looks_at(differences, spec.stop))
+    return bool(looks) and looks[-1].high < 0
+
+
+def _status(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> SequentialStatus:
+    assert spec.stop is not None
+    return sequential_status(spec, runs, spec.stop)
+
+
+def server_of(spec: ExperimentSpec) -> ServerSpec:
+    """The server of an experiment's baseline."""
+    return spec.server_of(next(one for one in spec.condition if one.name == spec.baseline_name))

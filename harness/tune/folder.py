@@ -1,0 +1,159 @@
+"""The one folder of a tune: what it was asked, what its search found, and what was frozen before the candidates ran.
+
+Each file is written whole or not at all, so that an interrupted tune goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from harness.errors import RecordsError, SpecError
+from harness.judge.planning.monte_carlo import DrawnRatio
+from harness.model.sim.predict.deciding import BreakEven
+from harness.outputs import check_runs_folder, write_atomic
+from harness.tune.explore import Explored, Option
+from harness.tune.setups import Setup
+
+FORMAT = 1
+ASKED, EXPLORED, FROZEN = "tune.json", "explored.json", "frozen.json"
+CONFIRM, TUNED, PAGE = "confirm.toml", "tuned.toml", "tune.html"
+MOST_DOTS = 400
+_OTHER = "Give another folder with --runs, or rename the experiment"
+
+
+@dataclass(frozen=True)
+class TuneFolder:
+    """The folder of one tune, RUNS/NAME-tune: runs of the experiment itself lie beside it."""
+
+    path: Path
+
+    @classmethod
+    def begun(cls, runs: Path, name: str, asked: Mapping[str, Any]) -> TuneFolder:
+        """The folder of a tune that asks this; SpecError where it holds other runs, or a tune that asked otherwise."""
+        folder = cls(check_runs_folder(runs) / folder_name(name))
+        file = folder.path / ASKED
+        if not file.is_file():
+            folder._write(ASKED, asked)
+            return folder
+        if (before := folder._read(ASKED)) != json.loads(json.dumps(asked)):
+            changed = sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key))
+            raise SpecError(
+                f"holds a tune that asked otherwise ({', '.join(changed)} differ)", where=str(folder.path), hint=_OTHER
+            )
+        return folder
+
+    def explored(self) -> Explored | None:
+        """What the search found; None before it ended."""
+        return explored_from(self._read(EXPLORED)) if (self.path / EXPLORED).is_file() else None
+
+    def keep_explored(self, found: Explored) -> Explored:
+        """Write what a search found; returns it as it will be read again."""
+        self._write(EXPLORED, explored_table(found))
+        kept = self.explored()
+        assert kept is not None
+        return kept
+
+    def frozen(self) -> dict[str, Any] | None:
+        """What was fixed before the candidates ran; None before that. RecordsError where a part of it was changed."""
+        if not (self.path / FROZEN).is_file():
+            return None
+        table = self._read(FROZEN)
+        for name, sha256 in cast("Mapping[str, str]", table.get("sha256", {})).items():
+            if self.sha256(name) != sha256:
+                hint = "Restore it from a copy, or begin anew in another folder"
+                raise RecordsError("was changed after it was frozen", where=str(self.path / name), hint=hint)
+        return table
+
+    def freeze(self, table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Fix a table, and the files of these names as they are now."""
+        fixed = {**table, "sha256": {name: self.sha256(name) for name in names}}
+        self._write(FROZEN, fixed)
+        return fixed
+
+    def write_text(self, name: str, text: str) -> Path:
+        return write_atomic(self.path / name, [text.encode()], what="a file of the tune")
+
+    def sha256(self, name: str) -> str:
+        """Of a file's bytes; "" where there is none."""
+        path = self.path / name
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+    def _write(self, name: str, table: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            table: Any = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise RecordsError("is damaged", where=str(path), hint="Remove it: its stage is made anew") from error
+        if not isinstance(table, dict) or cast("dict[str, Any]", table).pop("format", 0) != FORMAT:
+            hint = "Use the version of the harness that wrote it, or another folder"
+            raise RecordsError(f"is not of format {FORMAT}", where=str(path), hint=hint)
+        return cast("dict[str, Any]", table)
+
+
+def folder_name(name: str) -> str:
+    """The name of the folder for the experiment of this name."""
+    return f"{name}-tune"
+
+
+def explored_table(found: Explored) -> dict[str, Any]:
+    """What a search found, as JSON takes it."""
+    return {
+        "baseline": found.baseline,
+        "ceiling": found.ceiling,
+        "options": [_option_table(option) for option in found.options],
+        "best": None if found.best is None else found.best.setup,
+        "smallest": None if found.smallest is None else found.smallest.setup,
+        "bounds": found.bounds,
+        "num_setups": found.num_setups,
+        "num_simulated": found.num_simulated,
+        "screened": [[setup, score] for setup, score in found.screened[:MOST_DOTS]],
+    }
+
+
+def explored_from(table: Mapping[str, Any]) -> Explored:
+    """What a search found, from ``explored_table`` as JSON gives it back; RecordsError where it is not that."""
+    try:
+        options = tuple(_option_from(option) for option in table["options"])
+        by_setup = {option.setup: option for option in options}
+        best, smallest = (None if table[key] is None else by_setup[_setup(table[key])] for key in ("best", "smallest"))
+        return Explored(
+            _setup(table["baseline"]),
+            DrawnRatio(*table["ceiling"]),
+            options,
+            best,
+            smallest,
+            tuple(table["bounds"]),
+            table["num_setups"],
+            table["num_simulated"],
+            tuple((_setup(setup), score) for setup, score in table["screened"]),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise RecordsError("is damaged", where=EXPLORED, hint="Remove it: the search is made anew") from error
+
+
+def _option_table(option: Option) -> dict[str, Any]:
+    return {name: getattr(option, name) for name in Option.__dataclass_fields__}
+
+
+def _option_from(table: Mapping[str, Any]) -> Option:
+    turns = table["turns"]
+    given: dict[str, Any] = {
+        **table,
+        "setup": _setup(table["setup"]),
+        "ratio": DrawnRatio(*table["ratio"]),
+        "turns": None if turns is None else BreakEven(tuple(turns[0]), *turns[1:]),
+    }
+    return Option(**given)
+
+
+def _setup(fields: Sequence[Any]) -> Setup:
+    limit, sizes, *others = fields
+    return Setup(limit, tuple(sizes), *others)

@@ -1,0 +1,261 @@
+"""The path of a tune: diagnose, price, explore, confirm, answer, each stage kept in the one folder.
+
+The same command goes on after any interruption: sealed runs are not made again, and a search that ended is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.clock import NS_PER_S
+from harness.errors import HarnessError, SpecError
+from harness.kinds import kind_named
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
+from harness.model.experiment import PlannedRun, resolve
+from harness.model.spec import ExperimentSpec, TuneSpec
+from harness.runner import ExperimentOutcome
+from harness.runner.experiment import checked, will_fail_again
+from harness.runner.progress import predicted_replay_s
+from harness.tune.answer import Answer, answer, tuned_text, without_search
+from harness.tune.confirm import (
+    BASE,
+    best_is_better,
+    blocks_within,
+    candidates_of,
+    confirmed,
+    freeze,
+    power,
+    with_one_condition,
+)
+from harness.tune.diagnose import Diagnosis, diagnose
+from harness.tune.explore import FULL, QUICK, Effort, Explored, Question, explore
+from harness.tune.folder import TUNED, TuneFolder
+from harness.tune.hint import question_of_run
+from harness.tune.setups import checked_levers
+
+DIAGNOSE_RUNS = 3
+RETRIES = 2
+"""Times that runs which a busy machine made INVALID are made again."""
+SEAL_S = 1.0
+"""Seconds that a run takes besides its server's life."""
+SEARCH_S = 20.0
+"""Seconds that a search is said to take, before it was tried."""
+
+
+class Perform(Protocol):
+    """Performs what is missing of an experiment in a folder; the stages' only way to a server."""
+
+    def __call__(self, spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome: ...
+
+
+Say = Callable[[str], None]
+
+
+class TuneStoppedError(Exception):
+    """A person ended the tune; the same command goes on."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a tune has found so far; None for a stage that it has not reached."""
+
+    spec: ExperimentSpec
+    diagnosis: Diagnosis | None = None
+    explored: Explored | None = None
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True)
+class Tune:
+    """One tune of an experiment with one condition. candidates: addresses of servers that somebody else started."""
+
+    spec: ExperimentSpec
+    runs: Path
+    perform: Perform
+    say: Say
+    on_search: Callable[[float], None] = lambda _share: None
+    effort: Effort = FULL
+    candidates: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def wishes(self) -> TuneSpec:
+        return self.spec.tune or TuneSpec()
+
+    @property
+    def first(self) -> PlannedRun:
+        """The first run of today's server."""
+        return checked(resolve(with_one_condition(self.spec, self.spec.name, 1))).runs[0]
+
+    @property
+    def question(self) -> Question:
+        """What is searched."""
+        wishes, run = self.wishes, self.first
+        return replace(
+            question_of_run(run, checked_levers(wishes.may_change, run.server)),
+            agents=wishes.agents,
+            memory_gib=wishes.memory_gib,
+            most_sizes=wishes.most_sizes,
+        )
+
+    def forecast(self) -> Explored | None:
+        """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
+        wishes, run = self.wishes, self.first
+        each_s = self._run_s(run)
+        self.say(f"budget {wishes.budget}; at most:")
+        self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * each_s)}")
+        self.say(f"  price: the costs of {run.server.cost_model!r}, which the file names")
+        self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
+        before_s = DIAGNOSE_RUNS * each_s + SEARCH_S
+        blocks = blocks_within(wishes.budget_s - before_s, 3 * each_s, before_s)
+        self.say(
+            f"  confirm: {blocks} plans, each with today's server and at most two candidates"
+            f"{_about(3 * blocks * each_s)}; it ends when the answer is known"
+        )
+        try:
+            quick = explore(self.question, QUICK)
+        except HarnessError:
+            return None
+        if (proposal := quick.proposal) is None:
+            most = 100 * quick.most_saved
+            self.say(
+                f"  a first look: no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
+            )
+            return quick
+        share = power(proposal, blocks, 2)
+        self.say(
+            f"  a first look: {proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it "
+            f"from today's with probability {share:.2f}, if that is right"
+        )
+        return quick
+
+    def _run_s(self, run: PlannedRun) -> float:
+        """Wall seconds of a run, its server started and stopped; 0 in virtual time."""
+        kind = kind_named(run.spec.backend)
+        return 0.0 if kind.is_virtual else predicted_replay_s(run) + kind.lifecycle_s
+
+    def run(self, *, only_explore: bool = False) -> Stages:
+        """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
+        folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
+        stages = Stages(self.spec)
+        if not only_explore:
+            stages = Stages(self.spec, self._diagnose(folder))
+            assert stages.diagnosis is not None
+            if stages.diagnosis.unknown:
+                return self._ended(folder, stages, without_search(stages.diagnosis))
+        explored = self._explore(folder)
+        stages = Stages(self.spec, stages.diagnosis, explored)
+        if only_explore:
+            return self._ended(folder, stages, answer(self.spec, explored, why="only explored"))
+        return self._ended(folder, stages, self._confirm(folder, explored))
+
+    def _asked(self) -> dict[str, Any]:
+        """What makes it another tune; its budget does not."""
+        wishes = self.wishes.model_dump(mode="json", exclude={"budget"})
+        return {"experiment": plain(self.spec), "tune": wishes}
+
+    def _diagnose(self, folder: TuneFolder) -> Diagnosis:
+        self.say("diagnose: what today's server loses")
+        spec = with_one_condition(self.spec, f"{self.spec.name[:56]}-diagnose", DIAGNOSE_RUNS)
+        self._performed(spec, folder)
+        found = diagnose(RunStore(folder.path).sealed(spec.name), BASE)
+        for line in found.lines():
+            self.say(f"  {line}")
+        return found
+
+    def _explore(self, folder: TuneFolder) -> Explored:
+        if (found := folder.explored()) is None:
+            self.say("explore: simulating configurations")
+            found = folder.keep_explored(explore(self.question, self.effort, on_progress=self.on_search))
+        else:
+            self.say("explore: as found before")
+        for line in explored_lines(found):
+            self.say(f"  {line}")
+        return found
+
+    def _confirm(self, folder: TuneFolder, explored: Explored) -> Answer:
+        candidates = candidates_of(explored)
+        if not candidates:
+            return answer(self.spec, explored)
+        kind, run = kind_named(self.spec.backend), self.first
+        if not kind.is_restarted and not set(candidates) <= set(self.candidates):
+            return answer(self.spec, explored, why=self._wanted_servers(explored))
+        each_s = max([self._run_s(run), *wall_seconds(RunStore(folder.path).sealed())])
+        before_s = DIAGNOSE_RUNS * each_s + SEARCH_S
+        blocks = blocks_within(self.wishes.budget_s - before_s, (1 + len(candidates)) * each_s, before_s)
+        spec = freeze(folder, self.spec, candidates, blocks, self.candidates)
+        self.say(f"confirm: today's server and {len(candidates)} candidates on at most {spec.replicates} new plans")
+        why = ""
+        try:
+            self._performed(spec, folder, until_decided=True)
+        except SpecError:
+            raise
+        except HarnessError as error:
+            why = str(error)
+            self.say(f"  {why}")
+        runs = list(RunStore(folder.path).sealed(spec.name))
+        shown = confirmed(spec, runs) if runs else ()
+        for each in shown:
+            self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans")
+        better = bool(runs) and best_is_better(spec, runs)
+        return answer(self.spec, explored, shown, best_is_better=better, why=why)
+
+    def _wanted_servers(self, explored: Explored) -> str:
+        names = ", ".join(f"--candidate {name}=URL" for name in candidates_of(explored))
+        return f"start the servers of the candidates, and give their addresses: {names}"
+
+    def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
+        """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""
+        outcome = self.perform(spec, folder.path, **options)
+        for _ in range(RETRIES):
+            if outcome.was_interrupted or all(will_fail_again(run) for run in outcome.invalid_runs):
+                break
+            outcome = self.perform(spec, folder.path, retry_invalid=True, **options)
+        if outcome.was_interrupted or not outcome.is_complete:
+            raise TuneStoppedError
+        return outcome
+
+    def _ended(self, folder: TuneFolder, stages: Stages, found: Answer) -> Stages:
+        folder.write_text(TUNED, tuned_text(self.spec, found))
+        return Stages(stages.spec, stages.diagnosis, stages.explored, found)
+
+
+def wall_seconds(runs: Sequence[SealedRun]) -> list[float]:
+    """The mean wall time of sealed runs, from the start of the server to its seal; empty of simulated runs."""
+    spans_s = [
+        (run.manifest.timings["server_stopped_ns"] - run.manifest.timings["server_start_ns"])
+        / (run.manifest.clock.scale * NS_PER_S)
+        for run in runs
+        if not kind_named(run.manifest.backend).is_virtual and "server_stopped_ns" in run.manifest.timings
+    ]
+    return [sum(spans_s) / len(spans_s) + SEAL_S] if spans_s else []
+
+
+def plain(spec: ExperimentSpec) -> dict[str, Any]:
+    """An experiment as records keep it."""
+    return spec.model_dump(mode="json")
+
+
+def _about(seconds: float) -> str:
+    if not seconds:
+        return ", in virtual time"
+    return f", about {seconds:.0f} s" if seconds < 120 else f", about {seconds / 60:.0f} min"
+
+
+def explored_lines(found: Explored) -> list[str]:
+    """What a search found, as lines of text."""
+    lines = [f"{found.num_setups:,} configurations, {found.num_simulated:,} simulations of a plan"]
+    lines += [f"bounds: {line}" for line in found.bounds]
+    ceiling, error = 100 * (1 - found.ceiling.ratio), 100 * found.ceiling.error
+    lines.append(f"most that any configuration could save: {ceiling:.1f} +- {error:.1f} %")
+    for option in found.options:
+        marks = [name for name, chosen in (("best", found.best), ("smallest", found.smallest)) if chosen == option]
+        mark = f"  <- {', '.join(marks)}" if marks else ""
+        lines.append(
+            f"{option.setup.label:<34} predicted {option.ratio.ratio:.4f} +- {option.ratio.error:.4f}, "
+            f"{option.memory_gib:.1f} GiB{mark}"
+        )
+    return lines

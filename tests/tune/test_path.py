@@ -1,0 +1,189 @@
+"""One command goes from an experiment to a confirmed configuration, and on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import RecordsError, ServerError, SpecError
+from harness.measure.records.store import RunStore
+from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.model.spec.base import tomllib
+from harness.runner import ExperimentOutcome, run_experiment
+from harness.runner.progress import StopFlag
+from harness.tune import confirm
+from harness.tune.explore import QUICK
+from harness.tune.path import Stages, Tune, TuneStoppedError
+
+LOSING = {"num_sessions": 8, "wait_cap_s": 20.0}
+LOOKS = (4,)
+
+
+def experiment(**changes: Any) -> ExperimentSpec:
+    table = {
+        "name": "small",
+        "backend": "sim",
+        "base_seed": 771,
+        "workload": LOSING,
+        "tune": {"may_change": ["kv_slots"]},
+        "condition": [{"name": "base"}],
+    }
+    return parse_experiment(table | changes, where="test")
+
+
+def perform(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+    return run_experiment(spec, runs_root=folder, resume=True, **options)
+
+
+@pytest.fixture(autouse=True)
+def few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement of six plans at most."""
+    monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
+
+
+def tuned(folder: Path, spec: ExperimentSpec | None = None, **given: Any) -> tuple[Stages, list[str]]:
+    said: list[str] = []
+    given = {"perform": perform, **given}
+    made = Tune(spec or experiment(), folder / "runs", say=said.append, effort=QUICK, **given)
+    return made.run(), said
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tune from its beginning to its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confirm, "MOST_BLOCKS", 6)
+        tuned(folder)
+    return folder
+
+
+def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(whole: Path) -> None:
+    stages, said = tuned(whole)
+    assert stages.answer is not None
+    assert stages.answer.state == "confirmed"
+    assert stages.answer.sentence.startswith("16 KV slots in place of 8: ")
+    assert "confirmed on 6 new plans" in stages.answer.sentence
+    folder = whole / "runs" / "small-tune"
+    text = (folder / "tuned.toml").read_text(encoding="utf-8")
+    assert stages.answer.sentence in text
+    assert "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16" in text
+    assert tomllib.loads(text)["server"]["kv_slots"] == 16
+    assert any("lost reuse: " in line for line in said)
+
+
+def test_the_same_command_makes_nothing_again_and_says_the_same(whole: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("manifest.json")}
+    first, second = tuned(whole)[0], tuned(whole)[0]
+    assert first.answer == second.answer
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("manifest.json")} == before
+
+
+def test_the_plans_of_the_measurement_are_new_to_everything_before_it(whole: Path) -> None:
+    store = RunStore(whole / "runs" / "small-tune")
+    diagnosed = {run.manifest.plan_hash for run in store.sealed("small-diagnose")}
+    measured = {run.manifest.plan_hash for run in store.sealed("small-confirm")}
+    assert len(diagnosed) == 3
+    assert len(measured) == 6
+    assert not diagnosed & measured
+
+
+def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path, tmp_path: Path) -> None:
+    stopped = 0
+    for _ in range(40):
+
+        def interrupted(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+            stop = StopFlag()
+            made: list[str] = []
+
+            def sealed(event: Any) -> None:
+                made.extend([event.label] if type(event).__name__ == "RunSealed" else [])
+                if len(made) == 2:
+                    stop.after_run = True
+
+            return perform(spec, folder, stop=stop, on_progress=sealed, **options)
+
+        try:
+            stages, _ = tuned(tmp_path, perform=interrupted)
+        except TuneStoppedError:
+            stopped += 1
+            continue
+        break
+    assert stopped > 3
+    assert stages.answer == tuned(whole)[0].answer
+
+
+def test_a_candidate_that_does_not_start_leaves_what_was_measured_and_one_line(tmp_path: Path) -> None:
+    def failing(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+        if spec.name.endswith("confirm"):
+            raise ServerError("the server ended while it started", where="best/0", hint="Read server.log")
+        return perform(spec, folder, **options)
+
+    stages, said = tuned(tmp_path, perform=failing)
+    assert stages.answer is not None
+    assert stages.answer.state == "predicted"
+    assert stages.answer.why.startswith("best/0: the server ended while it started")
+    assert sum("ended while it started" in line for line in said) == 1
+    assert len(list(RunStore(tmp_path / "runs" / "small-tune").sealed("small-diagnose"))) == 3
+
+
+def test_a_server_that_loses_nothing_is_kept_without_a_measurement(tmp_path: Path) -> None:
+    server = {"max_num_seqs": 1, "decode_buckets": [1], "kv_slots": 9}
+    stages, _ = tuned(tmp_path, experiment(workload={"num_sessions": 1}, server=server))
+    assert stages.answer is not None
+    assert stages.answer.state == "keep"
+    assert stages.answer.sentence.startswith("Keep {1}/1, 9 slots: no configuration within the bounds is predicted")
+    assert not (tmp_path / "runs" / "small-tune" / "frozen.json").exists()
+
+
+def test_another_question_in_the_same_folder_is_refused_and_names_what_differs(whole: Path) -> None:
+    with pytest.raises(SpecError, match=r"asked otherwise \(tune differ\)"):
+        tuned(whole, experiment(tune={"may_change": ["decode_buckets"]}))
+    with pytest.raises(SpecError, match=r"asked otherwise \(experiment differ\)"):
+        tuned(whole, experiment(base_seed=9))
+    assert tuned(whole, experiment(tune={"may_change": ["kv_slots"], "budget": "2h"}))[0].answer is not None
+
+
+def test_a_measurement_that_was_changed_after_it_was_frozen_is_refused(tmp_path: Path) -> None:
+    tuned(tmp_path)
+    file = tmp_path / "runs" / "small-tune" / "confirm.toml"
+    file.write_text(file.read_text(encoding="utf-8").replace("margin = 0.01", "margin = 0.2"), encoding="utf-8")
+    with pytest.raises(RecordsError, match="was changed after it was frozen"):
+        tuned(tmp_path)
+    frozen = json.loads((tmp_path / "runs" / "small-tune" / "frozen.json").read_bytes())
+    assert 0.8 < frozen["predicted"]["best"]["ratio"] < 0.99
+
+
+@pytest.mark.parametrize(
+    ("tune", "named"),
+    [
+        ({"budget": "soon"}, "tune.budget: is 'soon', and a time is wanted"),
+        ({"budget": "0s"}, "tune.budget: is '0s', and a time is wanted"),
+        ({"memory": "14"}, "tune.memory: is '14', and a size is wanted"),
+        ({"memory": "14GB"}, "tune.memory: is '14GB', and a size is wanted"),
+        ({"agents": [6, 6]}, "must be positive and without repeats"),
+        ({"agents": [0]}, "must be positive and without repeats"),
+        ({"goal": "speed"}, "goal"),
+        ({"may_chnage": ["kv_slots"]}, "unknown key (did you mean may_change"),
+        ({"most_sizes": -1}, "most_sizes"),
+        ({"budget": 3600}, "budget"),
+    ],
+)
+def test_mistakes_in_the_table_are_named_with_their_key(tune: dict[str, Any], named: str) -> None:
+    with pytest.raises(SpecError, match=named.replace("(", r"\(")):
+        experiment(tune=tune)
+
+
+def test_a_key_that_no_search_changes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="'slot_tokens' is no key that can be searched on this server"):
+        tuned(tmp_path, experiment(tune={"may_change": ["slot_tokens"]}))
+
+
+def test_a_budget_that_decides_nothing_says_how_much_would(tmp_path: Path) -> None:
+    spec = experiment(backend="emulator", tune={"budget": "60s"})
+    made = Tune(spec, tmp_path / "runs", perform, lambda _line: None)
+    with pytest.raises(SpecError, match=r"tune.budget: it leaves room for 0 plans of .* Allow \d+ min"):
+        made.forecast()
