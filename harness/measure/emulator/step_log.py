@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from harness.measure.emulator.logs import BackgroundWriter
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import StepEnd
-from harness.stacks.vllm.step_log import COLUMNS, FORMAT
 
 
 def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
     """The header, with the settings in effect."""
+    # Imported here: it loads pyarrow, and a server with slots writes no such log.
+    from harness.stacks.vllm.step_log import COLUMNS, FORMAT
+
     paged = config.paged
     return {
         "vllm_step_log": FORMAT,
@@ -49,6 +51,8 @@ def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
 
 def step_log_row(config: EngineConfig, end: StepEnd, at_ns: int, logger_ns: int = 0) -> list[Any]:
     """The values of ``COLUMNS`` of a step, after its tokens were drawn. at_ns: CLOCK_MONOTONIC."""
+    from harness.stacks.vllm.step_log import COLUMNS
+
     step, paged = end.start.step, config.paged
     num_tokens = sum(step.tokens)
     num_decodes = num_tokens - step.computed_tokens
