@@ -6,8 +6,6 @@ took most of the time of such tests; those about starting and dying start a real
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
 import resource
 import subprocess
@@ -17,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.support.loaded"])
+from tests.support.forked import start_forked
+
 GIVEN_UP_AFTER_S = 600
 
 
@@ -38,11 +36,9 @@ def harness(
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         variables = {**os.environ, **(environment or {})}
-        process = _processes.Process(
-            target=_call,
-            args=(words, str(cwd or Path.cwd()), variables, str(out), str(err), limits or {}, checkout, draws),
+        process = start_forked(
+            _call, words, limits or {}, checkout, draws, cwd=cwd or Path.cwd(), variables=variables, out=out, err=err
         )
-        process.start()
         process.join(GIVEN_UP_AFTER_S)
         if process.exitcode is None:
             process.kill()
@@ -52,24 +48,7 @@ def harness(
         )
 
 
-def _call(
-    words: tuple[str, ...],
-    cwd: str,
-    variables: Mapping[str, str],
-    out: str,
-    err: str,
-    limits: Mapping[int, int],
-    checkout: Path | None,
-    draws: bool,
-) -> None:
-    for descriptor, path in ((1, out), (2, err)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        os.dup2(file, descriptor)
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(variables)
-    tempfile.tempdir = None
-    gc.freeze()
+def _call(words: tuple[str, ...], limits: Mapping[int, int], checkout: Path | None, draws: bool) -> None:
     sys.argv = ["harness", *words]
     for number, limit in limits.items():
         resource.setrlimit(number, (limit, limit))

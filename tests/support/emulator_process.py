@@ -1,8 +1,12 @@
-"""A real emulator process on a free loopback port, and what it wrote."""
+"""A real emulator process on a free loopback port, and what it wrote.
+
+Its process is forked from one that has loaded everything; ``start_process`` starts the command itself.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ import httpx
 
 from benchmarks.emulator import wait_for_address
 from harness.measure.emulator.step_log import read_trace
+from tests.support.forked import ForkedProcess, start_forked
 
 STOP_WITHIN_S = 20
 SCALE = 20.0
@@ -23,7 +28,7 @@ SCALE = 20.0
 class Emulator:
     """One server process. ``client``: an HTTP client bound to its address."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     address: str
     log_path: Path
     trace_path: Path
@@ -79,27 +84,42 @@ class Emulator:
 Start = Callable[..., Emulator]
 
 
-AS_A_COMMAND = ("-m", "harness.measure.emulator")
+def start_process(folder: Path, *flags: str, **config: Any) -> tuple[subprocess.Popen[bytes], Path]:
+    """The server's command, which may not be ready yet, and where its log goes."""
+    config_path, log_path = _written(folder, config)
+    with log_path.open("wb") as log:
+        command = [sys.executable, "-m", "harness.measure.emulator", "--config", str(config_path), *flags]
+        return subprocess.Popen(command, stdout=log, stderr=log), log_path
 
 
-def start_process(
-    folder: Path, *flags: str, program: Sequence[str] = AS_A_COMMAND, **config: Any
-) -> tuple[subprocess.Popen[bytes], Path]:
-    """A server process that may not be ready yet, and where its log goes. program: what the interpreter runs."""
+def start_ready(folder: Path, *flags: str, idle_timeout_s: float | None = None, **config: Any) -> Emulator:
+    """A server process that listens. idle_timeout_s: in place of ``server.IDLE_TIMEOUT_S``."""
+    config_path, log_path = _written(folder, config)
+    words, outputs = ("--config", str(config_path), *flags), {"out": log_path, "err": log_path}
+    process = ForkedProcess(
+        start_forked(_serve, words, idle_timeout_s, cwd=Path.cwd(), variables=dict(os.environ), **outputs)
+    )
+    address = wait_for_address(process, log_path)
+    return Emulator(process, address, log_path, folder / "trace.jsonl", httpx.Client(base_url=address, timeout=60))
+
+
+def _written(folder: Path, config: dict[str, Any]) -> tuple[Path, Path]:
+    """The file of a configuration, and an empty log."""
     folder.mkdir(exist_ok=True)
     log_path, config_path = folder / "server.log", folder / "config.json"
     table = {"port": 0, "time_scale": SCALE, "trace_path": str(folder / "trace.jsonl"), **config}
     config_path.write_text(json.dumps(table))
-    with log_path.open("wb") as log:
-        command = [sys.executable, *program, "--config", str(config_path), *flags]
-        return subprocess.Popen(command, stdout=log, stderr=log), log_path
+    log_path.write_bytes(b"")
+    return config_path, log_path
 
 
-def start_ready(folder: Path, *flags: str, **config: Any) -> Emulator:
-    """A server process that listens."""
-    process, log_path = start_process(folder, *flags, **config)
-    address = wait_for_address(process, log_path)
-    return Emulator(process, address, log_path, folder / "trace.jsonl", httpx.Client(base_url=address, timeout=60))
+def _serve(words: Sequence[str], idle_timeout_s: float | None) -> None:
+    from harness.measure.emulator import server
+    from harness.measure.emulator.__main__ import main
+
+    server.IDLE_TIMEOUT_S = idle_timeout_s or server.IDLE_TIMEOUT_S
+    sys.argv = ["harness.measure.emulator", *words]
+    sys.exit(main())
 
 
 def end(emulator: Emulator) -> None:

@@ -1,4 +1,4 @@
-"""Imported by the process that ``command_line`` forks from: what nearly every command loads, draws or runs.
+"""Imported by the process that ``forked`` forks from: what an emulator and most commands need.
 
 A figure is drawn once, since matplotlib reads its fonts and styles at the first; the page's template is read once.
 """
@@ -21,6 +21,7 @@ import harness.judge.advise
 import harness.judge.catalogue
 import harness.judge.prereg
 import harness.judge.report.page
+import harness.measure.emulator.server
 import harness.measure.server.doctor
 import harness.runner.backends
 from harness.judge.report.svg import Sheet

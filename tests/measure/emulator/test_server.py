@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.emulator import wait_for_address
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import SpecError
 from harness.judge.analysis.logs.parse import ParseCounts, parse_log
@@ -94,10 +95,11 @@ def test_a_second_signal_ends_at_once(start_emulator: Start) -> None:
     thread.join()
 
 
-def test_ctrl_c_is_a_normal_stop(start_emulator: Start) -> None:
-    server = start_emulator()
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(STOP_WITHIN_S) == 0
+def test_ctrl_c_is_a_normal_stop(tmp_path: Path) -> None:
+    process, log_path = start_process(tmp_path)
+    wait_for_address(process, log_path)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(STOP_WITHIN_S) == 0
 
 
 def test_a_client_that_goes_away_frees_its_slot(start_emulator: Start) -> None:
@@ -290,12 +292,7 @@ def test_a_body_that_unpacks_to_a_gigabyte_is_refused_unpacked_by_nobody(start_e
 
 @pytest.mark.same_everywhere
 def test_a_connection_that_asks_nothing_is_closed_before_its_first_request_and_after_one(start_emulator: Start) -> None:
-    program = """
-import sys
-from harness.measure.emulator import __main__, server
-server.IDLE_TIMEOUT_S = 0.3
-sys.exit(__main__.main())"""
-    url = start_emulator(program=("-c", program)).client.base_url
+    url = start_emulator(idle_timeout_s=0.3).client.base_url
     for asks in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HT"):
         with socket.create_connection((url.host, url.port or 0), timeout=30) as idle:
             idle.sendall(asks)

@@ -9,6 +9,7 @@ import pytest
 
 from harness.stacks.vllm.step_log import load_step_log
 from tests.support.emulator_process import Emulator, Start
+from tests.support.processes import comes_true
 
 pytestmark = pytest.mark.live
 
@@ -85,7 +86,6 @@ def test_a_client_that_leaves_gives_its_blocks_back(server: Emulator) -> None:
     ) as answer:
         next(answer.iter_lines())
 
-    while server.metric("vllm:num_requests_running"):
-        pass
+    assert comes_true(lambda: not server.metric("vllm:num_requests_running"), seconds=60)
     assert server.complete([5] * 20, max_tokens=1)["usage"]["completion_tokens"] == 1
     assert server.metric("vllm:kv_cache_usage_perc") == 0
