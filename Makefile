@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench setup runtime dev docs pictures wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -165,6 +165,9 @@ calibration: runtime  ## fit two known cost models from emulator runs and say ho
 
 bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+studies: dev  ## short forms of the studies of benchmarks: are intervals, power and gates as good as their word?
+	@$(BIN)/python -m pytest -n 0 tests/studies
 
 setup: dev  ## only the set-up
 

@@ -7,9 +7,11 @@ import hashlib
 import io
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from harness.judge.summary import summarise
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.table import Table, to_rich
+from tests.support.command_line import without_figures
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 RIGHT_TO_LEFT = "\u202e"
@@ -90,9 +93,16 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def report(runs: list[SealedRun], folder: Path, **options: str) -> Page:
-    path = write_report(runs, folder / "report.html", **options)
-    return Page(path.read_text(encoding="utf-8"))
+def written(runs: Sequence[SealedRun], path: Path, *, draws: bool = False, **options: Any) -> Path:
+    """What ``write_report`` writes; draws: its figures too, which only tests that look at them need."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr("harness.judge.report.page.plots_of", without_figures)
+        return write_report(runs, path, **options)
+
+
+def report(runs: Sequence[SealedRun], folder: Path, **options: Any) -> Page:
+    return Page(written(runs, folder / "report.html", **options).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +112,7 @@ def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> list[SealedRun]:
 
 @pytest.fixture(scope="module")
 def demo(demo_runs: list[SealedRun], tmp_path_factory: pytest.TempPathFactory) -> Page:
-    return report(demo_runs, tmp_path_factory.mktemp("page"))
+    return report(demo_runs, tmp_path_factory.mktemp("page"), draws=True)
 
 
 def test_every_section_is_there_and_reachable(demo: Page) -> None:
@@ -242,10 +252,8 @@ def test_the_harness_reports_on_itself(demo: Page) -> None:
 
 
 def test_stalls_of_the_machine_are_marked_on_the_timeline(demo_runs: list[SealedRun], tmp_path: Path) -> None:
-    with_stall = write_report(demo_runs[:1], tmp_path / "r.html").read_text(encoding="utf-8")
-    without = write_report([seal_run(tmp_path, Shape(has_audit=False))], tmp_path / "q.html").read_text(
-        encoding="utf-8"
-    )
+    with_stall = written(demo_runs[:1], tmp_path / "r.html").read_text(encoding="utf-8")
+    without = written([seal_run(tmp_path, Shape(has_audit=False))], tmp_path / "q.html").read_text(encoding="utf-8")
     assert with_stall.count('class="t-stall"') == 1 + without.count('class="t-stall"')
 
 
@@ -315,7 +323,7 @@ def test_sixty_four_sessions_and_a_dozen_runs_stay_a_small_file(tmp_path: Path) 
         for k in range(2)
         for name in ("base-waits", "other")
     ]
-    path = write_report(runs, tmp_path / "report.html")
+    path = written(runs, tmp_path / "report.html", draws=True)
     assert path.stat().st_size < 3_000_000
     page = Page(path.read_text(encoding="utf-8"))
     assert "64 sessions, 192 requests" in page.text
@@ -385,7 +393,7 @@ def test_the_experiments_own_analysis_and_decisions_are_shown(demo_runs: list[Se
     table = Table("Table I", "What a row is.", ("condition", "padding"), (("base", 0.25),))
     decision = Decision("cost-validation", "bucket6", Outcome.PASS, "both channels agree", num_blocks=1)
     results = Results(AnalysisResult("demo", "alignment", (table,), ("a note",)), (decision,))
-    page = Page(write_report(demo_runs, tmp_path / "r.html", results=results).read_text(encoding="utf-8"))
+    page = Page(written(demo_runs, tmp_path / "r.html", results=results).read_text(encoding="utf-8"))
     for words in ("Table I", "0.2500", "a note", "PASS", "1 of 3 blocks", "both channels agree"):
         assert words in page.text
 
@@ -403,7 +411,7 @@ def test_reuse_by_wait_has_its_curve_and_table_where_sessions_return(demo: Page,
 
 
 def test_a_title_and_the_timelines_can_be_chosen(demo_runs: list[SealedRun], tmp_path: Path) -> None:
-    path = write_report(demo_runs, tmp_path / "r.html", title="My title", timelines=["base-nowaits/2"])
+    path = written(demo_runs, tmp_path / "r.html", title="My title", timelines=["base-nowaits/2"])
     page = Page(path.read_text(encoding="utf-8"))
     assert "My title" in page.text
     assert page.html.count('class="plot timeline"') == 1
@@ -412,22 +420,22 @@ def test_a_title_and_the_timelines_can_be_chosen(demo_runs: list[SealedRun], tmp
 
 def test_an_unknown_timeline_is_refused_by_name(demo_runs: list[SealedRun], tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no sealed run 'nothing/0'.*base-waits/0"):
-        write_report(demo_runs, tmp_path / "r.html", timelines=["nothing/0"])
+        written(demo_runs, tmp_path / "r.html", timelines=["nothing/0"])
 
 
 def test_no_runs_and_runs_of_two_experiments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="exactly one experiment"):
-        write_report([], tmp_path / "r.html")
+        written([], tmp_path / "r.html")
     two = [seal_run(tmp_path), seal_run(tmp_path, Shape(experiment="other"))]
     with pytest.raises(SpecError, match="got demo, other"):
-        write_report(two, tmp_path / "r.html")
+        written(two, tmp_path / "r.html")
 
 
 def test_a_report_that_cannot_be_written_says_where(demo_runs: list[SealedRun], tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a folder")
     with pytest.raises(SpecError, match="is no folder") as caught:
-        write_report(demo_runs[:1], in_the_way / "r.html")
+        written(demo_runs[:1], in_the_way / "r.html")
     assert str(in_the_way) in str(caught.value)
     assert in_the_way.read_text() == "not a folder"
 
@@ -436,14 +444,14 @@ def test_writing_again_replaces_the_report_and_leaves_nothing_beside_it(
     demo_runs: list[SealedRun], tmp_path: Path
 ) -> None:
     path = tmp_path / "deep" / "r.html"
-    write_report(demo_runs[:1], path, title="first")
-    write_report(demo_runs[:1], path, title="second")
+    written(demo_runs[:1], path, title="first")
+    written(demo_runs[:1], path, title="second")
     assert "second" in path.read_text(encoding="utf-8")
     assert [entry.name for entry in path.parent.iterdir()] == ["r.html"]
 
 
 def test_a_simulated_run_is_called_predicted_and_its_channels_never_agree(tmp_path: Path) -> None:
-    page = report(seal_demo(tmp_path, num_replicates=1, backend="sim", time_scale=1.0), tmp_path)
+    page = report(seal_demo(tmp_path, num_replicates=1, backend="sim", time_scale=1.0), tmp_path, draws=True)
     assert "Predicted, not measured." in page.text
     assert "4 predicted runs, all valid" in page.text
     assert "Predicted: bucket6-waits costs" in page.text
@@ -502,7 +510,7 @@ def test_a_condition_that_changes_the_workload_says_so(tmp_path: Path) -> None:
 def test_a_title_that_reorders_its_letters_is_spelled_out(tmp_path: Path) -> None:
     title = f"8 slots {RIGHT_TO_LEFT}win"
     runs = seal_demo(tmp_path, num_replicates=1)
-    page = write_report(runs, tmp_path / "page.html", title=title).read_text(encoding="utf-8")
+    page = written(runs, tmp_path / "page.html", title=title).read_text(encoding="utf-8")
     assert RIGHT_TO_LEFT not in page
     assert "8 slots \\u202ewin" in page
     screen = io.StringIO()
@@ -511,7 +519,7 @@ def test_a_title_that_reorders_its_letters_is_spelled_out(tmp_path: Path) -> Non
 
 
 def test_a_page_may_run_its_own_script_and_nothing_else(tmp_path: Path) -> None:
-    html = write_report(seal_demo(tmp_path, num_replicates=1), tmp_path / "page.html").read_text(encoding="utf-8")
+    html = written(seal_demo(tmp_path, num_replicates=1), tmp_path / "page.html").read_text(encoding="utf-8")
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', html)
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
