@@ -108,7 +108,7 @@ def _with_template(sizes: TextSizes, first_tokens: float, turn_tokens: float) ->
 
 def _tokenized(target: Target, body: dict[str, Any]) -> list[Any] | None:
     """The ids of what ``body`` holds; None where the server has no such tokenizer."""
-    values = request_values(0, 0, "tokenize-0-0", None, (0, 0))
+    values = request_values(0, 0, ("tokenize-0", "tokenize-0-0"), None, (0, 0))
     headers = RequestOptions(target.request).headers(lambda: values)
     content = json.dumps({"model": target.model, **body}).encode()
     reply = ask(target.endpoint, "/tokenize", deadline_s=DEADLINE_S, body=content, headers=headers)

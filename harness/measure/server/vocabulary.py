@@ -72,7 +72,7 @@ def asked_vocabulary(endpoint: Endpoint, model: str, request: RequestSpec, refus
     Halves the ids below ``refused`` by requests of one token, of which a refused one costs no step.
     """
     options = RequestOptions(request)
-    values = request_values(0, 0, "vocabulary-0-0", None, (1, 1))
+    values = request_values(0, 0, ("vocabulary-0", "vocabulary-0-0"), None, (1, 1))
     headers, more = options.headers(lambda: values), options.body(lambda: values).decode()
     known, unknown = 0, refused
     while unknown - known > 1:
