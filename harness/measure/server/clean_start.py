@@ -44,5 +44,7 @@ def _knows_salt(target: Target) -> bool:
 
 
 def _asked(target: Target, path: str, body: bytes | None = None) -> Reply:
-    headers = RequestOptions(target.request).headers(lambda: request_values(0, 0, ("clean-0", "clean-0-0"), None, (0, 0)))
+    headers = RequestOptions(target.request).headers(
+        lambda: request_values(0, 0, ("clean-0", "clean-0-0"), None, (0, 0))
+    )
     return ask(target.endpoint, path, deadline_s=DEADLINE_S, body=body, headers=headers)
