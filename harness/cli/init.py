@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from harness.measure.server.probe import ProbeReport
     from harness.model.experiment import PlannedRuns
-    from harness.model.traces.recording import ReadOptions, TraceFile
+    from harness.model.traces.base import ReadOptions
+    from harness.model.traces.recording import TraceFile
     from harness.runner.backends.base import FirstExperiment, Line
 
 # What two drawn requests of a session can take together, rounded up.
@@ -391,8 +392,9 @@ def _recorded(source: str, name: str, start: FirstExperiment, options: ReadOptio
 def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
     """(the trace as the experiment names it, its content, what the import says)."""
     from harness.cli.inputs import import_notes
+    from harness.model.traces.base import ReadOptions
     from harness.model.traces.importing import import_trace
-    from harness.model.traces.recording import ReadOptions, is_trace, load_trace, read_trace
+    from harness.model.traces.recording import is_trace, load_trace, read_trace
 
     path = Path(source)
     if not path.exists() or is_trace(path):

@@ -25,7 +25,8 @@ from harness.errors import SpecError
 from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
-    from harness.model.traces.recording import ReadNotes, ReadOptions, TraceHead
+    from harness.model.traces.base import ReadNotes, ReadOptions
+    from harness.model.traces.recording import TraceHead
 
 
 def plan_build(
@@ -195,7 +196,8 @@ def _import(
 
 def read_options(block_tokens: int, time_unit: str, waits: str) -> ReadOptions:
     """What a person says of recordings that do not say it; SpecError for an unknown unit of time."""
-    from harness.model.traces.recording import DEFAULT_WAITS, ReadOptions
+    from harness.model.traces.base import ReadOptions
+    from harness.model.traces.recording import DEFAULT_WAITS
 
     units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
     if time_unit not in units:
@@ -216,15 +218,20 @@ def trace_formats(
         check_trace_format(name)
     for each in [name] if name and name != "auto" else TRACE_FORMATS:
         print_folded(f"{each}: {TRACE_FORMATS[each].description}")
+        if held_to := TRACE_FORMATS[each].held_to:
+            print_folded(f"  held to: {held_to}; rows of a newer release are labelled")
         for line in TRACE_FORMATS[each].not_promised:
             print_folded(f"  not promised: {line}")
+        for kind, reason in TRACE_FORMATS[each].passed.items():
+            print_folded(f"  passed over: {kind}: {reason}")
 
 
 def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[str]:
     """What an import read, left out and assumed, a line each."""
 
-    yield f"{output}: {head.source_format}, {notes.num_lines} lines read"
-    for what, counts in (("broken", notes.broken), ("dropped", notes.dropped)):
+    yield f"{output}: {head.source_format}, {notes.num_rows} rows read"
+    yield "  " + ", ".join(f"{count} {kind}" for kind, count in notes.rows.items())
+    for what, counts in (("unknown", notes.unknown), ("broken", notes.broken), ("dropped", notes.dropped + notes.left)):
         for reason, count in counts.most_common():
             yield f"  {what}: {count} x {reason}, first at {printable_lines(notes.first_at[reason])}"
     for label in head.labels:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from harness.model.traces.base import ReadOptions
 from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import ReadOptions, TraceFile, read_trace
+from harness.model.traces.recording import TraceFile, read_trace
 
 
 def written(folder: Path, rows: Iterable[Any], name: str = "in") -> Path:

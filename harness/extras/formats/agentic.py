@@ -18,6 +18,7 @@ from harness.clock import NS_PER_MS
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
     list_of,
@@ -36,7 +37,7 @@ from harness.model.traces.blocks import (
 )
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.mooncake import REPEATED
-from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""
@@ -68,6 +69,7 @@ class _Call:
     abort_tokens: int
     after: list[Key] = field(default_factory=list[Key])
     is_next: bool = False
+    is_drawn: bool = False
 
     @property
     def value(self) -> tuple[object, ...]:
@@ -171,7 +173,7 @@ def _call(record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], plac
 def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> None:
     """Say what each request waits for, and how long its prompt is; rows with too many names are taken out."""
     for key in [key for key, call in calls.items() if len(call.blocks) > -(-call.prompt // block_tokens)]:
-        notes.line_broken(TOO_MANY_NAMES, calls[key].at)
+        notes.row_broken(TOO_MANY_NAMES, calls[key].at, was_call=True)
         del calls[key]
     files_of: dict[str, list[Key]] = {}
     for key in calls:
@@ -186,7 +188,7 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
             elif len(elsewhere) == 1:
                 call.after.append(elsewhere[0])
             else:
-                notes.drop("waits for a request that is not in the file", call.at)
+                notes.leave("waits for a request that is not in the file", call.at)
     drawn = DrawnWaits(notes)
     for turns in sessions.values():
         _chain(turns, drawn, notes)
@@ -208,6 +210,7 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes) -> None:
             turn.is_next = True
             turn.after.append(before.key)
             if not turn.has_delay:
+                turn.is_drawn = True
                 turn.wait_ns += drawn.wait_ns(turn.session, turn.key[1])
         else:
             notes.assume("rows of a session with an instant and no delay: each starts at its instant")
@@ -300,6 +303,7 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
                 call.blocks,
                 call.abort_ns,
                 0 if call.abort_ns else call.abort_tokens,
+                call.is_drawn,
             )
         )
         last[call.key[0], call.session] = call

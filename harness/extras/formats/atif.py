@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import Call, log_of, usage_of
+from harness.extras.formats.trajectories import Call, hold_sum, log_of, uncounted, usage_of
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -20,11 +21,14 @@ from harness.model.traces.base import (
     record_of,
     text_of,
 )
-from harness.model.traces.recording import ReadNotes
-from harness.model.traces.rounds import Log, through_rounds
+from harness.model.traces.rounds import Log, Unread, through_rounds
 
 DEEPEST = 16
 VERSION = "ATIF-"
+HELD_TO = "1.7"
+PASSED = {
+    "no call": "a step of the agent that asked no model",
+}
 
 
 def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
@@ -37,38 +41,55 @@ def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None
 def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[Log]:
     session = text_of(document, "trajectory_id") or text_of(document, "session_id") or at
     if not text_of(document, "schema_version").startswith(VERSION) or not list_of(document.get("steps")):
-        notes.line_broken("no ATIF trajectory", at)
+        notes.row_broken("no ATIF trajectory", at)
         return
-    if log := log_of(session, list(_calls(document, session, at, notes)), notes):
+    notes.holds(len(list_of(document["steps"])))
+    notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
+    unread = Unread()
+    calls = list(_calls(document, session, at, unread, notes))
+    for total, name in (("prompt", "prompt"), ("completion", "generate"), ("cached", "cached")):
+        stated = record_of(document.get("final_metrics")).get(f"total_{total}_tokens")
+        hold_sum(notes, f"{total} tokens", stated, (getattr(call, name) or 0 for call in calls))
+    if log := log_of(session, calls, unread, notes):
         yield log
     for place, child in enumerate(list_of(document.get("subagent_trajectories")) if depth < DEEPEST else ()):
+        notes.num_rows += 1
         yield from _logs(record_of(child), f"{at}, sub-agent {place}", notes, depth + 1)
 
 
-def _calls(document: Record, session: str, at: str, notes: ReadNotes) -> Iterator[Call]:
+def _calls(document: Record, session: str, at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
     """The calls of a trajectory's own steps."""
     steps = sorted(map(record_of, list_of(document.get("steps"))), key=_number)
     notes.assume("steps out of order of their id: sorted", steps != [*map(record_of, list_of(document.get("steps")))])
-    asked_ns, is_human, last = None, False, None
+    ids = {_number(step) for step in steps}
+    notes.assume("steps that are missing by their id", max(ids) - min(ids) + 1 - len(ids))
+    asked_ns, is_human, unknown_wait, last = None, False, "", None
+    unread.num_rows = len(steps)
     for step in steps:
         place, moment_ns = f"{at}, step {_number(step)}", instant_ns(step.get("timestamp"))
         if step.get("is_copied_context") is True:
-            notes.drop("steps that are copied from another trajectory", place)
-        elif text_of(step, "source") != "agent":
+            notes.leave("steps that are copied from another trajectory", place, 1)
+        elif text_of(step, "source") in ("user", "system"):
+            notes.part()
             asked_ns, is_human = moment_ns, is_human or text_of(step, "source") == "user"
+        elif text_of(step, "source") != "agent":
+            notes.row_unknown(f"source {text_of(step, 'source')}", place)
+            unread.add()
         elif step.get("llm_call_count") == 0:
-            continue
+            notes.pass_over(f"no call: {PASSED['no call']}")
         elif (counts := usage_of(record_of(step.get("metrics")))) is None:
-            notes.drop("steps of an agent without token counts", place)
+            unknown_wait = uncounted(record_of(step.get("metrics")), place, notes)
         else:
-            prompt, generate, cached = counts
+            notes.call()
+            unread.begin(is_first=last is None)
+            prompt, generate, cached, created = counts
             identity = None if moment_ns is None else ("atif", moment_ns, prompt, generate, cached)
             characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
             last = Call(place, prompt, generate, cached, asked_ns, moment_ns, None, is_human, characters)
             last.identity = identity or ("atif", session, _number(step), prompt, generate)
-            last.children = _children(step)
+            last.children, last.created, last.unknown_wait = _children(step), created, unknown_wait
             notes.assume("steps that are several calls, taken as one", _is_several(step))
-            asked_ns, is_human = None, False
+            asked_ns, is_human, unknown_wait = None, False, ""
             yield last
 
 
@@ -95,10 +116,10 @@ FORMAT = TraceFormat(
     (
         "steps have times: a trajectory without gets waits from a distribution, labelled; a step has one time, so a "
         "wait between two answers holds the second answer's own time too, labelled",
-        "steps have token counts: an agent's step without them is dropped and counted",
+        "steps have token counts: an agent's step without them is dropped and counted, and the wait after it unknown",
         "a step is one call: several are taken as one, labelled",
-        "a step stands once: copied context is dropped and counted, as are steps with an earlier step's time and "
-        "counts",
+        "a step stands once: copied context is passed over and counted; steps with an earlier step's time and counts "
+        "are dropped and counted",
         "cached_tokens is there: without, a prompt is taken to begin with the conversation before it, labelled",
         "steps come in order: they are sorted by their id, and labelled",
         "completion_tokens counts the answer: far fewer tokens than its characters are estimated from them, and "
@@ -106,4 +127,6 @@ FORMAT = TraceFormat(
     ),
     (frozenset({"schema_version", "steps", "agent"}),),
     suffixes=(".json", ".jsonl"),
+    passed=PASSED,
+    held_to=f"ATIF {HELD_TO}",
 )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
     json_records,
@@ -27,7 +28,7 @@ from harness.model.traces.base import (
 )
 from harness.model.traces.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
 from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.rounds import CHARACTERS_PER_TOKEN
 
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
@@ -56,6 +57,10 @@ class _Turn:
     def prompt(self) -> int:
         return max(sum(each.tokens for each in self.messages), 1)
 
+    @property
+    def num_answers(self) -> int:
+        return sum(each.is_answer for each in self.messages)
+
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording per session, its calls by the length of their prompts' histories."""
@@ -66,8 +71,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
             turn = _turn(record, at)
             name = text_of(record, "session_id")
             if turn is None or not name:
-                notes.line_broken("a call without its session, messages or output length", at)
+                notes.row_broken("a call without its session, messages or output length", at)
                 continue
+            notes.call()
             said = (name, turn.messages, turn.generate, turn.gap_ns, turn.since_ns)
             value = hashlib.sha256(repr(said).encode("utf-8", "replace")).digest()
             if value in seen:
@@ -122,15 +128,18 @@ def _requests(
     prompt = 0
     for place, turn in enumerate(turns):
         notes.assume("answers of no token taken as 1 token", turn.generate == 0)
-        keep, wait_ns, prompt_before, prompt = 0, 0, prompt, turn.prompt
+        keep, wait_ns, known_ns, prompt_before, prompt = 0, 0, 0, prompt, turn.prompt
         if before is not None:
             prompt, keep = _lengths(before, prompt_before, turn)
-            wait_ns = _wait_ns(before, turn, notes)
-            wait_ns = drawn.wait_ns(session, str(place)) if wait_ns is None else wait_ns
+            num_new = turn.num_answers - before.num_answers
+            notes.assume("calls whose messages hold answers of calls that are missing", num_new > 1)
+            known_ns = _wait_ns(before, turn, notes)
+            wait_ns = drawn.wait_ns(session, str(place)) if known_ns is None else known_ns
         blocks = () if keep else (names.numbers(turn.blocks) or ())[: prompt // MOONCAKE_BLOCK_TOKENS]
         base, after = (place - 1 if keep else None), ((place - 1,) if place else ())
         kind = "tool" if place else "none"
-        yield RecordedRequest(base, after, wait_ns, kind, prompt, keep, max(turn.generate, 1), blocks)
+        lengths = (prompt, keep, max(turn.generate, 1))
+        yield RecordedRequest(base, after, wait_ns, kind, *lengths, blocks, is_drawn=known_ns is None)
         before = turn
 
 

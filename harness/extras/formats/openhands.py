@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.extras.formats.trajectories import Call, log_of, usage_of
+from harness.extras.formats.trajectories import Call, Usage, hold_sum, log_of, uncounted, usage_of
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -22,12 +23,18 @@ from harness.model.traces.base import (
     record_of,
     text_of,
 )
-from harness.model.traces.recording import ReadNotes
-from harness.model.traces.rounds import LATE_NS, Log, through_rounds
+from harness.model.traces.rounds import LATE_NS, Log, Unread, through_rounds
 
-UNCOUNTED = "answers without token counts"
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
-Usage = tuple[int, int, "int | None"]
+NOTICE = "the state of the conversation, or a notice of the program"
+PASSED = {
+    **dict.fromkeys(("SystemPromptEvent", "ConversationStateUpdateEvent", "ConversationErrorEvent"), NOTICE),
+    **dict.fromkeys(("Condensation", "CondensationRequest", "CondensationSummaryEvent", "TokenEvent"), NOTICE),
+    **dict.fromkeys(("PauseEvent", "InterruptEvent", "LLMCompletionLogEvent", "StreamingDeltaEvent"), NOTICE),
+    **dict.fromkeys(("system", "recall", "change_agent_state", "condensation", "condensation_request"), NOTICE),
+    **dict.fromkeys(("start", "pause", "resume", "stop", "null", "task_tracking", "HookExecutionEvent"), NOTICE),
+    **dict.fromkeys(("ActionEvent", "MessageEvent", "message"), "what a person did, or an agent without a model"),
+}
 
 
 @dataclass
@@ -36,6 +43,7 @@ class _Conversation:
 
     events: list[tuple[str, Record]] = field(default_factory=list[tuple[str, Record]])
     usages: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    stated: int | None = None
 
 
 def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
@@ -45,17 +53,25 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
         folder = path.parent.parent if path.parent.name == "events" else path.parent
         for at, record in json_records(path, notes, progress):
             if "stats" in record:
-                conversations.setdefault(str(folder), _Conversation()).usages |= _usages(record)
+                notes.part()
+                of_folder = conversations.setdefault(str(folder), _Conversation())
+                of_folder.usages |= _usages(record)
+                of_folder.stated = sum(usage.prompt for usage in of_folder.usages.values())
             elif "history" in record:
                 events = conversations.setdefault(at, _Conversation()).events
-                events += [(f"{at}, event {place}", event) for place, event in enumerate(_flat(record["history"]))]
+                of_line = list(_flat(record["history"]))
+                notes.holds(len(of_line))
+                events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
             elif "timestamp" in record:
                 name = str(folder) if "kind" in record else str(path)
                 conversations.setdefault(name, _Conversation()).events.append((at, record))
             else:
-                notes.line_broken("no event", at)
+                notes.row_broken("no event", at)
     for name, conversation in conversations.items():
-        if log := log_of(name, list(_calls(conversation, notes)), notes):
+        unread = Unread()
+        calls = list(_calls(conversation, unread, notes))
+        hold_sum(notes, "prompt tokens", conversation.stated, (call.prompt for call in calls))
+        if log := log_of(name, calls, unread, notes):
             yield log
 
 
@@ -76,12 +92,13 @@ def _flat(history: object) -> Iterator[Record]:
         yield from map(record_of, list_of(entry) if isinstance(entry, list) else [entry])
 
 
-def _calls(conversation: _Conversation, notes: ReadNotes) -> Iterator[Call]:
+def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
     """A call for each answer of the model that any event names."""
     rows = [(instant_ns(event.get("timestamp")), at, event) for at, event in conversation.events]
     for moment_ns, at, _ in rows:
         if moment_ns is None:
-            notes.line_broken("an event without its time", at)
+            notes.row_broken("an event without its time", at)
+            unread.add()
     stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
     latest_ns = num_late = 0
     for moment_ns, _, _ in stamped:
@@ -89,25 +106,35 @@ def _calls(conversation: _Conversation, notes: ReadNotes) -> Iterator[Call]:
         latest_ns = max(latest_ns, moment_ns)
     notes.assume("events out of order of time: sorted", num_late)
     stamped.sort(key=lambda row: row[0])
-    asked_ns, is_human, calls = None, False, dict[str, Call]()
+    ids = {number for _, _, event in rows if isinstance(number := event.get("id"), int)}
+    notes.assume("events that are missing by their id", max(ids) - min(ids) + 1 - len(ids) if ids else 0)
+    asked_ns, is_human, unknown_wait, calls = None, False, "", dict[str, Call]()
+    unread.num_rows = len(rows)
     for moment_ns, at, event in stamped:
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
-        if not is_answer:
-            if _is_input(event):
-                asked_ns, is_human = moment_ns, is_human or text_of(event, "source") == "user"
-            elif text_of(event, "source") == "agent" and text_of(event, "action") == "message":
-                notes.drop(UNCOUNTED, at)
-            continue
-        if answer in calls:
-            continue  # one answer may be several actions
+        kind = text_of(event, "kind") or text_of(event, "action")
         response = record_of(record_of(event.get("tool_call_metadata")).get("model_response"))
         counts = usage_of(record_of(response.get("usage"))) or conversation.usages.get(answer)
-        if counts is None:
-            notes.drop(UNCOUNTED, at)
-            continue
-        calls[answer] = Call(at, *counts, asked_ns, moment_ns, None, is_human, 0, ("openhands", answer, moment_ns))
-        asked_ns, is_human = None, False
+        if not is_answer and _is_input(event):
+            notes.part()
+            asked_ns, is_human = moment_ns, is_human or text_of(event, "source") == "user"
+        elif answer in calls:
+            notes.part()  # one answer may be several actions
+        elif is_answer and counts is not None:
+            notes.call()
+            unread.begin(is_first=not calls)
+            call = Call(at, counts.prompt, counts.generate, counts.cached, asked_ns, moment_ns, None, is_human)
+            call.identity, call.created = ("openhands", answer, moment_ns), counts.created
+            call.unknown_wait, calls[answer] = unknown_wait, call
+            asked_ns, is_human, unknown_wait = None, False, ""
+        elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
+            unknown_wait = uncounted(record_of(response.get("usage")), at, notes)
+        elif kind in PASSED:
+            notes.pass_over(f"{kind}: {PASSED[kind]}")
+        else:
+            notes.row_unknown(f"event {kind}", at)
+            unread.add()
     yield from calls.values()
 
 
@@ -123,8 +150,8 @@ FORMAT = TraceFormat(
     "event streams and conversations of OpenHands",
     through_rounds(openhands_logs),
     (
-        "an answer has its usage: one without is dropped and counted (give the whole folder of a conversation of the "
-        "SDK: its base_state.json has the usage)",
+        "an answer has its usage: one without is dropped and counted, the wait after it unknown (give the whole folder "
+        "of a conversation of the SDK: its base_state.json has the usage)",
         "an answer is one event: actions with one answer's id are one call",
         "an event stands once: a call whose answer id and time came before is dropped and counted",
         "events come in order of time: they are sorted, and labelled",
@@ -139,4 +166,5 @@ FORMAT = TraceFormat(
         frozenset({"stats", "agent", "id"}),
     ),
     suffixes=(".json", ".jsonl"),
+    passed=PASSED,
 )

@@ -1,36 +1,53 @@
 """OTLP JSON as flat spans: one ExportTraceServiceRequest a document, or one a line (the collector's file exporter).
 
+Names in snake_case, as Python's protobuf writes them, and Tempo's ``batches`` are read as well.
+
 Follows the JSON Protobuf encoding of OTLP 1.5 (opentelemetry.io, "OTLP/HTTP"): names in lowerCamelCase, 64-bit numbers
 as text or as numbers, ids in hexadecimal, attributes as typed values.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from harness.model.traces.base import Record, list_of, record_of, text_of
 
 DEEPEST_VALUE = 16
+DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
+CAPITAL = re.compile("([A-Z])")
+
+
+def is_otlp(document: Record) -> bool:
+    """Whether a document holds spans by resource."""
+    return any(key in document for key in DOCUMENTS)
 
 
 def flat_spans(document: Record) -> Iterator[Record]:
     """The spans of a document, with plain attributes and instants as ``start_ns`` and ``end_ns``."""
-    for resource_spans in map(record_of, list_of(document.get("resourceSpans"))):
+    for resource_spans in (each for key in DOCUMENTS for each in map(record_of, list_of(document.get(key)))):
         resource = _attributes(record_of(resource_spans.get("resource")).get("attributes"))
         # Before OTLP 0.15 the scope was called an instrumentation library.
         for key in ("scopeSpans", "instrumentationLibrarySpans"):
-            for scope_spans in map(record_of, list_of(resource_spans.get(key))):
+            for scope_spans in map(record_of, list_of(_of(resource_spans, key))):
+                schema = _of(scope_spans, "schemaUrl") or _of(resource_spans, "schemaUrl")
                 for span in map(record_of, list_of(scope_spans.get("spans"))):
-                    yield _flat(span, resource)
+                    yield _flat(span, resource) | {"schema": schema}
+
+
+def _of(record: Record, name: str) -> object:
+    """The value of a key, by its name in lowerCamelCase or in snake_case."""
+    return record.get(name, record.get(CAPITAL.sub(r"_\1", name).lower()))
 
 
 def _flat(span: Record, resource: Record) -> Record:
     return {
-        "trace_id": text_of(span, "traceId"),
-        "span_id": text_of(span, "spanId"),
-        "parent_span_id": text_of(span, "parentSpanId"),
-        "start_ns": _whole(span.get("startTimeUnixNano")),
-        "end_ns": _whole(span.get("endTimeUnixNano")),
+        "trace_id": _of(span, "traceId"),
+        "span_id": _of(span, "spanId"),
+        "parent_span_id": _of(span, "parentSpanId"),
+        "start_ns": _whole(_of(span, "startTimeUnixNano")),
+        "end_ns": _whole(_of(span, "endTimeUnixNano")),
+        "status": span.get("status"),
         "attributes": _attributes(span.get("attributes")),
         "resource_attributes": resource,
     }
@@ -45,14 +62,14 @@ def _value(value: Record, depth: int = 0) -> object:
     if depth > DEEPEST_VALUE:
         return None
     for key in ("stringValue", "boolValue", "doubleValue"):
-        if key in value:
-            return value[key]
-    if "intValue" in value:
-        return _whole(value["intValue"])
-    if "arrayValue" in value:
-        return [_value(record_of(each), depth + 1) for each in list_of(record_of(value["arrayValue"]).get("values"))]
-    if "kvlistValue" in value:
-        pairs = map(record_of, list_of(record_of(value["kvlistValue"]).get("values")))
+        if _of(value, key) is not None:
+            return _of(value, key)
+    if (whole := _of(value, "intValue")) is not None:
+        return _whole(whole)
+    if members := list_of(record_of(_of(value, "arrayValue")).get("values")):
+        return [_value(record_of(each), depth + 1) for each in members]
+    if members := list_of(record_of(_of(value, "kvlistValue")).get("values")):
+        pairs = map(record_of, members)
         return {text_of(pair, "key"): _value(record_of(pair.get("value")), depth + 1) for pair in pairs}
     return None
 

@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import Call, log_of, usage_of
+from harness.extras.formats.trajectories import Call, hold_sum, log_of, uncounted, usage_of
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -24,10 +25,11 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.recording import ReadNotes
-from harness.model.traces.rounds import CHARACTERS_PER_TOKEN, Log, through_rounds
+from harness.model.traces.rounds import CHARACTERS_PER_TOKEN, Log, Unread, through_rounds
 
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
+INPUTS = ("system", "user", "tool", "developer")
+PASSED = {"exit": "why the run ended"}
 BY_CHARACTERS = "lengths estimated from characters, 4 to a token"
 
 
@@ -35,13 +37,16 @@ def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
     """The calls of each trajectory."""
     for place, path in enumerate(files):
         for at, document in json_records(path, notes, progress):
-            if list_of(document.get("messages")):
-                calls = list(_of_messages(list_of(document["messages"]), at, notes))
-            else:
-                calls = _of_steps(document, at, notes)
-            if not calls:
-                notes.line_broken("no trajectory with the messages or the usage of its calls", at)
-            elif log := log_of(f"{place}/{at}", calls, notes):
+            unread = Unread()
+            if messages := list_of(document.get("messages")):
+                notes.holds(len(messages))
+                calls = list(_of_messages(messages, at, unread, notes))
+                stats = record_of(record_of(document.get("info")).get("model_stats"))
+                answers = sum(text_of(record_of(message), "role") == "assistant" for message in messages)
+                hold_sum(notes, "calls", stats.get("api_calls"), [answers])
+            elif not (calls := _of_steps(document, at, notes)):
+                notes.row_broken("no trajectory with the messages or the usage of its calls", at)
+            if calls and (log := log_of(f"{place}/{at}", calls, unread, notes)):
                 yield log
 
 
@@ -49,8 +54,9 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
     steps = list(map(record_of, list_of(document.get("trajectory"))))
     lengths = [(_length(list_of(step.get("query")) or list_of(step.get("messages"))), _answer(step)) for step in steps]
-    if not all(sent for sent, _ in lengths):
+    if not steps or not all(sent for sent, _ in lengths):
         return []
+    notes.holds(len(steps))
     stats = record_of(record_of(document.get("info")).get("model_stats"))
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
@@ -65,6 +71,7 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
     for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
         prompt, generate = max(round(asked / per_token[0]), 1), max(round(answered / per_token[1]), 1)
         identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
+        notes.call()
         calls.append(Call(f"{at}, step {place}", prompt, generate, wait_ns=wait_ns, identity=identity))
         spent_ns = seconds_ns(step.get("execution_time"))
         wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
@@ -86,26 +93,37 @@ def _length(messages: list[object]) -> int:
     return length
 
 
-def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> Iterator[Call]:
+def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
-    asked_ns, is_human = None, False
+    asked_ns, is_human, unknown_wait, is_first = None, False, "", True
+    unread.num_rows = len(messages)
     for place, message in enumerate(map(record_of, messages)):
         extra, role = record_of(message.get("extra")), text_of(message, "role")
         stamp = extra.get("timestamp", message.get("timestamp"))
         moment_ns = instant_ns(stamp) if isinstance(stamp, str) else seconds_ns(stamp)
+        if role in PASSED:
+            notes.pass_over(f"{role}: {PASSED[role]}")
+            continue
+        if role not in ("assistant", *INPUTS):
+            notes.row_unknown(f"role {role}", f"{at}, message {place}")
+            unread.add()
+            continue
         if role != "assistant":
+            notes.part()
             asked_ns, is_human = moment_ns, is_human or (role == "user" and place < 2)
             continue
         response = record_of(extra.get("response"))
         counts = usage_of(record_of(response.get("usage")))
         if counts is None:
-            notes.drop("answers without token counts", f"{at}, message {place}")
+            unknown_wait = uncounted(record_of(response.get("usage")), f"{at}, message {place}", notes)
             continue
+        notes.call()
+        unread.begin(is_first=is_first)
         answer = text_of(response, "id")
         identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
-        call = Call(f"{at}, message {place}", *counts, asked_ns, moment_ns, None, is_human, identity=identity)
-        call.characters = _length([message])
-        asked_ns, is_human = None, False
+        call = Call(f"{at}, message {place}", *counts[:3], asked_ns, moment_ns, None, is_human, identity=identity)
+        call.characters, call.created, call.unknown_wait = _length([message]), counts.created, unknown_wait
+        asked_ns, is_human, unknown_wait, is_first = None, False, "", False
         yield call
 
 
@@ -114,8 +132,8 @@ FORMAT = TraceFormat(
     through_rounds(swe_agent_logs),
     (
         "a step has token counts: SWE-agent's lengths are made from characters, so that they sum to the run's counted "
-        "tokens, else 4 to a token; labelled either way. An answer of mini-swe-agent without usage is dropped and "
-        "counted",
+        "tokens, else 4 to a token; labelled either way. An answer of mini-swe-agent without usage is dropped, "
+        "and the wait after it unknown",
         "the messages of a step are there: a file without `query` and without usage is refused",
         "a step has times: the wait before a call is the execution time of the step before, else drawn, labelled",
         "cached tokens are there: without, a prompt is taken to begin with the conversation before it, labelled",
@@ -124,4 +142,5 @@ FORMAT = TraceFormat(
     ),
     (frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
     suffixes=(".traj", ".traj.json", ".json"),
+    passed=PASSED,
 )

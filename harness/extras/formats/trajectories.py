@@ -1,20 +1,24 @@
 """Trajectories of agents: model calls in order, with the times and counts that a file happens to have, as rounds.
 
-A call without a time gets the tool time that the file has, else a drawn wait. What had to be assumed is labelled.
+A call without a time gets the tool time that the file has, else an unknown wait. What had to be assumed is labelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from harness.model.traces.base import Record, record_of, tokens_of
-from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import ReadNotes
-from harness.model.traces.rounds import NO_PROMPT, Log, Round
+from harness.model.traces.base import ReadNotes, Record, record_of, tokens_of
+from harness.model.traces.rounds import NO_PROMPT, Log, Round, Unread
 
-# Of tokens that a server read from its cache, by the names of OpenAI, Anthropic and OpenHands.
-CACHED = ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens")
+# Tokens that a server read from its cache, and wrote to it, by the names of OpenAI, Anthropic and OpenHands.
+CACHE = (
+    ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens"),
+    ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
+)
+
+NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
 
 
 @dataclass
@@ -36,16 +40,17 @@ class Call:
     characters: int = 0
     identity: Hashable = None
     children: list[str] = field(default_factory=list[str])
+    created: int = 0
+    unknown_wait: str = ""
 
 
-def log_of(session: str, calls: Sequence[Call], notes: ReadNotes) -> Log:
+def log_of(session: str, calls: Sequence[Call], unread: Unread, notes: ReadNotes) -> Log:
     """The calls of a session as rounds: at their instants where every call has its end, else one after another."""
     counted = [call for call in calls if call.prompt]
     for call in calls:
         if not call.prompt:
             notes.drop(NO_PROMPT, call.at)
     has_times = all(call.end_ns is not None for call in counted)
-    drawn = DrawnWaits(notes)
     log: Log = []
     ended_ns = stream = 0
     for place, call in enumerate(counted):
@@ -55,17 +60,16 @@ def log_of(session: str, calls: Sequence[Call], notes: ReadNotes) -> Log:
             what = "waits that are gaps between answers: they hold the time of the next answer too"
             notes.assume(what, bool(place and call.start_ns is None))
         else:
-            wait_ns = 0 if not place else call.wait_ns
-            start_ns = end_ns = ended_ns + (drawn.wait_ns(session, str(place)) if wait_ns is None else wait_ns)
+            start_ns = end_ns = ended_ns + (call.wait_ns or 0)
+            call.unknown_wait = call.unknown_wait or ("the recording has no times" if call.wait_ns is None else "")
         prefix = call.cached
         if prefix is None:
             prefix = stream if call.prompt >= stream else 0
-            notes.assume(
-                "prompts taken to begin with the whole conversation before: no cached tokens are given", place > 0
-            )
+            notes.assume(NO_CACHE, place > 0)
         turn = Round(session, start_ns, end_ns, call.prompt, prefix, call.generate, call.generate, call.is_human)
         turn.index, turn.at, turn.identity, turn.children = place, call.at, call.identity, call.children
-        turn.answer_characters = call.characters
+        turn.answer_characters, turn.created_tokens = call.characters, call.created
+        turn.unknown_wait = unread.why or call.unknown_wait
         if log:
             log[-1].tool_spans.append((ended_ns, max(start_ns, ended_ns)))
         log.append(turn)
@@ -73,14 +77,46 @@ def log_of(session: str, calls: Sequence[Call], notes: ReadNotes) -> Log:
     return log
 
 
-def usage_of(usage: Record) -> tuple[int, int, int | None] | None:
-    """(prompt, answer, cached) of a usage object in OpenAI's form; None where it counts no call.
+class Usage(NamedTuple):
+    """The counts of one call. cached: None where they do not say; created: written to the cache."""
 
-    cached: None where the object does not say.
+    prompt: int
+    generate: int
+    cached: int | None
+    created: int
+
+
+def usage_of(usage: Record) -> Usage | None:
+    """The counts of a usage object in OpenAI's form; None where it has a value that is none, or lacks one.
+
+    A prompt of no token is no call; ``log_of`` counts it.
     """
+    details = record_of(usage.get("prompt_tokens_details"))
     prompt, generate = tokens_of(usage.get("prompt_tokens")), tokens_of(usage.get("completion_tokens"))
-    if not prompt or generate is None:
+    cached, created = (_most(names, usage, details) for names in CACHE)
+    if prompt is None or generate is None or -1 in (cached, created):
         return None
-    tables = (usage, record_of(usage.get("prompt_tokens_details")))
-    cached = [count for table in tables for name in CACHED if (count := tokens_of(table.get(name))) is not None]
-    return prompt, generate, max(cached) if cached else None
+    return Usage(prompt, generate, cached, created or 0)
+
+
+def _most(names: Iterable[str], *tables: Record) -> int | None:
+    """The largest count by any of these names; None where there is none, -1 where one is no number of tokens."""
+    given = [tokens_of(table[name]) for table in tables for name in names if table.get(name) is not None]
+    counts = [count for count in given if count is not None]
+    return max(counts, default=None) if len(counts) == len(given) else -1
+
+
+def uncounted(usage: Record, at: str, notes: ReadNotes) -> str:
+    """Count a call whose ``usage_of`` is None; returns why the wait after it is unknown."""
+    if usage:
+        notes.row_broken("an answer with a count that is no number of tokens", at)
+    else:
+        notes.call()
+        notes.drop("answers without token counts", at)
+    return "a call before theirs has no token counts"
+
+
+def hold_sum(notes: ReadNotes, what: str, stated: object, calls: Iterable[int]) -> None:
+    """Label the sum of tokens that a file states, where its calls do not have it."""
+    if (total := tokens_of(stated)) is not None:
+        notes.hold(f"{what} that the file states and its calls do not have", total, sum(calls))

@@ -14,21 +14,24 @@ from pathlib import Path
 from harness.model.plan.model import WaitKind
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
+    json_lines,
     list_of,
-    parsed_lines,
     record_of,
     seconds_ns,
     text_of,
     tokens_of,
 )
 from harness.model.traces.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
-from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.rounds import PLACEHOLDER_TOKENS
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32
+TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
 
 
@@ -43,32 +46,50 @@ class _Session:
         # Names belong to the session: the same number in another session is another block.
         self._names = BlockNames()
         self._requests: list[RecordedRequest] = []
+        self._drawn = DrawnWaits(notes)
+        self._has_end = True
 
     def requests(self, record: Record) -> list[RecordedRequest]:
+        self._notes.num_rows -= 1  # its entries are the rows
         self._chain(list_of(record.get("requests")), (), 0, 0)
         return self._requests
 
     def _chain(self, entries: list[object], started_by: tuple[int, ...], start_ns: int, depth: int) -> tuple[int, int]:
         """Add an agent's requests; returns (place of the last, its end). (-1, start) when it has none."""
         after, ended_ns, last = started_by, start_ns, -1
+        self._notes.num_rows += len(entries)
         entries = self._in_order(entries)
         kind: WaitKind = "none"
+        unknown_wait = ""
         seen: set[str] = set()
         for entry in map(record_of, entries):
             if text_of(entry, "type") == "subagent":
                 agent = text_of(entry, "agent_id")
                 if agent in seen or depth >= DEEPEST_AGENT:
-                    self._notes.drop("a sub-agent that was there before, or too deep", self._at)
+                    self._notes.leave("a sub-agent that was there before, or too deep", self._at, 1)
                     continue
                 seen.add(agent)
+                self._notes.part()
                 place, end_ns = self._child(entry, (last,) if last >= 0 else started_by, ended_ns, depth)
                 if place >= 0 and text_of(entry, "status") != "async_launched":
                     after, ended_ns = (*after, place), max(ended_ns, end_ns)
                 continue
-            read = self._request(entry, last, after, ended_ns, kind)
-            if read is None:
+            if (form := text_of(entry, "type")) not in TYPES:
+                self._notes.row_unknown(f"request {form}", self._at)
+                unknown_wait = "an entry before them is of an unknown type"
                 continue
+            read = self._request(entry, last, after, ended_ns, kind)
+            if isinstance(read, str):
+                self._notes.row_broken(read, self._at)
+                unknown_wait = "an entry before them could not be read"
+                continue
+            self._notes.call()
             request, end_ns = read
+            if unknown_wait and request.after:
+                self._notes.assume(f"waits that are unknown: {unknown_wait}")
+                wait_ns = self._drawn.wait_ns(self._at, str(len(self._requests)))
+                request = request._replace(wait_ns=wait_ns, is_drawn=True)
+            unknown_wait = ""
             self._requests.append(request)
             last = len(self._requests) - 1
             after, ended_ns = (last,), end_ns
@@ -97,21 +118,23 @@ class _Session:
 
     def _request(
         self, entry: Record, last: int, after: tuple[int, ...], ended_ns: int, kind: WaitKind
-    ) -> tuple[RecordedRequest, int] | None:
+    ) -> tuple[RecordedRequest, int] | str:
         prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
         at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time") or 0)
         names = self._names.numbers(list_of(entry.get("hash_ids")))
         if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
-            self._notes.drop("a request without its lengths or time, or above a million tokens", self._at)
-            return None
+            return "a request without its lengths or time, or above a million tokens"
         if len(names) > -(-prompt // self._block_tokens):
-            self._notes.drop(TOO_MANY_NAMES, self._at)
-            return None
+            return TOO_MANY_NAMES
         self._notes.assume("answers of no token taken as 1 token", generate == 0)
         if 0 < generate <= PLACEHOLDER_TOKENS and text_of(entry, "stop") == "tool_use":
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
         think_ns = seconds_ns(entry.get("think_time"))
         wait_ns = think_ns if think_ns is not None and len(after) == 1 else at_ns - ended_ns
+        is_gap = think_ns is None and last >= 0 and not self._has_end
+        self._notes.assume("waits that are gaps between sendings: they hold the time of the answer before too", is_gap)
+        self._notes.assume("overlapping requests start at once", bool(after) and wait_ns < 0)
+        self._has_end = entry.get("api_time") is not None
         # A partial last block carries a name in older sets; only whole blocks are shared.
         blocks = names[: prompt // self._block_tokens]
         keep = 0
@@ -139,7 +162,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
         name = text_of(record, "id") or f"session {len(seen)}"
         digest = hashlib.sha256(json.dumps([text_of(record, "id"), record["requests"]]).encode()).digest()
         if seen.setdefault(digest, at) != at:
-            notes.drop("sessions that came before", at)
+            notes.leave("sessions that came before", at, 1)
             return name, []
         if name in names:
             notes.assume("sessions with the id of another session and other requests: kept")
@@ -147,9 +170,11 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
         names.add(name)
         return name, _Session(block_tokens, at, notes).requests(record)
 
-    for _, (name, requests) in parsed_lines(
-        files, notes, progress, session, "a session without its requests or block size"
-    ):
+    for at, record in (line for path in files for line in json_lines(path, notes, progress)):
+        if (read := session(record, at)) is None:
+            notes.row_broken("a session without its requests or block size", at)
+            continue
+        name, requests = read
         if requests:
             yield Recording(hidden_name(name), 0, tuple(request._replace(blocks=()) for request in requests))
 
@@ -158,10 +183,10 @@ FORMAT = TraceFormat(
     "agent sessions with chained block hashes (cc-traces)",
     _recordings,
     (
-        "a session stands once: one whose id and requests came before is dropped and counted",
+        "a session stands once: one whose id and requests came before is passed over and counted",
         "requests come in order of `t`: they are sorted, and labelled",
-        "a sub-agent stands once: a second one of the same id is dropped and counted",
-        "hash_ids name whole blocks of `block_size`: a request with more names than its prompt has blocks is dropped "
+        "a sub-agent stands once: a second one of the same id is passed over and counted",
+        "hash_ids name whole blocks of `block_size`: a request with more names than its prompt has blocks is broken "
         "and counted; --block-tokens sets the size; a name for the part at the end is passed over",
         "`out` counts the answer: 0 is taken as 1, a tool call in 1 or 2 tokens is labelled",
         "when sessions began against one another: all start together",

@@ -280,7 +280,11 @@ def draw_trace(trace: TraceFile, path: Path) -> None:
     lengths.set(xlabel="tokens", ylabel="share of requests", title="Lengths")
     lengths.legend(frameon=False)
     for kind in WAIT_KINDS[1:]:
-        waits_s = [max(request.wait_ns / NS_PER_S, 1e-3) for request in requests if request.wait_kind == kind]
+        waits_s = [
+            max(request.wait_ns / NS_PER_S, 1e-3)
+            for request in requests
+            if request.wait_kind == kind and not request.is_drawn
+        ]
         if waits_s:
             _distribution(waits, waits_s, f"{kind} ({len(waits_s)})")
     waits.set(xlabel="seconds", ylabel="share of waits", title="Waits, by what is waited for")

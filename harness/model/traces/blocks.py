@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import SpecError
-from harness.model.traces.base import Record, tokens_of
-from harness.model.traces.recording import ReadNotes
+from harness.model.traces.base import ReadNotes, Record, tokens_of
 
 MOONCAKE_BLOCK_TOKENS = 512
 SIZES = tuple(1 << power for power in range(2, 15))

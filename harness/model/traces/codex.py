@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of
-from harness.model.traces.recording import ReadNotes
+from harness.model.traces.base import ReadNotes, Record, TraceFormat, counts_of, instant_ns, record_of, text_of
+from harness.model.traces.passed import CODEX as PASSED
 from harness.model.traces.rounds import (
     BURST_NS,
     ENDS_ROUND,
@@ -26,8 +26,11 @@ from harness.model.traces.rounds import (
     through_rounds,
 )
 
-CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-RESULTS = ("function_call_output", "custom_tool_call_output")
+HELD_TO = "0.149.0"
+# Items that a model writes, beside those whose type ends in _call.
+OUTPUTS = ("reasoning", "compaction", "compaction_summary", "context_compaction")
+# By role, whether it is a person's; None where it counts only as an input if there is no other.
+INPUTS: dict[str, bool | None] = {"person": True, "result": False, "hint": None}
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 TOTALS = (*USAGE, "total_tokens")
 FORK_FIELDS = (("forked_from_id",), ("source", "subagent", "thread_spawn", "forked_from_id"))
@@ -45,10 +48,11 @@ class CodexLog(AgentLog):
         return [session.log() for session in self._sessions]
 
     def time_rank(self, record: Record) -> int:
-        kind = text_of(record, "payload", "type")
+        kind = text_of(record, "payload", "type") or text_of(record, "type")
         if text_of(record, "type") == "session_meta":
             return -1
-        return ENDS_ROUND if kind == "token_count" else 0 if kind == "user_message" or kind in RESULTS else 1
+        is_input = kind == "user_message" or kind.endswith("_output")
+        return ENDS_ROUND if kind in ("token_count", "token_usage_record") else 0 if is_input else 1
 
     def take(self, record: Record, at: str) -> None:
         moment_ns = instant_ns(record.get("timestamp"))
@@ -73,6 +77,10 @@ class _Session(Conversation):
         self._has_meta = False
         self._closed_ns: list[int] = []
         self._totals: list[int] | None = None
+        # Usage that the other kind of row may tell again: of the last count, and of the last record.
+        self._counted: list[int] | None = None
+        self._recorded: list[int] | None = None
+        self._ordinal: int | None = None
         self._history = hash(())
 
     def ended_before(self, name: str, moment_ns: int | None) -> bool:
@@ -84,7 +92,8 @@ class _Session(Conversation):
     def log(self) -> Log:
         """The rounds so far."""
         if self._open is not None:
-            self.notes.drop("calls without a token count: interrupted, or the file is cut off", self._open.at)
+            self.notes.leave("calls without a token count: interrupted, or the file is cut off", self._open.at)
+        self.known()
         mark_replay(self.rounds, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
         for turn in self.rounds:
             turn.fork_of = self._fork_of or self.parent
@@ -92,18 +101,31 @@ class _Session(Conversation):
 
     def take(self, record: Record, moment_ns: int | None, at: str) -> None:
         """Read one record."""
-        payload = record_of(record.get("payload"))
-        if text_of(record, "type") == "session_meta":
+        payload, kind = record_of(record.get("payload")), text_of(record, "type")
+        self.unread.num_rows += 1
+        self._check_order(record)
+        if kind == "session_meta":
             self._began_ns = moment_ns if self._began_ns is None else self._began_ns
             self._meta(payload)
-        elif text_of(record, "type") == "compacted":
-            self.is_compacted = True
+            self.notes.part()
         elif moment_ns is None:
-            self.notes.line_broken("a record without its time", at)
+            self.notes.row_broken("a record without its time", at)
+            self.unread.add()
         else:
             self._began_ns = moment_ns if self._began_ns is None else self._began_ns
             self._end_replay(moment_ns, self._began_ns)
-            self._event(payload, moment_ns, at)
+            is_inside = kind in ("event_msg", "response_item")
+            self._event(payload, (text_of(payload, "type") if is_inside else kind), moment_ns, f"{kind}/", at)
+
+    def _check_order(self, record: Record) -> None:
+        """Label rows that are missing by the number that newer releases give each."""
+        number = record.get("ordinal")
+        if not isinstance(number, int):
+            return
+        if self._ordinal is not None and number > self._ordinal + 1:
+            self.notes.assume("rows that are missing by their ordinal", number - self._ordinal - 1)
+            self.unread.add()
+        self._ordinal = number
 
     def _meta(self, payload: Record) -> None:
         """A file's first session_meta says what it is; one with another id comes from a session that it repeats."""
@@ -112,6 +134,7 @@ class _Session(Conversation):
             self._fork_of = self._fork_of or (name if name != self.session else "")
             return
         self._has_meta = True
+        self.notes.check_release("Codex", text_of(payload, "cli_version"), HELD_TO)
         self.session = name or self.session
         self._fork_of = next((fork for path in FORK_FIELDS if (fork := text_of(payload, *path))), "")
         self.parent = next((above for path in PARENT_FIELDS if (above := text_of(payload, *path))), "")
@@ -120,22 +143,32 @@ class _Session(Conversation):
         """Close what a fork repeated without a token count, so that its own first call does not take it over."""
         opened = self._open
         if opened is not None and self._fork_of and opened.end_ns - began_ns < BURST_NS <= moment_ns - began_ns:
-            self.notes.drop(REPLAYED, opened.at)
+            self.notes.leave(REPLAYED, opened.at)
             self._open = None
 
-    def _event(self, payload: Record, moment_ns: int, at: str) -> None:
-        kind, call = text_of(payload, "type"), text_of(payload, "call_id")
-        if kind == "user_message":
-            self.take_input(moment_ns, is_human=True)
-        elif kind in RESULTS:
-            self.take_input(moment_ns, is_human=False)
-            self.result(call, moment_ns)
-        elif kind in CALLS:
-            self.call(call, self._output(moment_ns, at), moment_ns)
-        elif kind == "reasoning" or (kind == "message" and text_of(payload, "role") == "assistant"):
-            self._output(moment_ns, at)
-        elif kind == "token_count" and payload.get("info") is not None:
+    def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
+        role, call = _role(payload, kind, form), text_of(payload, "call_id")
+        if role == "count":
             self._count(record_of(payload["info"]), moment_ns, at)
+        elif role == "record":
+            self._usage_record(payload, moment_ns, at)
+        elif role == "passed":
+            self.notes.pass_over(f"{kind}: {PASSED.get(kind, 'limits of rate, without a count')}")
+        elif role == "unknown":
+            self.notes.row_unknown(form + kind, at)
+            self.unread.add()
+        else:
+            self.notes.part()
+            self.is_compacted = self.is_compacted or kind == "compacted"
+            if role in INPUTS:
+                self.take_input(moment_ns, is_human=INPUTS[role])
+            elif self._open is not None or role == "output":
+                turn = self._output(moment_ns, at)
+                # Only a tool that runs beside the model has an output of the same id.
+                if call and kind.endswith("_call"):
+                    self.call(call, turn, moment_ns)
+            if role == "result" and call:
+                self.result(call, moment_ns)
 
     def _output(self, moment_ns: int, at: str) -> Round:
         """The round that this output belongs to."""
@@ -147,34 +180,52 @@ class _Session(Conversation):
 
     def _count(self, info: Record, moment_ns: int, at: str) -> None:
         totals, usage = counts_of(info.get("total_token_usage"), TOTALS), counts_of(info.get("last_token_usage"), USAGE)
-        if totals is not None and totals == self._totals:
-            return  # told again, with new rate limits
+        if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
+            self.notes.pass_over("token_count: told again")
+            self._totals, self._recorded = totals or self._totals, None
+            return
         if self._open is None:
-            is_call = totals is not None and self._totals is not None
-            self.notes.assume("token counts without an output, as of a compaction: no request is made of them", is_call)
+            if totals is not None and self._totals is not None:
+                self.notes.assume("token counts without an output, as of a compaction: no request is made of them")
+            self.notes.pass_over("token_count: without an output before it")
             self._totals = totals
             return
         if usage is None and totals is not None:
             usage = [now - before for now, before in zip(totals, self._totals or [0] * len(totals), strict=True)][:4]
             self.notes.assume("calls whose usage is the step of the running totals")
         if usage is None or min(usage) < 0:
-            self.notes.line_broken("a token count without its numbers", at)
+            self.notes.row_broken("a token count without its numbers", at)
             return
         self._check_totals(totals, usage)
-        if usage[0]:
-            self._close(self._open, usage, totals or (), moment_ns)
+        self._close(self._open, usage, totals or (), moment_ns, at)
+        self._totals = totals
+
+    def _usage_record(self, payload: Record, moment_ns: int, at: str) -> None:
+        """The usage of one answer by its id: of the open round, or of one without a row of output, as a compaction."""
+        usage, name = counts_of(payload.get("usage"), USAGE), text_of(payload, "response_id")
+        if usage is None:
+            self.notes.row_broken("a token count without its numbers", at)
+        elif self._open is None and self.rounds and self._counted == usage:
+            self.notes.pass_over("token_usage_record: told again")
+            self._counted = None
         else:
-            self.notes.drop(NO_PROMPT, at)
-        self._totals, self._open = totals, None
+            turn = self._output(moment_ns, at) if self._open is None else self._open
+            self._close(turn, usage, (name,), moment_ns, at)
+            self._recorded, self._counted = usage, None
 
     def _check_totals(self, totals: list[int] | None, usage: list[int]) -> None:
         if totals is None or (not self._totals and (self._fork_of or self.parent)):
             return
         sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
-        if sums[0] - sums[1] != usage[0] + usage[2]:
-            self.notes.assume("steps of the running totals that are not the next call: calls are missing or changed")
+        what = "steps of the running totals that are not the next call: calls are missing or changed"
+        self.notes.hold(what, sums[0] - sums[1], usage[0] + usage[2])
 
-    def _close(self, turn: Round, usage: list[int], totals: Sequence[int], moment_ns: int) -> None:
+    def _close(self, turn: Round, usage: list[int], totals: Sequence[object], moment_ns: int, at: str) -> None:
+        self._open, self._counted, self._recorded = None, usage, None
+        self.notes.call()
+        if not usage[0]:
+            self.notes.drop(NO_PROMPT, at)
+            return
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, hidden = usage
         turn.visible_tokens = max(turn.output_tokens - hidden, 0)
         self._history = hash((self._history, *usage, *totals))
@@ -182,6 +233,26 @@ class _Session(Conversation):
         turn.identity = ("codex", turn.end_ns, moment_ns, *usage, *totals)
         self._closed_ns.append(moment_ns)
         self.rounds.append(turn)
+
+
+def _role(payload: Record, kind: str, form: str) -> str:  # noqa: PLR0911  # one return per role
+    """What a record is to its session: a role of ``INPUTS``, "output", "said" (an output again), a count, or none."""
+    is_item, who = form == "response_item/", text_of(payload, "role")
+    if kind == "user_message" or (is_item and kind == "message" and who == "user"):
+        return "person"
+    if kind == "item_completed" and text_of(payload, "item", "type") == "UserMessage":
+        return "person"
+    if is_item and kind.endswith("_output"):
+        return "result"
+    if is_item and (kind.endswith("_call") or kind in OUTPUTS or (kind == "message" and who == "assistant")):
+        return "output"
+    if kind in ("compacted", "inter_agent_communication") or (is_item and kind in ("message", "agent_message")):
+        return "hint"
+    if kind == "token_usage_record" or (kind == "token_count" and payload.get("info") is not None):
+        return "record" if kind == "token_usage_record" else "count"
+    if kind in ("agent_message", "agent_reasoning"):
+        return "said"
+    return "passed" if kind in PASSED or kind == "token_count" else "unknown"
 
 
 codex_logs = partial(logs_of, CodexLog)
@@ -199,4 +270,6 @@ FORMAT = TraceFormat(
         "every call has a token count: one without is dropped and counted",
     ),
     (frozenset({"timestamp", "type", "payload"}),),
+    passed=PASSED,
+    held_to=f"Codex {HELD_TO}",
 )

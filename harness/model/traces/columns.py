@@ -17,8 +17,9 @@ from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.model.plan.model import WaitKind
-from harness.model.traces.base import Progress, TraceFormat, tokens_of
-from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.base import Progress, ReadNotes, TraceFormat, tokens_of
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 MOST = 1e15  # a larger number is a slip, and not exact as a float
@@ -37,19 +38,19 @@ class _Row(NamedTuple):
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording per session id of each file, its rounds in order."""
-    paths = list(files)
+    paths, drawn = list(files), DrawnWaits(notes)
     held: set[tuple[str, tuple[_Row, ...]]] = set()
     num_kept = 0
     for place, path in enumerate(paths):
         sessions = _sessions(path, notes, progress)
         for name in [name for name, rows in sessions.items() if (name, rows) in held]:
-            notes.drop("sessions that another file holds already", str(path))
-            del sessions[name]
+            notes.drop("rows of sessions that another file holds already", str(path), len(sessions.pop(name)))
         num_kept += bool(sessions)
         first_ns = min((rows[0].arrival_ns for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
             start_ns = rows[0].arrival_ns - first_ns
-            yield Recording(hidden_name(f"{place}/{name}" if place else name), start_ns, tuple(_requests(rows)))
+            requests = tuple(_requests(rows, name, drawn, notes))
+            yield Recording(hidden_name(f"{place}/{name}" if place else name), start_ns, requests)
         held |= sessions.items()
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
@@ -61,20 +62,22 @@ def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[s
     for name, at, row in _rows(path, notes, progress):
         rounds = sessions.setdefault(name, {})
         if row is None:
-            notes.line_broken("a row without its numbers", at)
+            notes.row_broken("a row without its numbers", at)
             broken.setdefault(name, at)
-        elif rounds.get(row.round) == row:
+            continue
+        if row.round in rounds and rounds[row.round] != row:
+            notes.row_broken("a second row of a round, with other numbers", at)
+            broken.setdefault(name, at)
+            continue
+        notes.call()
+        if row.round in rounds:
             notes.drop("rows that came before", at)
-        elif row.round in rounds:
-            notes.line_broken("a second row of a round, with other numbers", at)
-            broken.setdefault(name, at)
         else:
             notes.assume("rows out of order of their round: sorted", bool(rounds) and row.round < max(rounds))
             notes.assume("answers of no token taken as 1 token", row.generate == 0)
             rounds[row.round] = row
     for name, at in broken.items():
-        notes.drop("sessions with a broken row", at)
-        del sessions[name]
+        notes.drop("rows of sessions with a broken row", at, len(sessions.pop(name)))
     for rounds in filter(None, sessions.values()):
         notes.assume("rounds that are missing by their index", max(rounds) + 1 - len(rounds))
     return {name: tuple(rounds[place] for place in sorted(rounds)) for name, rounds in sessions.items() if rounds}
@@ -90,7 +93,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
             if missing := sorted({*COLUMNS, key} - columns):
                 raise SpecError(f"has no column {', '.join(missing)}", where=str(path), hint="See docs/traces.md")
             for cells in reader:
-                notes.num_lines += 1
+                notes.num_rows += 1
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
                 yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
@@ -111,16 +114,18 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
     return row if is_sound else None
 
 
-def _requests(rows: Sequence[_Row]) -> Iterator[RecordedRequest]:
+def _requests(rows: Sequence[_Row], session: str, drawn: DrawnWaits, notes: ReadNotes) -> Iterator[RecordedRequest]:
     stream_tokens = 0
     wait_ns = 0
     for place, row in enumerate(rows):
         keep = min(row.prefix, stream_tokens)
         prompt, generate = row.prefix + row.new, max(row.generate, 1)
         kind: WaitKind = "tool" if place else "none"
-        yield RecordedRequest(
-            place - 1 if keep else None, (place - 1,) if place else (), wait_ns, kind, prompt, keep, generate
-        )
+        is_drawn = place > 0 and row.round != rows[place - 1].round + 1
+        wait_ns = drawn.wait_ns(session, str(place)) if is_drawn else wait_ns
+        notes.assume("prefixes above what the turn before left: cut to that", place > 0 and row.prefix > stream_tokens)
+        base, after = (place - 1 if keep else None), ((place - 1,) if place else ())
+        yield RecordedRequest(base, after, wait_ns, kind, prompt, keep, generate, is_drawn=is_drawn)
         stream_tokens = prompt + generate
         wait_ns = row.wait_after_ns
 

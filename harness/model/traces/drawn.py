@@ -1,4 +1,4 @@
-"""Waits for recordings that have no times: drawn from a distribution, the same at each import, and labelled."""
+"""Waits that a recording does not say: drawn from a distribution, the same at each import, and labelled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.model.plan.build import derive_seed
 from harness.model.plan.waits import WaitDistribution, load_waits
-from harness.model.traces.recording import ReadNotes
+from harness.model.traces.base import ReadNotes
 
 
 class DrawnWaits:
@@ -23,6 +23,6 @@ class DrawnWaits:
         if self._waits is None:
             self._waits = load_waits(self._notes.options.waits)
         draw = random.Random(derive_seed(0, f"{session}/{request}"))
-        self._notes.assume(f"waits drawn from {self._waits.name}: the recording has no times (--waits)")
+        self._notes.assume(f"waits drawn from {self._waits.name}: the recording does not say them (--waits)")
         picks = np.array([draw.random()]), np.array([draw.random()])
         return int(self._waits.waits_ns(*picks)[0])

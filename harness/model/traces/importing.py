@@ -6,15 +6,13 @@ Files of two formats in one call are refused by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.model.traces import claude, codex, columns, mooncake, tracelab
-from harness.model.traces.base import Progress, TraceFormat, json_records, sha256_of
+from harness.model.traces.base import Progress, ReadNotes, ReadOptions, TraceFormat, json_records, sha256_of
 from harness.model.traces.recording import (
-    ReadNotes,
-    ReadOptions,
     Recording,
     TraceHead,
     check_recording,
@@ -64,9 +62,11 @@ def import_trace(  # noqa: PLR0913  # keywords with defaults, of one call
         source_format=chosen,
         arrivals=notes.arrivals or chosen_format.arrivals,
         block_tokens=block_tokens if has_blocks else 0,
-        dropped=dict(notes.dropped),
+        dropped=dict(notes.dropped + notes.left),
         broken=dict(notes.broken),
         labels=notes.labels,
+        rows=notes.rows,
+        passed=dict(notes.passed),
     )
     if may_replace or not output.exists() or sha256_of(output) != trace_sha256(head, recordings):
         check_new(output, may_replace=may_replace)
@@ -101,15 +101,9 @@ def read_recordings(
         raise SpecError("no trace file is there", where=", ".join(map(str, sources)), hint="Name files or a folder")
     chosen, files = _one_format(_distinct(found, notes), kind, notes)
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
+    notes.check(sum(len(recording.requests) for recording in recordings))
     if not recordings:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
-        is_empty = all(path.stat().st_size == 0 for path in files)
-        nothing = "it is empty" if is_empty else "no record in it has the keys of this format"
-        raise SpecError(
-            f"no request could be read as {chosen} ({reasons or nothing})",
-            where=str(files[0]),
-            hint=f"Say which format it is: --format {'|'.join(TRACE_FORMATS)}",
-        )
+        raise _nothing_read(files, chosen, notes, is_given=kind != "auto")
     answers = [request.generate_tokens for recording in recordings for request in recording.requests]
     num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers)
     if num_short > SHARE_OF_SHORT_ANSWERS * len(answers):
@@ -127,7 +121,7 @@ def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> 
         if found is not None:
             kinds[path] = found
         elif is_searched or (path.stat().st_size == 0 and len(files) > 1):
-            notes.drop("files in no known format", str(path))
+            notes.leave("files in no known format", str(path))
         else:
             raise _unknown_format(path)
     if not kinds:
@@ -148,7 +142,7 @@ def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Record
         try:
             check_recording(recording)
         except PlanError:
-            notes.drop("a recording whose numbers make no request", f"recording {place}")
+            notes.drop("requests of a recording whose numbers make none", f"recording {place}", len(recording.requests))
         else:
             yield recording
 
@@ -176,7 +170,7 @@ def _distinct(files: list[tuple[Path, bool]], notes: ReadNotes) -> list[tuple[Pa
         # Only files of the same size can be the same.
         content = sha256_of(path) if sizes[path.stat().st_size] > 1 and path.stat().st_size else path.resolve()
         if content in seen or path.resolve() in seen:
-            notes.drop("files that were given twice", str(path))
+            notes.leave("files that were given twice", str(path))
         else:
             kept.append((path, is_searched))
         seen |= {content, path.resolve()}
@@ -197,6 +191,19 @@ def detect(path: Path) -> str | None:
             break
     in_order = sorted(TRACE_FORMATS, key=lambda name: not TRACE_FORMATS[name].is_special)
     return next((name for name in in_order if name in found), None)
+
+
+def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_given: bool) -> SpecError:
+    """What the rows were, since none is a request; no option is proposed that was given."""
+    counts = notes.broken + notes.dropped + notes.left + notes.unknown + notes.passed
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(4))
+    nothing = "it is empty" if all(path.stat().st_size == 0 for path in files) else f"{notes.num_rows} rows"
+    hint = f"Say which format it is: --format {'|'.join(TRACE_FORMATS)}"
+    if is_given:
+        found = next((name for path in files if (name := detect(path)) is not None), None)
+        looks = f"has the keys of {found}" if found not in (None, chosen) else "has none of another format's keys"
+        hint = f"The file {looks}; what {chosen} is made of: harness trace formats {chosen}"
+    return SpecError(f"no request could be read as {chosen} ({reasons or nothing})", where=str(files[0]), hint=hint)
 
 
 def _unknown_format(path: Path) -> SpecError:

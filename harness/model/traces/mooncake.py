@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.model.traces.base import Progress, Read, Record, TraceFormat, list_of, parsed_lines, seconds_ns
+from harness.model.traces.base import Progress, Read, ReadNotes, Record, TraceFormat, list_of, parsed_lines, seconds_ns
 from harness.model.traces.blocks import (
     MOONCAKE_BLOCK_TOKENS,
     TOO_MANY_NAMES,
@@ -20,7 +20,7 @@ from harness.model.traces.blocks import (
     lengths_of,
     settled_block_tokens,
 )
-from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 BAILIAN_BLOCK_TOKENS = 16
 # Requests a second of a whole service; instants in another unit are a thousand times off.
@@ -117,7 +117,7 @@ def _named(
         requests.append([])
         for at, row in rows:
             if len(row.names) > -(-row.prompt // block_tokens):
-                notes.line_broken(TOO_MANY_NAMES, at)
+                notes.row_broken(TOO_MANY_NAMES, at, was_call=True)
                 continue
             numbers = shared.numbers(f"{place} {name!r}" if is_anew else name for name in row.names) or ()
             whole = numbers[: row.prompt // block_tokens]

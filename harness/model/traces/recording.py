@@ -41,6 +41,7 @@ class RecordedRequest(NamedTuple):
     wait_ns: from the end of the last of ``after`` to its sending; without ``after``, from the recording's start.
     keep_tokens: how many tokens of ``base``'s prompt and answer the prompt keeps.
     blocks: names of the whole blocks its prompt begins with; equal names are equal tokens, in every recording.
+    is_drawn: the recording does not say how long it waited: ``wait_ns`` is drawn, and no measurement of anything.
     abort_after_ns, abort_after_tokens: when its client left, since its sending or by tokens received; 0: it stayed.
     """
 
@@ -54,6 +55,7 @@ class RecordedRequest(NamedTuple):
     blocks: tuple[int, ...] = ()
     abort_after_ns: int = 0
     abort_after_tokens: int = 0
+    is_drawn: bool = False
 
     @property
     def stream_tokens(self) -> int:
@@ -69,64 +71,6 @@ class Recording:
     name: str
     start_ns: int
     requests: tuple[RecordedRequest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What the person says of files that do not say it themselves.
-
-    block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
-    own; waits: a wait distribution, by name or path, for recordings without times.
-    """
-
-    block_tokens: int = 0
-    time_unit_ns: int = 0
-    waits: str = DEFAULT_WAITS
-
-
-@dataclass
-class ReadNotes:
-    """What a reader was told, and what it could not use or had to assume: counted by reason, with the first place.
-
-    block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
-    A place names a file, so it is shown to the person who gave the files, and stored nowhere.
-    """
-
-    options: ReadOptions = field(default_factory=ReadOptions)
-    num_files: int = 0
-    num_lines: int = 0
-    broken: Counter[str] = field(default_factory=Counter[str])
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    assumed: Counter[str] = field(default_factory=Counter[str])
-    first_at: dict[str, str] = field(default_factory=dict[str, str])
-    block_tokens: int | None = None
-    arrivals: Arrivals | None = None
-
-    def line_broken(self, reason: str, at: str) -> None:
-        self.broken[reason] += 1
-        self.first_at.setdefault(reason, at)
-
-    def drop(self, reason: str, at: str, count: int = 1) -> None:
-        self.dropped[reason] += count
-        self.first_at.setdefault(reason, at)
-
-    def assume(self, what: str, count: int = 1) -> None:
-        """Label the trace with ``what``; nothing happens where ``count`` is 0."""
-        if count:
-            self.assumed[what] += count
-
-    def take_over(self, other: ReadNotes) -> None:
-        """Add what another reading counted."""
-        self.num_files += other.num_files
-        self.num_lines += other.num_lines
-        for mine, theirs in ((self.broken, other.broken), (self.dropped, other.dropped), (self.assumed, other.assumed)):
-            mine.update(theirs)
-        self.first_at = {**other.first_at, **self.first_at}
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What was assumed, each with how often."""
-        return tuple(f"{count} x {what}" for what, count in sorted(self.assumed.items()))
 
 
 def hidden_name(identity: str) -> str:
@@ -175,7 +119,8 @@ COLUMNS = ("base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_token
 class TraceHead:
     """The header of a trace file. block_tokens: size of the named blocks, 0 where there are none.
 
-    dropped, broken: what the readers left out, counted by reason; labels: what a reader had to assume.
+    dropped, broken, passed: what the readers left out, counted by reason; labels: what a reader had to assume.
+    rows: how many rows of the files were each kind of ``base.ROWS``; empty in a trace that was made, or is older.
     """
 
     name: str
@@ -185,6 +130,8 @@ class TraceHead:
     dropped: dict[str, int]
     broken: dict[str, int]
     labels: tuple[str, ...]
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    passed: dict[str, int] = field(default_factory=dict[str, int])
 
 
 _HEAD = TypeAdapter(TraceHead)
@@ -265,6 +212,7 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
             **asdict(head),
             "dropped": dict(sorted(head.dropped.items())),
             "broken": dict(sorted(head.broken.items())),
+            "passed": dict(sorted(head.passed.items())),
             "labels": sorted(head.labels),
             "requests": list(COLUMNS),
         }
@@ -289,6 +237,8 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
         ]
         if left := [abort for abort in aborts if abort[1] or abort[2]]:
             record["aborts"] = left
+        if drawn := [place for place, request in enumerate(recording.requests) if request.is_drawn]:
+            record["drawn"] = drawn
         yield _line(record)
 
 
@@ -322,7 +272,9 @@ def _head(line: bytes, path: Path) -> TraceHead:
         record: Any = json.loads(line)
         if record["format"] != FORMAT:
             raise ValueError(record["format"])
-        return _HEAD.validate_python({field.name: record[field.name] for field in fields(TraceHead)})
+        newer = {name: record.get(name, {}) for name in ("rows", "passed")}
+        names = [each.name for each in fields(TraceHead) if each.name not in newer]
+        return _HEAD.validate_python({name: record[name] for name in names} | newer)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         hint = "Make a trace from a recording: harness trace import FILE -o TRACE.jsonl"
         raise SpecError(f"is no {FORMAT} file", where=str(path), hint=hint) from error
@@ -338,7 +290,8 @@ def _recording(line: bytes) -> Recording:
     aborts: dict[int, tuple[int, int]] = {
         int(place): (int(ns), int(num)) for place, ns, num in record.get("aborts", ())
     }
-    requests = tuple(_request(row, names, *aborts.get(at, (0, 0))) for at, (row, names) in enumerate(rows))
+    drawn: set[int] = set(record.get("drawn", ()))
+    requests = tuple(_request(row, names, *aborts.get(at, (0, 0)), at in drawn) for at, (row, names) in enumerate(rows))
     if not requests:
         raise ValueError("a recording without a request")
     recording = Recording(str(record["recording"]), int(record["start_ns"]), requests)
@@ -346,12 +299,12 @@ def _recording(line: bytes) -> Recording:
     return recording
 
 
-def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int) -> RecordedRequest:
+def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int, is_drawn: bool) -> RecordedRequest:
     base, after, wait_ns, kind, prompt, keep, generate = row
     if not all(type(number) is int for number in (base, *after, wait_ns, kind, prompt, keep, generate, *blocks)):
         raise ValueError(f"{row} is not [{', '.join(COLUMNS)}]")
     base_or_none = None if base < 0 else base
-    lengths, left = (prompt, keep, generate, tuple(blocks)), (abort_ns, abort_tokens)
+    lengths, left = (prompt, keep, generate, tuple(blocks)), (abort_ns, abort_tokens, is_drawn)
     return RecordedRequest(base_or_none, tuple(after), wait_ns, WAIT_KINDS[kind], *lengths, *left)
 
 
@@ -367,7 +320,7 @@ class _Counts:
         self.blocks: set[int] = set()
         self.prompts, self.answers = array("q"), array("q")
         self.waits_ns = {kind: array("q") for kind in WAIT_KINDS}
-        self.num_recordings = self.num_joins = self.num_forks = self.num_left = 0
+        self.num_recordings = self.num_joins = self.num_forks = self.num_left = self.num_drawn = 0
         self.endless_tokens = self.kept_tokens = 0
 
     def add(self, recording: Recording) -> None:
@@ -380,7 +333,9 @@ class _Counts:
     def _add_request(self, request: RecordedRequest) -> None:
         self.prompts.append(request.prompt_tokens)
         self.answers.append(request.generate_tokens)
-        self.waits_ns[request.wait_kind].append(request.wait_ns)
+        self.num_drawn += request.is_drawn
+        if not request.is_drawn:
+            self.waits_ns[request.wait_kind].append(request.wait_ns)
         self.num_joins += len(request.after) > 1
         self.num_left += bool(request.abort_after_ns or request.abort_after_tokens)
         self.blocks.update(request.blocks)
@@ -417,6 +372,10 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     for kind in WAIT_KINDS[1:]:
         if waits_ns := counts.waits_ns[kind]:
             facts[f"{kind} waits, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
+    if counts.num_drawn:
+        facts["unknown waits"] = f"{counts.num_drawn}: the recording does not say them; they are drawn"
+    if reader.head.rows:
+        facts["rows"] = ", ".join(f"{count} {kind}" for kind, count in reader.head.rows.items())
     return facts | {
         "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",

@@ -12,8 +12,18 @@ from itertools import groupby
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
-from harness.model.traces.base import Progress, Read, Record, TraceLine, instant_ns, json_lines
-from harness.model.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.model.traces.base import (
+    SHARE_OF_UNKNOWN,
+    Progress,
+    Read,
+    ReadNotes,
+    Record,
+    TraceLine,
+    instant_ns,
+    json_lines,
+)
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 Span = tuple[int, int]
 DEEPEST = 32  # sub-agents of sub-agents
@@ -23,6 +33,8 @@ MOST_CHARACTERS_PER_TOKEN = 12
 CHARACTERS_OF_SLACK = 24
 PLACEHOLDER_TOKENS = 2
 PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
+INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
+IN_CIRCLE = "calls of sub-agents in a circle, or too deep"
 NO_PROMPT = "calls whose usage counts no prompt token"
 # No model call takes less: calls that close within it of one another were written down again, not made.
 BURST_NS = 100_000_000
@@ -42,6 +54,8 @@ class Round:
     children: sessions of the sub-agents that its tools started. parent: the session that started this session, where
     only that is known. is_reset: the stream begins anew. answer_characters: length of its answer as logged, 0 where the
     log does not hold it.
+    created_tokens: written to the provider's cache, where that is counted apart. unknown_wait: why it is not known how
+    long the call was waited for, "" where it is.
     identity: equal for the same call wherever it is logged, None where the log has nothing to tell it by. history:
     equal for calls with the same usage counts before them and in them, whatever the times. fork_of: the session whose
     rounds this session's file begins with. is_in_burst: it came sooner than a call can. is_replay: it was only written
@@ -69,43 +83,94 @@ class Round:
     is_in_burst: bool = False
     is_replay: bool = False
     follows: Round | None = None
+    created_tokens: int = 0
+    unknown_wait: str = ""
 
 
 Log = list[Round]
 """The rounds of one conversation in one file, in order."""
 
 
+class Unread:
+    """Rows of a session that could not be read, against all of its rows.
+
+    Any between two calls, or many, may be what the calls waited for.
+    """
+
+    def __init__(self) -> None:
+        self.num_rows = self._num = self._num_new = self._num_between = 0
+
+    def add(self) -> None:
+        """A row of a type that is not known."""
+        self._num += 1
+        self._num_new += 1
+
+    def begin(self, *, is_first: bool) -> None:
+        """A call began."""
+        self._num_between += 0 if is_first else self._num_new
+        self._num_new = 0
+
+    @property
+    def why(self) -> str:
+        """Why no wait of the session is known; "" where they are."""
+        is_much = self._num > SHARE_OF_UNKNOWN * self.num_rows
+        return "their session has rows of unknown types" if self._num_between or is_much else ""
+
+
 class Conversation:
-    """The rounds of one conversation in an agent's log, and the inputs since the last round began."""
+    """The rounds of one conversation in an agent's log, and what came since the last round began."""
 
     def __init__(self, session: str) -> None:
         self.session, self.parent = session, ""
         self.rounds: Log = []
         self.is_compacted = False
-        self._inputs: list[tuple[int, bool]] = []
+        self.unread = Unread()
+        self._inputs: list[tuple[int, bool | None]] = []
         self._calls: dict[str, tuple[Round, int]] = {}
+        self._unanswered: set[str] = set()
+        self._is_in_doubt = False
 
-    def take_input(self, moment_ns: int, *, is_human: bool) -> None:
-        """A user's message, or the result of a tool."""
+    def take_input(self, moment_ns: int, *, is_human: bool | None) -> None:
+        """A user's message, or the result of a tool. is_human: None for rows that count only where no others are."""
         self._inputs.append((moment_ns, is_human))
 
     def begin(self, moment_ns: int) -> Round:
         """The round whose first output came at ``moment_ns``; it takes the inputs so far."""
+        inputs = [each for each in self._inputs if each[1] is not None] or self._inputs
         ended_ns = self.rounds[-1].end_ns if self.rounds else moment_ns
-        submitted_ns = max((at for at, _ in self._inputs), default=ended_ns)
-        is_human = self._inputs[0][1] if self._inputs else False
-        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, is_human, parent=self.parent)
-        turn.index, turn.is_reset, self.is_compacted = len(self.rounds), self.is_compacted, False
-        self._inputs.clear()
+        submitted_ns, is_last_human = max(inputs, default=(ended_ns, False), key=lambda each: each[0])
+        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, bool(inputs and inputs[0][1]))
+        turn.parent, turn.index, turn.is_reset = self.parent, len(self.rounds), self.is_compacted
+        self.unread.begin(is_first=not self.rounds)
+        turn.unknown_wait = self._doubt(is_last_human=bool(is_last_human))
+        self._inputs, self._unanswered = [], set()
+        self.is_compacted = self._is_in_doubt = False
         return turn
+
+    def _doubt(self, *, is_last_human: bool) -> str:
+        """Why the rows since the last round do not tell when the next one was submitted; "" where they do."""
+        if self._unanswered and not is_last_human:
+            return "the result of a tool before the call is missing"
+        if self._is_in_doubt:
+            return "the call of a tool whose result came before the call is missing"
+        return "" if self._inputs else "no row says what the call was asked for"
+
+    def known(self) -> Log:
+        """The rounds so far; no wait of theirs is known where rows of unknown types came between them."""
+        for turn in self.rounds:
+            turn.unknown_wait = self.unread.why or turn.unknown_wait
+        return self.rounds
 
     def call(self, name: str, turn: Round, moment_ns: int) -> None:
         """This turn called a tool."""
         self._calls[name] = (turn, moment_ns)
+        self._unanswered.add(name)
 
     def result(self, name: str, moment_ns: int) -> Round | None:
         """The round of the call whose result came at ``moment_ns``; None when the call is unknown."""
+        self._unanswered.discard(name)
         if name not in self._calls:
+            self._is_in_doubt = True
             return None
         turn, started_ns = self._calls[name]
         turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
@@ -144,11 +209,11 @@ def logs_of(
     """The conversations of each file; a file whose rows are out of order of time is read again in order."""
     for path in files:
         log = kind(path.stem, ReadNotes())
-        for at, record in json_lines(path, notes, progress):
+        for at, record in json_lines(path, log.notes, progress):
             log.take(record, at)
         if log.num_late:
             num_late, log = log.num_late, kind(path.stem, ReadNotes())
-            for at, record in _by_time(json_lines(path, ReadNotes()), log):
+            for at, record in _by_time(json_lines(path, log.notes), log):
                 log.take(record, at)
             log.notes.assume("rows out of order of time: their file was sorted", num_late)
         yield from (rounds for rounds in log.logs() if rounds)
@@ -157,7 +222,10 @@ def logs_of(
 
 def _by_time(lines: Iterable[TraceLine], log: AgentLog) -> Iterator[TraceLine]:
     """Lines by their time; those of one instant in order of the file, or by rank where one of them ends a round."""
-    stamped = [(instant_ns(line.record.get("timestamp")) or 0, line) for line in lines]
+    stamped: list[tuple[int, TraceLine]] = []
+    for line in lines:  # a row without a time stays behind the row before it
+        moment_ns = instant_ns(line.record.get("timestamp"))
+        stamped.append(((stamped[-1][0] if stamped else 0) if moment_ns is None else moment_ns, line))
     stamped.sort(key=lambda pair: pair[0])
     for _, group in groupby(stamped, key=lambda pair: pair[0]):
         same = [line for _, line in group]
@@ -190,6 +258,7 @@ def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: b
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
     """Every root session with its sub-agents and forks, by first submission; times from the first of all."""
     by_session = _once_each(logs, notes)
+    _include_cached(by_session, notes)
     for group in by_session.values():
         group.sort(key=lambda turn: (turn.submitted_ns, turn.index))
         _check_counts(group, notes)
@@ -200,10 +269,25 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
     roots = [name for name in by_session if name not in children]
     roots.sort(key=lambda name: by_session[name][0].submitted_ns)
     first_ns = by_session[roots[0]][0].submitted_ns if roots else 0
+    tree = _Tree(by_session, forks, notes)
     for name in roots:
         start_ns = by_session[name][0].submitted_ns
-        requests = tuple(_Tree(by_session, forks, notes).requests(name))
-        yield Recording(hidden_name(name), start_ns - first_ns, requests)
+        yield Recording(hidden_name(name), start_ns - first_ns, tree.requests(name))
+    for name, group in by_session.items():
+        if not tree.has(name):
+            notes.drop(IN_CIRCLE, group[0].at, len(group))
+
+
+def _include_cached(by_session: dict[str, Log], notes: ReadNotes) -> None:
+    """Add the cached tokens to prompts of a file that counts them apart, as a call with more of them shows."""
+    files: dict[str, Log] = {}
+    for turn in (turn for group in by_session.values() for turn in group):
+        files.setdefault(turn.at.rpartition(", ")[0], []).append(turn)
+    for turns in files.values():
+        if any(turn.prefix_tokens > turn.input_tokens for turn in turns):
+            notes.assume(INCLUDED, len(turns))
+            for turn in turns:
+                turn.input_tokens += turn.prefix_tokens + turn.created_tokens
 
 
 def _once_each(logs: Iterable[Log], notes: ReadNotes) -> dict[str, Log]:
@@ -291,7 +375,8 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
             notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
     has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
     if len(group) > 1 and not has_times:
-        notes.assume("sessions whose rounds all have the same time: no wait of theirs is known")
+        for turn in group:
+            turn.unknown_wait = "all rounds of their session have the same time"
 
 
 def _adopt(by_session: dict[str, Log]) -> None:
@@ -322,26 +407,41 @@ def _forks(by_session: dict[str, Log]) -> dict[int, list[str]]:
 
 
 class _Tree:
-    """A root session, its sub-agents and forks as one list, in which a request comes after all that it waits for."""
+    """A root session, its sub-agents and forks as one list, in which a request comes after all that it waits for.
+
+    A session that was added once is added no second time, under no root.
+    """
 
     def __init__(self, by_session: dict[str, Log], forks: dict[int, list[str]], notes: ReadNotes) -> None:
         self._by_session, self._forks, self._notes = by_session, forks, notes
+        self._drawn = DrawnWaits(notes)
         self._requests: list[RecordedRequest] = []
         self._places: dict[int, int] = {}  # by the id of a round
+        self._added: set[str] = set()
 
-    def requests(self, root: str) -> list[RecordedRequest]:
+    def requests(self, root: str) -> tuple[RecordedRequest, ...]:
+        self._requests, self._places = [], {}
         self._add(root, (), 0, {root})
-        return self._requests
+        return tuple(self._requests)
+
+    def has(self, session: str) -> bool:
+        """Whether a recording has this session's requests."""
+        return session in self._added
 
     def _add(self, session: str, started_by: tuple[int, ...], started_ns: int, above: set[str]) -> tuple[int, int]:
         """Add a session's requests; returns (place, end) of its last one."""
+        self._added.add(session)
         group = self._by_session[session]
         base, stream_tokens = self._goes_on_from(group[0], started_by)
         after, ended_ns = started_by, started_ns
         for place, turn in enumerate(group):
             keep = 0 if turn.is_reset else min(turn.prefix_tokens, stream_tokens, turn.input_tokens)
-            wait_ns = 0 if place == 0 and not started_by else turn.submitted_ns - ended_ns
-            if wait_ns < 0:
+            is_first = place == 0 and not started_by
+            wait_ns = 0 if is_first else turn.submitted_ns - ended_ns
+            if is_drawn := bool(turn.unknown_wait) and not is_first:
+                self._notes.assume(f"waits that are unknown: {turn.unknown_wait}")
+                wait_ns = self._drawn.wait_ns(session, str(place))
+            elif wait_ns < 0:
                 # It did not wait for a round that ended later, so it starts at once.
                 self._notes.assume("overlapping rounds start at once")
                 wait_ns = 0
@@ -357,20 +457,21 @@ class _Tree:
                     max(turn.input_tokens, 1),
                     keep,
                     max(turn.output_tokens, 1),
+                    is_drawn=is_drawn,
                 )
             )
             base = place_of_turn = self._places[id(turn)] = len(self._requests) - 1
             stream_tokens = turn.input_tokens + turn.visible_tokens
             after, ended_ns = (place_of_turn,), turn.end_ns
             for child in turn.children:
-                if child in above or child not in self._by_session or len(above) > DEEPEST:
-                    self._notes.drop("sub-agents without a recording, or in a circle", turn.at)
+                if child in self._added or child not in self._by_session or len(above) > DEEPEST:
+                    self._notes.leave("sub-agents without a recording, or in a circle", turn.at)
                     continue
                 last, child_end_ns = self._add(child, (place_of_turn,), turn.end_ns, above | {child})
                 if any(end >= child_end_ns for _, end in turn.tool_spans):
                     # The parent waited for this child: its wait counts from the end of the last child.
                     after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
-            for fork in self._forks.get(id(turn), ()):
+            for fork in (name for name in self._forks.get(id(turn), ()) if name not in self._added):
                 self._add(fork, (place_of_turn,), turn.end_ns, above | {fork})
         return after[0], ended_ns
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.model.traces.base import (
     Progress,
+    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -16,7 +17,6 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.recording import ReadNotes
 from harness.model.traces.rounds import Log, Round, mark_replay, through_rounds
 
 INPUTS = ("user_message", "tool_result")

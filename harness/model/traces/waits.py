@@ -370,7 +370,7 @@ def import_recorded_waits(
     """
     chosen, recordings, notes = read_recordings(sources, kind=kind)
     requests = [request for recording in recordings for request in recording.requests]
-    waits_ns = [request.wait_ns for request in requests if request.wait_kind == "tool"]
+    waits_ns = [request.wait_ns for request in requests if request.wait_kind == "tool" and not request.is_drawn]
     waited_ms = [wait_ns / NS_PER_MS for wait_ns in waits_ns if wait_ns > 0]
     if not waited_ms:
         raise SpecError(

@@ -70,7 +70,7 @@ def test_rows_that_say_no_time_get_drawn_waits_and_the_same_ones_each_time(tmp_p
     assert waits[0] == waits[1]
     assert len(set(waits[0])) == 6
     labels = imported(written(tmp_path, rows)).head.labels
-    assert "5 x waits drawn from tracelab-v0.0.2: the recording has no times (--waits)" in labels
+    assert "5 x waits drawn from tracelab-v0.0.2: the recording does not say them (--waits)" in labels
     with pytest.raises(SpecError, match="nowhere"):
         imported(written(tmp_path, rows), waits="nowhere")
 

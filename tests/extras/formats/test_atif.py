@@ -52,7 +52,8 @@ def test_steps_without_times_get_drawn_waits_and_without_cached_tokens_the_conve
     assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 1100, 1400]
     assert trace.head.labels == (
         "2 x prompts taken to begin with the whole conversation before: no cached tokens are given",
-        "2 x waits drawn from tracelab-v0.0.2: the recording has no times (--waits)",
+        "2 x waits drawn from tracelab-v0.0.2: the recording does not say them (--waits)",
+        "2 x waits that are unknown: all rounds of their session have the same time",
     )
 
 
@@ -73,7 +74,7 @@ def test_what_is_no_call_makes_no_request(tmp_path: Path) -> None:
     del document["steps"][3]["metrics"]
     trace = imported(tmp_path, document)
     assert trace.num_requests == 2
-    assert trace.head.dropped == {"steps of an agent without token counts": 1}
+    assert trace.head.dropped == {"answers without token counts": 1}
 
 
 def test_a_sub_agent_within_the_document_waits_for_its_step_and_is_waited_for(tmp_path: Path) -> None:

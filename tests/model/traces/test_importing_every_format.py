@@ -15,7 +15,7 @@ from tests.support.sound_traces import SESSIONS, SOUND, TURNS, Lines
 
 KINDS = sorted(TRACE_FORMATS)
 NUM_REQUESTS = SESSIONS * TURNS
-ESTIMATED = ("atif", "lmcache")  # of which every file is labelled
+ESTIMATED = ("atif", "lmcache", "otel")  # of which every file is labelled
 DOCUMENTS = ("atif", "openhands", "swe-agent", "weka")  # a row is a whole session
 
 
@@ -119,7 +119,13 @@ def renamed(lines: Lines) -> Lines:
         ("2026-03-01T10", "2026-03-01T12"),
         ("17723592", "17723692"),
     )
-    changes += (('"timestamp": 60000', '"timestamp": 90000'), ('"0-', '"7-'), ('"1-', '"8-'), ('_id": "0', '_id": "a'))
+    changes += (
+        ('"timestamp": 60000', '"timestamp": 90000'),
+        ('"0-', '"7-'),
+        ('"1-', '"8-'),
+        ('request_id": "0', 'request_id": "a'),
+    )
+    changes += (('trace_id": "0', 'trace_id": "a'),)
     for old, new in changes:
         lines = [line.replace(old, new) for line in lines]
     return lines
