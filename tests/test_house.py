@@ -16,8 +16,9 @@ from tests.support.checkout import ROOT
 
 TESTS = ROOT / "tests"
 MIRRORED_OUTSIDE_THE_PACKAGE = {"benchmarks", "docker", "tools"}
-CROSS_CUTTING = {"differential", "docs", "doors", "recipes", "support"}
-"""The engine against the vendor's classes; documents; every parser; what CONTRIBUTING.md promises; what tests share."""
+CROSS_CUTTING = {"differential", "docs", "doors", "recipes", "studies", "support"}
+"""The engine against the vendor's classes; documents; every parser; what CONTRIBUTING.md promises; studies of error
+rates; what tests share."""
 
 
 def counterparts(test: Path) -> list[Path]:

@@ -142,7 +142,7 @@ def swept(rows: list[dict[str, Any]], last_ns: int) -> int:
     return busy_ns - (since_ns - last_ns)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(recordings=trees())
 def test_own_times_of_any_trees_are_the_time_in_which_a_request_was_due(
     tmp_path_factory: pytest.TempPathFactory, recordings: list[Recording]

@@ -157,7 +157,8 @@ def test_looking_after_each_extension_keeps_alpha() -> None:
     """Servers at the limit; without the earlier looks more of them pass or are called worse than alpha allows."""
     rng, policy = np.random.default_rng(2), gate_policy(["cost"])
     passes = worse = plain = 0
-    for _ in range(400):
+    experiments = 150
+    for _ in range(experiments):
         runs = runs_of({"cost": drawn(rng, math.log(1.01), 24)})
         base = runs_of({"cost": [10.0] * 24})
         looks = [(runs[:n], base[:n]) for n in range(4, 25, 4)]
@@ -166,7 +167,7 @@ def test_looking_after_each_extension_keeps_alpha() -> None:
         passes += PASS in verdicts
         worse += WORSE in verdicts
         plain += any(judge(*look, policy).verdict is PASS for look in looks)
-    most = 0.05 * 400 + 3 * math.sqrt(400 * 0.05 * 0.95)
+    most = 0.05 * experiments + 3 * math.sqrt(experiments * 0.05 * 0.95)
     assert max(passes, worse) <= most < plain
 
 

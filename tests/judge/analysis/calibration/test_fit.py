@@ -187,9 +187,9 @@ def test_the_worst_error_stands_beside_the_step_that_it_is_of() -> None:
 
 
 def test_the_covariance_of_a_fit_is_that_of_repeated_fits() -> None:
-    # Each point is moved by itself, as a restart moves it; 200 calibrations of one server.
+    # Each point is moved by itself, as a restart moves it; 100 calibrations of one server.
     rng, fits = np.random.default_rng(5), []
-    for _ in range(200):
+    for _ in range(100):
         moved = [
             replace(point, block_periods_ms=point.block_periods_ms + rng.normal(0, 0.1)) for point in points_of(PAPER)
         ]
@@ -198,4 +198,4 @@ def test_the_covariance_of_a_fit_is_that_of_repeated_fits() -> None:
         values = [fit.f_ms[8] if name == "f(8)" else fit.beta_ms_per_request for fit in fits]
         if name in ("f(8)", "beta_ms_per_request"):
             stated = np.sqrt(np.mean([fit.errors.standard_errors[place] ** 2 for fit in fits]))
-            assert np.std(values) == pytest.approx(stated, rel=0.15)
+            assert np.std(values) == pytest.approx(stated, rel=0.2)
