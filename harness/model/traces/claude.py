@@ -69,9 +69,9 @@ class ClaudeLog(AgentLog):
         kind = text_of(record, "type")
         if kind == "system":
             chain.is_compacted = True
-            chain.take_input(moment_ns, is_human=None)
+            chain.take_input(moment_ns, is_human=False, is_hint=True)
         elif kind == "attachment":
-            chain.take_input(moment_ns, is_human=None)
+            chain.take_input(moment_ns, is_human=False, is_hint=True)
         elif kind == "user":
             if unknown := chain.user(record, moment_ns, text_of(record, "sessionId") or self.name):
                 chain.unread.add()
@@ -139,7 +139,8 @@ class _Chain(Conversation):
         content = record_of(record.get("message")).get("content")
         parts = list(map(record_of, list_of(content)))
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
-        self.take_input(moment_ns, is_human=None if record.get("isMeta") is True else not results)
+        is_hint = record.get("isMeta") is True
+        self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):

@@ -12,6 +12,7 @@ from functools import partial
 
 from harness.model.traces.base import ReadNotes, Record, TraceFormat, counts_of, instant_ns, record_of, text_of
 from harness.model.traces.passed import CODEX as PASSED
+from harness.model.traces.passed import CODEX_ITEMS as ITEMS
 from harness.model.traces.rounds import (
     BURST_NS,
     ENDS_ROUND,
@@ -26,11 +27,12 @@ from harness.model.traces.rounds import (
     through_rounds,
 )
 
-HELD_TO = "0.149.0"
+HELD_TO = "0.171.0"
 # Items that a model writes, beside those whose type ends in _call.
 OUTPUTS = ("reasoning", "compaction", "compaction_summary", "context_compaction")
-# By role, whether it is a person's; None where it counts only as an input if there is no other.
-INPUTS: dict[str, bool | None] = {"person": True, "result": False, "hint": None}
+JOINS = ("wait", "wait_agent")
+# By role: whether it is a person's, and whether it counts only where there is no other input.
+INPUTS = {"person": (True, False), "result": (False, False), "hint": (False, True), "turn": (True, True)}
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 TOTALS = (*USAGE, "total_tokens")
 FORK_FIELDS = (("forked_from_id",), ("source", "subagent", "thread_spawn", "forked_from_id"))
@@ -155,18 +157,20 @@ class _Session(Conversation):
         elif role == "passed":
             self.notes.pass_over(f"{kind}: {PASSED.get(kind, 'limits of rate, without a count')}")
         elif role == "unknown":
-            self.notes.row_unknown(form + kind, at)
+            self.notes.row_unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
             self.unread.add()
         else:
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
             if role in INPUTS:
-                self.take_input(moment_ns, is_human=INPUTS[role])
+                is_human, is_hint = INPUTS[role]
+                self.take_input(moment_ns, is_human=is_human, is_hint=is_hint)
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
                 # Only a tool that runs beside the model has an output of the same id.
                 if call and kind.endswith("_call"):
                     self.call(call, turn, moment_ns)
+                    turn.joins = turn.joins or text_of(payload, "name") in JOINS
             if role == "result" and call:
                 self.result(call, moment_ns)
 
@@ -240,12 +244,15 @@ def _role(payload: Record, kind: str, form: str) -> str:  # noqa: PLR0911  # one
     is_item, who = form == "response_item/", text_of(payload, "role")
     if kind == "user_message" or (is_item and kind == "message" and who == "user"):
         return "person"
-    if kind == "item_completed" and text_of(payload, "item", "type") == "UserMessage":
-        return "person"
+    if kind in ("item_completed", "item_started"):
+        item = text_of(payload, "item", "type")
+        return "person" if item == "UserMessage" else "passed" if item in ITEMS else "unknown"
     if is_item and kind.endswith("_output"):
         return "result"
     if is_item and (kind.endswith("_call") or kind in OUTPUTS or (kind == "message" and who == "assistant")):
         return "output"
+    if kind in ("task_started", "turn_started"):
+        return "turn"
     if kind in ("compacted", "inter_agent_communication") or (is_item and kind in ("message", "agent_message")):
         return "hint"
     if kind == "token_usage_record" or (kind == "token_count" and payload.get("info") is not None):

@@ -30,7 +30,7 @@ CODEX = {
     ),
     **dict.fromkeys(("sub_agent_activity", "collab_agent_spawn_end", "collab_waiting_end", "collab_close_end"), AGAIN),
     **dict.fromkeys(("collab_agent_interaction_end", "collab_resume_end", "plan_update", "context_compacted"), AGAIN),
-    **dict.fromkeys(("task_started", "task_complete", "turn_started", "turn_complete", "turn_aborted"), "marks a turn"),
+    **dict.fromkeys(("task_complete", "turn_complete", "turn_aborted", "thread_rolled_back"), "ends a turn"),
     **dict.fromkeys(("turn_context", "thread_settings_applied", "thread_name_updated", "session_configured"), STATE),
     **dict.fromkeys(("thread_goal_updated", "entered_review_mode", "exited_review_mode", "additional_tools"), STATE),
     **dict.fromkeys(("world_state", "retained_context", "ghost_snapshot", "hook_started", "hook_completed"), STATE),
@@ -38,3 +38,9 @@ CODEX = {
     **dict.fromkeys(("guardian_assessment", "guardian_warning", "model_reroute", "model_verification"), "a notice"),
     **dict.fromkeys(("turn_diff", "turn_moderation_metadata", "inter_agent_communication_metadata"), "a notice"),
 }
+CODEX_ITEMS = (
+    *("UserMessage", "HookPrompt", "AgentMessage", "FunctionCallOutput", "Plan", "Reasoning", "CommandExecution"),
+    *("DynamicToolCall", "CollabAgentToolCall", "SubAgentActivity", "WebSearch", "ImageView", "ImageGeneration"),
+    *("EnteredReviewMode", "ExitedReviewMode", "FileChange", "McpToolCall", "ContextCompaction", "Extension", "Sleep"),
+)
+"""Items whose end an ``item_completed`` of Codex tells."""

@@ -55,7 +55,7 @@ class Round:
     only that is known. is_reset: the stream begins anew. answer_characters: length of its answer as logged, 0 where the
     log does not hold it.
     created_tokens: written to the provider's cache, where that is counted apart. unknown_wait: why it is not known how
-    long the call was waited for, "" where it is.
+    long the call was waited for, "" where it is. joins: a tool of it waits for sub-agents of earlier rounds.
     identity: equal for the same call wherever it is logged, None where the log has nothing to tell it by. history:
     equal for calls with the same usage counts before them and in them, whatever the times. fork_of: the session whose
     rounds this session's file begins with. is_in_burst: it came sooner than a call can. is_replay: it was only written
@@ -85,6 +85,7 @@ class Round:
     follows: Round | None = None
     created_tokens: int = 0
     unknown_wait: str = ""
+    joins: bool = False
 
 
 Log = list[Round]
@@ -125,25 +126,26 @@ class Conversation:
         self.rounds: Log = []
         self.is_compacted = False
         self.unread = Unread()
-        self._inputs: list[tuple[int, bool | None]] = []
+        self._inputs: list[tuple[int, bool]] = []
+        self._hints: list[tuple[int, bool]] = []
         self._calls: dict[str, tuple[Round, int]] = {}
         self._unanswered: set[str] = set()
         self._is_in_doubt = False
 
-    def take_input(self, moment_ns: int, *, is_human: bool | None) -> None:
-        """A user's message, or the result of a tool. is_human: None for rows that count only where no others are."""
-        self._inputs.append((moment_ns, is_human))
+    def take_input(self, moment_ns: int, *, is_human: bool, is_hint: bool = False) -> None:
+        """A user's message, or the result of a tool. is_hint: it counts only where there is no other input."""
+        (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
 
     def begin(self, moment_ns: int) -> Round:
         """The round whose first output came at ``moment_ns``; it takes the inputs so far."""
-        inputs = [each for each in self._inputs if each[1] is not None] or self._inputs
+        inputs = self._inputs or self._hints
         ended_ns = self.rounds[-1].end_ns if self.rounds else moment_ns
         submitted_ns, is_last_human = max(inputs, default=(ended_ns, False), key=lambda each: each[0])
-        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, bool(inputs and inputs[0][1]))
+        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, inputs[0][1] if inputs else False)
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.rounds), self.is_compacted
         self.unread.begin(is_first=not self.rounds)
-        turn.unknown_wait = self._doubt(is_last_human=bool(is_last_human))
-        self._inputs, self._unanswered = [], set()
+        turn.unknown_wait = self._doubt(is_last_human=is_last_human)
+        self._inputs, self._hints, self._unanswered = [], [], set()
         self.is_compacted = self._is_in_doubt = False
         return turn
 
@@ -153,7 +155,7 @@ class Conversation:
             return "the result of a tool before the call is missing"
         if self._is_in_doubt:
             return "the call of a tool whose result came before the call is missing"
-        return "" if self._inputs else "no row says what the call was asked for"
+        return "" if self._inputs or self._hints else "no row says what the call was asked for"
 
     def known(self) -> Log:
         """The rounds so far; no wait of theirs is known where rows of unknown types came between them."""
@@ -355,6 +357,12 @@ class _Calls:
                 turn.children.append(child)
         for turn in (turn for group in self._by_session.values() for turn in group if turn.children):
             turn.children = list(dict.fromkeys(self._alias.get(child, child) for child in turn.children))
+        for group in self._by_session.values():
+            # A fork whose file repeats nothing goes on from the last call that its parent had ended.
+            if group[0].fork_of and not group[0].parent and group[0].follows is None:
+                above = self._by_session.get(group[0].fork_of, [])
+                before = [turn for turn in above if turn.end_ns <= group[0].submitted_ns]
+                group[0].follows = before[-1] if before and group is not above else None
         return self._by_session
 
 
@@ -434,6 +442,7 @@ class _Tree:
         group = self._by_session[session]
         base, stream_tokens = self._goes_on_from(group[0], started_by)
         after, ended_ns = started_by, started_ns
+        running: list[tuple[int, int]] = []  # (last request, end) of sub-agents that no round has waited for
         for place, turn in enumerate(group):
             keep = 0 if turn.is_reset else min(turn.prefix_tokens, stream_tokens, turn.input_tokens)
             is_first = place == 0 and not started_by
@@ -463,14 +472,18 @@ class _Tree:
             base = place_of_turn = self._places[id(turn)] = len(self._requests) - 1
             stream_tokens = turn.input_tokens + turn.visible_tokens
             after, ended_ns = (place_of_turn,), turn.end_ns
+            num_before = 0 if turn.joins else len(running)
             for child in turn.children:
                 if child in self._added or child not in self._by_session or len(above) > DEEPEST:
                     self._notes.leave("sub-agents without a recording, or in a circle", turn.at)
                     continue
                 last, child_end_ns = self._add(child, (place_of_turn,), turn.end_ns, above | {child})
+                running.append((last, child_end_ns))
+            for last, child_end_ns in running[num_before:]:
                 if any(end >= child_end_ns for _, end in turn.tool_spans):
                     # The parent waited for this child: its wait counts from the end of the last child.
                     after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
+                    running.remove((last, child_end_ns))
             for fork in (name for name in self._forks.get(id(turn), ()) if name not in self._added):
                 self._add(fork, (place_of_turn,), turn.end_ns, above | {fork})
         return after[0], ended_ns
