@@ -22,6 +22,10 @@ from harness.judge.analysis.cost.reconstruct import ChannelA
 from harness.judge.analysis.figures import Lateness, ReuseFigures, RunFigures
 from harness.judge.analysis.stats import FloatArray
 from harness.judge.compare.channels import Comparison, compare
+from harness.judge.compare.family import Family
+from harness.judge.compare.verdict import Verdict
+from harness.judge.planning.stopping import PairedBlocks, looks_at
+from harness.model.spec.sections import StopSpec
 
 EXPERIMENTS, SEED = 2_000, 20261125
 NUM_BLOCKS = (3, 6, 12)
@@ -29,6 +33,7 @@ CHANGES = (0.0, -0.03, -0.1)
 # What a cost file says, and what is true, where f of the changed sizes is 4 % too low in it.
 REVERSED = (-0.033, 0.009)
 RUN_S = 30.0
+BUDGET = 24
 WITHHELD = (Agreement.DIFFER, Agreement.CANNOT_TELL)
 
 
@@ -76,19 +81,25 @@ def side_of(noise: Noise, change_a: float, change_b: float, plans: FloatArray, r
     return np.exp(np.column_stack([a + math.log1p(change_a), b + math.log1p(change_b)]))
 
 
-def drawn_comparison(
+def drawn_sides(
     noise: Noise, changes: tuple[float, float], num_blocks: int, rng: np.random.Generator
-) -> Comparison:
+) -> list[list[RunFigures]]:
     """An experiment whose condition changes A and B by these shares, with plans of different sizes."""
     plans = rng.normal(0, 0.1, num_blocks)
-    sides = [
+    return [
         [
             replace(TEMPLATE, replicate=place, unit=place, a=ChannelA(round(a_ns), 0), b_ns=round(b_ns))
             for place, (a_ns, b_ns) in enumerate(side_of(noise, *of_side, plans, rng).tolist())
         ]
         for of_side in (changes, (0.0, 0.0))
     ]
-    compared = compare("base", *sides)
+
+
+def drawn_comparison(
+    noise: Noise, changes: tuple[float, float], num_blocks: int, rng: np.random.Generator
+) -> Comparison:
+    """The comparison of ``drawn_sides``."""
+    compared = compare("base", *drawn_sides(noise, changes, num_blocks, rng))
     assert compared is not None, "every block has both sides"
     return compared
 
@@ -121,8 +132,31 @@ def shares(noise: Noise, changes: tuple[float, float], num_blocks: int, num: int
     return Shares(Counter(compared.agreement for compared in made), by_tau, num)
 
 
+class Wrong(NamedTuple):
+    """Of experiments whose truth is dearer: shares that say cheaper; that say so and that B would have noticed."""
+
+    cheaper: float
+    vouched: float
+    silent: float
+
+
+def wrong_signs(noise: Noise, num_blocks: int, num: int, seed: int = SEED) -> Wrong:
+    """What is said of ``num`` experiments whose cost file turns the sign, REVERSED."""
+    rng = np.random.default_rng([seed, num_blocks])
+    said: Counter[Agreement] = Counter()
+    for _ in range(num):
+        compared = drawn_comparison(noise, REVERSED, num_blocks, rng)
+        interval = compared.main.interval
+        is_cheaper = interval is not None and interval.high < 1 and not compared.agreement.is_missing
+        said[compared.agreement] += is_cheaper
+    total = said.total()
+    return Wrong(total / num, (total - said[Agreement.SILENT]) / num, said[Agreement.SILENT] / num)
+
+
 def bench_channels(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
     """Answers withheld although both channels changed alike, then those withheld where a cost file turns the sign."""
+    yield from _wrong_signs(num_experiments)
+    yield from _sequences(num_experiments // 5)
     for noise in NOISES:
         for num_blocks in NUM_BLOCKS:
             for change in CHANGES:
@@ -131,8 +165,9 @@ def bench_channels(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
                     f"withheld wrongly, {noise.name}, {num_blocks} blocks, {change:+.0%}",
                     f"{found.of(*WITHHELD):.3f}",
                     "<= 0.05",
-                    f"agree {found.of(Agreement.AGREE):.3f}, no conflict {found.of(Agreement.NO_CONFLICT):.3f}; the "
-                    f"paper's tolerance {found.by_tau / found.num:.3f}; Monte Carlo error {found.error:.3f}",
+                    f"agree {found.of(Agreement.AGREE):.3f}, no conflict {found.of(Agreement.NO_CONFLICT):.3f}, silent "
+                    f"{found.of(Agreement.SILENT):.3f}; the paper's tolerance {found.by_tau / found.num:.3f}; Monte "
+                    f"Carlo error {found.error:.3f}",
                 )
     for noise in (*NOISES, Noise("emulator", 1e-4, 5e-4, 0.01)):
         for num_blocks in NUM_BLOCKS:
@@ -142,4 +177,64 @@ def bench_channels(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
                 f"{found.of(*WITHHELD):.3f}",
                 "",
                 f"agree {found.of(Agreement.AGREE):.3f}; the paper's tolerance {found.by_tau / found.num:.3f}",
+            )
+
+
+def _wrong_signs(num_experiments: int) -> Iterator[Figure]:
+    """How often the wrong word stands without the words that B cannot tell."""
+    noises = (Noise("B noise .02", 0.0005, 0.02, 0.0377), *NOISES)
+    for noise in noises:
+        for num_blocks in NUM_BLOCKS:
+            found = wrong_signs(noise, num_blocks, num_experiments)
+            yield Figure(
+                f"wrong sign, {noise.name}, {num_blocks} blocks: cheaper, B would notice",
+                f"{found.vouched:.3f}",
+                "<= 0.05",
+                f"cheaper in all {found.cheaper:.3f}: beside {found.silent:.3f} stands that B cannot tell",
+            )
+
+
+class Ended(NamedTuple):
+    """Shares of sequences: that say cheaper; beside a table that withholds; beside a B that cannot tell; open."""
+
+    cheaper: float
+    withheld: float
+    silent: float
+    without: float
+
+
+def sequences(noise: Noise, changes: tuple[float, float], num: int, seed: int = SEED) -> Ended:
+    """How stopping rules end that look after every block. without: cheaper, were the channels not asked."""
+    rng, stop = np.random.default_rng(seed), StopSpec(margin=0.005, budget=BUDGET)
+    counts: Counter[str] = Counter()
+    for _ in range(num):
+        own, base = drawn_sides(noise, changes, BUDGET, rng)
+        blocks = PairedBlocks(
+            "base", list(zip(own, base, strict=True)), "a", Family(is_checked=True), is_predicted=False
+        )
+        compared = blocks.compared(BUDGET)
+        assert compared is not None, "every block has both sides"
+        assert compared.a is not None, "drawn runs have both channels"
+        logs = [math.log(ratio) for ratio in compared.a.by_block if ratio]
+        plain, asked = list(looks_at(logs, stop)), list(looks_at(logs, stop, apart_at=blocks.apart_at))
+        counts["without"] += plain[-1].verdict is Verdict.LOWER
+        if asked[-1].verdict is Verdict.LOWER:
+            at_end = blocks.compared(asked[-1].num_blocks)
+            assert at_end is not None, "every block has both sides"
+            counts["cheaper"] += 1
+            counts["withheld"] += at_end.agreement.is_missing
+            counts["silent"] += at_end.agreement is Agreement.SILENT
+    return Ended(*(counts[name] / num for name in ("cheaper", "withheld", "silent", "without")))
+
+
+def _sequences(num_experiments: int) -> Iterator[Figure]:
+    for noise in (Noise("B noise .02", 0.0005, 0.02, 0.0377), *NOISES):
+        for name, changes in {"reversed": REVERSED, "true": (-0.033, -0.033)}.items():
+            found = sequences(noise, changes, num_experiments)
+            yield Figure(
+                f"sequence, {noise.name}, {name} costs: cheaper, B would notice",
+                f"{found.cheaper - found.silent:.3f}",
+                "<= 0.05" if name == "reversed" else "",
+                f"cheaper in all {found.cheaper:.3f}, of them where the table withholds {found.withheld:.3f}; B not "
+                f"asked {found.without:.3f}; {num_experiments} sequences of at most {BUDGET} blocks",
             )

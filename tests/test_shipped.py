@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from harness.judge.analysis.stats import of_blocks
+from harness.judge.compare.family import Family
 from harness.judge.compare.pairs import num_comparisons
 from harness.judge.compare.ratio import Ratio
-from harness.judge.compare.result import Family, result_of
+from harness.judge.compare.result import result_of
 from harness.judge.compare.verdict import Verdict
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve

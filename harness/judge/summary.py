@@ -35,10 +35,11 @@ from harness.judge.analysis.stats import grouped
 from harness.judge.analysis.validity.invariants import check_experiment
 from harness.judge.compare.answer import Answer, Compared, answer_on, answers, main_answers
 from harness.judge.compare.channels import BASES, Comparison, check_channels, compare
+from harness.judge.compare.family import Family
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, bound_over, value_over
 from harness.judge.compare.pairs import common_replicates, counted_runs, num_plans, without_a
 from harness.judge.compare.prices import Prices, prices_by_condition
-from harness.judge.compare.result import Family, one_plan
+from harness.judge.compare.result import one_plan
 from harness.judge.planning.stopping import SequentialStatus, status_until_decided
 from harness.kinds import kind_of_run, origin_note
 from harness.measure.records.manifest import Finding
@@ -316,12 +317,12 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
     backend = kind_of(ordered).name
     # Other prices than those that the runs were simulated with are a channel A of their own.
     is_predicted = kind_of_run(backend).is_virtual and cost_model is None
-    family = Family.of(ordered)
+    family, status = Family.of(ordered), status_until_decided(runs)
+    basis = basis if status is None else status.stop.channel
     conditions = tuple(
-        _compared(condition, plain.get(condition.baseline), family, basis, is_predicted=is_predicted)
+        _compared(condition, plain.get(condition.baseline), family, basis, status, is_predicted=is_predicted)
         for condition in plain.values()
     )
-    status = status_until_decided(runs)
     by_device = speeds(figures)
     of_counted = [run for run in ordered if run.key in {one.key for one in counted}]
     return ExperimentSummary(
@@ -385,15 +386,22 @@ def _of_each(
     return tuple(each for each in figures if each is not None)
 
 
-def _compared(
-    condition: ConditionFigures, baseline: ConditionFigures | None, family: Family, basis: Basis, *, is_predicted: bool
+def _compared(  # noqa: PLR0913  # an option each
+    condition: ConditionFigures,
+    baseline: ConditionFigures | None,
+    family: Family,
+    basis: Basis,
+    status: SequentialStatus | None,
+    *,
+    is_predicted: bool,
 ) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
     runs = (condition.valid_runs, baseline.valid_runs)
-    comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family.size, basis=basis)
+    comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family, basis=basis)
     if comparison is None:
         return condition
+    comparison = comparison if status is None else status.applied_to(condition.name, comparison)
     change = _bucket_change(condition, baseline, comparison.replicates)
     return replace(condition, comparison=comparison, bucket_change=change)
 
@@ -469,7 +477,7 @@ GAP_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 COMPARED = {
     **same("ratio_of", "tau"),
     "is_given_costs": "a.interval.is_given_costs",
-    **{f"ratio_a_over_b{of}": f"channels.gap_interval.{end}" for of, end in GAP_ENDS.items()},
+    **{f"ratio_a_over_b{of}": f"channels.gap.{end}" for of, end in GAP_ENDS.items()},
     "channels": "agreement.value",
     "is_agreed": "is_agreed",
 }
@@ -537,7 +545,7 @@ def _in_words(answer: Answer) -> str:
     """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
     interval = "" if answer.interval is None else f" ({answer.interval.low:.4f} to {answer.interval.high:.4f})"
     channels = answer.comparison.agreement
-    shown = f"withheld (channels: {channels.value})" if channels.is_missing else answer.said
+    shown = f"{answer.said} (channels: {channels.value})" if channels.is_missing else answer.said
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
 
 

@@ -13,8 +13,8 @@ from itertools import zip_longest
 from harness.errors import SpecError
 from harness.judge.analysis.figures import cells, same
 from harness.judge.analysis.stats import grouped, paired
+from harness.judge.compare.family import Family
 from harness.judge.compare.measures import mean_of
-from harness.judge.compare.result import Family
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run, ratio_of
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, origin_of

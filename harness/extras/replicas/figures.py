@@ -31,9 +31,10 @@ from harness.judge.analysis.reuse import (
     reuse_rule,
 )
 from harness.judge.analysis.validity.plan_answers import with_logged_prefills
+from harness.judge.compare.family import Family
 from harness.judge.compare.measures import Value
 from harness.judge.compare.ratio import paired_ratio
-from harness.judge.compare.result import Family, result_of
+from harness.judge.compare.result import result_of
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.engine.paged import PagedScheduler

@@ -17,13 +17,24 @@ from harness.judge.analysis.cost.cost_errors import Side as CostSide
 from harness.judge.analysis.figures import RunFigures, cells, run_figures, same
 from harness.judge.analysis.stats import GIVEN_COSTS, grouped, paired
 from harness.judge.compare.answer import source_of
-from harness.judge.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, Measure, Value, mean_of, per_token
+from harness.judge.compare.channels import compare, why_apart
+from harness.judge.compare.family import Family, ran_until_decided
+from harness.judge.compare.measures import (
+    COST_WORDS,
+    MEASURES,
+    OF_SERVERS,
+    OF_SIMULATIONS,
+    Measure,
+    Value,
+    mean_of,
+    per_token,
+)
 from harness.judge.compare.pairs import num_plans, without_a
 from harness.judge.compare.prices import Prices, prices_of
 from harness.judge.compare.ratio import Ratio, paired_ratio, unpaired_ratio
-from harness.judge.compare.result import Family, Result, result_of, result_of_looks
+from harness.judge.compare.result import Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
-from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, status_until_decided
+from harness.judge.planning.stopping import ComparisonLooks, status_until_decided
 from harness.measure.records.run import SealedRun, origin_of
 from harness.model.engine.cost import CostError
 from harness.table import Cell, Table, table_of
@@ -208,9 +219,11 @@ class _Row:
     is_checked: bool
     looks: ComparisonLooks | None
     why_not: str
+    costs: tuple[Sequence[RunFigures], Sequence[RunFigures]] | None = None
 
     def cells(self, family: int) -> dict[str, Cell]:
         result = self._result(Family(family, is_checked=self.is_checked))
+        apart = self._apart(Family(family, is_checked=self.is_checked))
         given = GIVEN_COSTS.removeprefix(", ") if result.interval and result.interval.is_given_costs else ""
         return {
             **self.names,
@@ -219,9 +232,16 @@ class _Row:
             "ratio": result.ratio,
             **cells(result.interval, same("low", "high")),
             **cells(result, same("p", "p_adjusted", "family")),
-            "verdict": self.why_not or result.verdict.said(self.measure.words),
-            "note": "; ".join(filter(None, (result.note, given))),
+            "verdict": self.why_not or (Verdict.WITHHELD if apart else result.verdict).said(self.measure.words),
+            "note": "; ".join(filter(None, (apart, result.note, given))),
         }
+
+    def _apart(self, family: Family) -> str:
+        """Why the channels of the paired runs answer nothing of a cost; empty where they may, or another is asked."""
+        if self.costs is None:
+            return ""
+        compared = compare("", *self.costs, family=family)
+        return "" if compared is None else why_apart(compared)
 
     def _result(self, family: Family) -> Result:
         if self.why_not:
@@ -243,7 +263,8 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
         return
     sealed = [[run for run in group if isinstance(run, SealedRun)] for group in runs]
     figures = [[prices.figures(run) for run in group] for group in sealed]
-    is_modelled = measure.name == "A" or (measure.name == "cost" and _is_simulated(side, base))
+    is_predicted = _is_simulated(side, base)
+    is_modelled = measure.name == "A" or (measure.name == "cost" and is_predicted)
     costs = _cost_error(figures) if is_modelled else NO_ERROR
     own, other = known
     plans = min(map(num_plans, figures)) if all(figures) else 0
@@ -266,6 +287,7 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
         looks=_looks(side, base, measure),
         why_not=why_not,
+        costs=(figures[0], figures[1]) if pairs and measure.words == COST_WORDS and not is_predicted else None,
     )
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from harness.judge.analysis.cost.agreement import Agreement, Seen
 from harness.judge.analysis.stats import GIVEN_COSTS, Interval
-from harness.judge.compare.channels import BASES, Comparison
-from harness.judge.compare.result import Family, Result, result_of, result_of_looks
+from harness.judge.compare.channels import BASES, BASIS_NAMES, ChannelRatio, Comparison
+from harness.judge.compare.family import Family
+from harness.judge.compare.result import Result, result_of, result_of_looks
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.predictions import Prediction
 from harness.judge.planning.stopping import SequentialStatus
@@ -81,8 +83,8 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The verdict in a word: "cheaper"."""
-        return self.verdict.said()
+        """The verdict in a word: "cheaper"; "withheld" where the channels contradict each other, or lie apart."""
+        return (Verdict.WITHHELD if self.comparison.agreement.is_missing else self.verdict).said()
 
     @property
     def note(self) -> str:
@@ -175,3 +177,37 @@ def interval_in_words(interval: Interval) -> str:
         return f"{level}: {-low:.1f} % less to {high:.1f} % more"
     near, far = sorted((abs(low), abs(high)))
     return f"{level}: {near:.1f} to {far:.1f} % {'less' if high <= 0 else 'more'}"
+
+
+def seen_in_words(seen: Seen | ChannelRatio) -> str:
+    """A channel's ratio in words: 3.3 % less (95 % interval: 3.1 to 3.6 % less)."""
+    within = "" if seen.interval is None else f" ({interval_in_words(seen.interval)})"
+    return f"{change(seen.ratio).removesuffix(' than').replace('the same as', 'the same')}{within}"
+
+
+class Asked(NamedTuple):
+    """What the channels of a comparison say of each other, in words.
+
+    apart: why they answer nothing; empty where they may. said: what the channel that was asked says of the answer.
+    """
+
+    apart: str = ""
+    said: str = ""
+
+
+def asked_in_words(comparison: Comparison) -> str:
+    """What the channel that was asked says of the answer, and the least contradiction that it would have noticed."""
+    agreement, asked = comparison.agreement, comparison.asked
+    if agreement is Agreement.S_ALONE:
+        return f"time in flight (B) holds the steps, so it cannot confirm them ({seen_in_words(comparison.b)})"
+    if asked is None or comparison.is_predicted:
+        return ""
+    name, seen = BASIS_NAMES[asked.bases[1]], seen_in_words(asked.b)
+    if agreement is Agreement.AGREE:
+        return "both channels agree" if asked.bases == ("a", "b") else f"{name} agrees ({seen})"
+    if asked.least_noticed is None:
+        return f"{name} cannot tell: too few replicates ({seen})"
+    noticed = f"{100 * asked.least_noticed:.1f} %"
+    if agreement is Agreement.SILENT:
+        return f"{name} cannot tell: it would notice a contradiction of {noticed} or more ({seen})"
+    return f"{name} does not contradict it, and would notice {noticed} or more ({seen})"

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement, Cause, Channels, Seen, cause_of
+from harness.judge.analysis.cost.agreement import (
+    MAX_TAU,
+    Agreement,
+    Cause,
+    Channels,
+    Seen,
+    cause_of,
+    least_noticed,
+)
 from harness.judge.analysis.cost.cost_errors import NO_ERROR, Side, cost_error, with_cost_error
 from harness.judge.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.judge.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
 from harness.judge.analysis.cost.step_parts import MAX_DRIFT
 from harness.judge.analysis.figures import RunFigures
-from harness.judge.analysis.stats import Estimate, Interval, grouped, log_mean_values, paired
+from harness.judge.analysis.stats import Interval, grouped, log_mean_values, paired
+from harness.judge.compare.family import ALONE, Family
 from harness.judge.compare.ratio import Ratio
 from harness.measure.records.manifest import Finding, info, warning
 from harness.model.engine.cost import CostError
@@ -62,9 +71,10 @@ class Comparison:
     """One condition against its baseline over ``replicates``: below 1 it costs less.
 
     a: channel A; None where a run has no step log or its reuse is unknown. s: time in steps; None where it was not
-    measured in every run. rests_on: what answers. channels: what that and B say of each other; None where B alone
-    answers. cause: the costs that tell the sides apart; None where A does not answer, or without a cost file.
-    num_unpaired: valid runs without a valid partner. is_predicted: simulated, so that both channels are the same cost.
+    measured in every run. rests_on: what answers. channels: what that and B say of each other; None where B answers.
+    witness: what A says of S or B where one of these answers; None where A is missing or does not explain them. cause:
+    the costs that tell the sides apart; None where A does not answer, or without a cost file. num_unpaired: valid runs
+    without a valid partner. is_predicted: simulated, so that both channels are the same cost.
     """
 
     baseline: str
@@ -76,6 +86,7 @@ class Comparison:
     work: Work
     baseline_work: Work
     channels: Channels | None
+    witness: Channels | None = None
     cause: Cause | None = None
     num_unpaired: int = 0
     is_predicted: bool = False
@@ -116,10 +127,31 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """What may be said of the channels."""
+        """What may be said of the channels. S is a part of B, which may deny it and never confirms it."""
         if self.is_predicted:
             return Agreement.PREDICTED
-        return Agreement.B_ALONE if self.channels is None else self.channels.agreement
+        found = Agreement.B_ALONE if self.channels is None else self.channels.agreement
+        if self.rests_on == "a" or found.is_missing:
+            return found
+        if self.witness is not None:
+            return self.witness.said
+        return Agreement.B_ALONE if self.rests_on == "b" else Agreement.S_ALONE
+
+    @property
+    def asked(self) -> Channels | None:
+        """The two channels that ``agreement`` is about; None where one answers alone."""
+        is_denied = self.channels is not None and self.channels.agreement.is_missing
+        return self.channels if self.rests_on == "a" or is_denied else self.witness
+
+    def with_interval(self, basis: Basis, interval: Interval | None) -> Comparison:
+        """The same where the ratio of one channel has the interval of a declared sequence."""
+        ratio = self.on(basis)
+        if ratio is None:
+            return self
+        found = replace(ratio, interval=interval)
+        pairs = {"channels": self.channels, "witness": self.witness}
+        seen = {name: None if pair is None else _with_interval(pair, basis, interval) for name, pair in pairs.items()}
+        return replace(self, **{basis: found}, **seen)
 
     def is_denied(self, low: float, high: float) -> bool:
         """Whether the interval of B lies wholly outside a claim about the ratio: from ``low`` to ``high``."""
@@ -140,6 +172,27 @@ class Comparison:
         return "total" if self.is_same_work else "generated token"
 
 
+def why_apart(compared: Comparison) -> str:
+    """Why a comparison has no answer, in words: what its channels say; empty where it may have one."""
+    if not compared.agreement.is_missing or (asked := compared.asked) is None:
+        return ""
+    names = [BASIS_NAMES[basis] for basis in asked.bases]
+    return (
+        f"{names[0]} gives a cost ratio of {asked.a.ratio:.4f} and {names[1]} {asked.b.ratio:.4f}; the baseline's own "
+        f"lie {abs(asked.residual_share):.4f} of the latter apart"
+    )
+
+
+def _with_interval(pair: Channels, basis: Basis, interval: Interval | None) -> Channels:
+    seen = {name: getattr(pair, name) for name in ("a", "b")}
+    changed = {
+        name: each._replace(interval=interval)
+        for (name, each), letter in zip(seen.items(), pair.bases, strict=True)
+        if letter == basis
+    }
+    return replace(pair, **changed)
+
+
 def block_of(run: RunFigures) -> tuple[int, str]:
     """Runs of a condition and its baseline with equal blocks are paired: one plan draw on one device."""
     return run.replicate, run.device
@@ -151,13 +204,14 @@ def compare(  # noqa: PLR0913  # an option each
     base: Sequence[RunFigures],
     *,
     is_predicted: bool = False,
-    family: int = 1,
+    family: Family = ALONE,
     basis: Basis = "a",
 ) -> Comparison | None:
     """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
 
-    family: comparisons whose intervals are to hold together. basis: what is to answer; where a run does not show it,
-    the next of A, S and B that is there. None without a common replicate, or where one of them cost or did nothing.
+    family: how each interval is made, and which of them hold together. basis: what is to answer; where a run does not
+    show it, the next of A, S and B that is there. None without a common replicate, or where one of them cost or did
+    nothing.
     """
     pairs = sorted(paired(own, base, block_of), key=lambda pair: pair[0].replicate)
     sides = ([run for run, _ in pairs], [run for _, run in pairs])
@@ -167,11 +221,12 @@ def compare(  # noqa: PLR0913  # an option each
     a, s, b = (_channel_ratio(sides, basis, family) for basis in BASES)
     if b is None:
         return None
-    there: dict[Basis, ChannelRatio | None] = {"a": a, "s": s, "b": b}
-    is_there: list[Basis] = [name for name in BASES if there[name] is not None]
-    rests_on = basis if basis in is_there else is_there[0]
-    main = None if rests_on == "b" else there[rests_on]
+    there: dict[Basis, ChannelRatio] = {
+        name: ratio for name, ratio in zip(BASES, (a, s, b), strict=True) if ratio is not None
+    }
+    rests_on = basis if basis in there else next(iter(there))
     priced = [[run.a for run in side if run.a is not None] for side in sides]
+    witness = None if rests_on == "a" or a is None else _channels(sides, (rests_on, "a"), there, family)
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in sides[0]),
@@ -181,44 +236,58 @@ def compare(  # noqa: PLR0913  # an option each
         rests_on=rests_on,
         work=work,
         baseline_work=baseline_work,
-        channels=None if main is None else _channels(sides, rests_on, main, b, family),
+        channels=None if rests_on == "b" else _channels(sides, (rests_on, "b"), there, family),
+        witness=witness if witness is not None and abs(witness.residual_share) <= MAX_TAU else None,
         cause=cause_of(*priced) if rests_on == "a" else None,
         num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
     )
 
 
-def _channels(sides: Sides, basis: Basis, a: ChannelRatio, b: ChannelRatio, family: int) -> Channels:
-    """What device time, modelled or measured, and B of the same blocks say of each other."""
-    of_base, of_own = (_residual(runs, basis) for runs in (sides[1], sides[0]))
-    gap = estimate_of([of_a - of_b for of_a, of_b in zip(a.values, b.values, strict=True)], sides[0])
-    base = [(_cost_ns(run, basis) or 0, run.b_ns) for run in sides[1]]
-    a_ns, b_ns = map(sum, zip(*base, strict=True))
+def _channels(
+    sides: Sides, bases: tuple[Basis, Basis], ratios: Mapping[Basis, ChannelRatio], family: Family
+) -> Channels:
+    """What two channels of the same blocks say of each other."""
+    one, other = (ratios[basis] for basis in bases)
+    costs = one.costs if bases[0] == "a" else other.costs
+    of_gap = _log_ratio([of_a - of_b for of_a, of_b in zip(one.values, other.values, strict=True)], sides[0], costs)
+    of_base, of_own = (_residual(runs, bases, family) for runs in (sides[1], sides[0]))
+    gap, estimate = family.interval(of_gap), of_gap.estimate
+    base = [tuple(_cost_ns(run, basis) or 0 for basis in bases) for run in sides[1]]
+    one_ns, other_ns = map(sum, zip(*base, strict=True))
     return Channels(
-        a=Seen(a.ratio, a.interval),
-        b=Seen(b.ratio, b.interval),
-        gap=None if gap is None else with_cost_error(gap, a.costs),
+        a=Seen(one.ratio, one.interval),
+        b=Seen(other.ratio, other.interval),
+        gap=gap,
+        noticed=None if gap is None or estimate is None else least_noticed(gap, estimate),
         residuals=None if of_base is None or of_own is None else (of_base, of_own),
-        residual_share=residual_ns(b_ns, a_ns) / b_ns,
-        tau=agreement_tolerance(a_ns, b_ns),
-        family=family,
+        residual_share=residual_ns(other_ns, one_ns) / other_ns,
+        tau=agreement_tolerance(one_ns, other_ns),
+        bases=bases,
+        is_few=of_gap.blocks is None,
     )
+
+
+def _log_ratio(values: Sequence[float], runs: Sequence[RunFigures], costs: CostError) -> Ratio:
+    """A ratio by one log a block."""
+    blocks = estimate_of(values, runs)
+    return Ratio(ratio=math.exp(sum(values) / len(values)), values=tuple(values), blocks=blocks, costs=costs)
 
 
 def _cost_ns(run: RunFigures, basis: Basis) -> int | None:
     return {"a": run.a_ns, "s": run.steps_ns, "b": run.b_ns}[basis]
 
 
-def _residual(runs: Sequence[RunFigures], basis: Basis) -> Estimate | None:
-    """ln(B / device time) of one side, with what its costs leave unknown."""
-    values = log_mean_values([run.b_ns for run in runs], [_cost_ns(run, basis) or 0 for run in runs])
-    estimate = estimate_of(values.tolist(), runs)
-    if estimate is None or basis != "a":
-        return estimate
-    return with_cost_error(estimate, cost_error(Side([run.a for run in runs if run.a is not None], -1.0)))
+def _residual(runs: Sequence[RunFigures], bases: tuple[Basis, Basis], family: Family) -> Interval | None:
+    """ln(other / one) of the channels of one side, with what its costs leave unknown."""
+    one_ns, other_ns = ([_cost_ns(run, basis) or 0 for run in runs] for basis in bases)
+    sign = -1.0 if bases[0] == "a" else 1.0
+    priced = [run.a for run in runs if run.a is not None] if "a" in bases else []
+    costs = cost_error(Side(priced, sign)) if priced else NO_ERROR
+    return family.interval(_log_ratio(log_mean_values(other_ns, one_ns).tolist(), runs, costs), float)
 
 
-def _channel_ratio(sides: Sides, channel: Basis, family: int) -> ChannelRatio | None:
+def _channel_ratio(sides: Sides, channel: Basis, family: Family) -> ChannelRatio | None:
     """None where the cost of a run is unknown, or all cost nothing."""
     costs_ns = [[_cost_ns(run, channel) for run in runs] for runs in sides]
     own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
@@ -234,8 +303,7 @@ def _channel_ratio(sides: Sides, channel: Basis, family: int) -> ChannelRatio | 
     costs = _costs_of(priced)
     effect, blocks = effect_of(values, sides[0]), estimate_of(values, sides[0])
     effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, costs))
-    estimate = None if blocks is None else with_cost_error(blocks, costs)
-    return ChannelRatio(
+    found = ChannelRatio(
         ratio=math.exp(blocks.mean) if effect and blocks else ratio * sum(base_units) / sum(own_units),
         request_ratio=ratio * base_work.num_requests / own_work.num_requests,
         values=tuple(values),
@@ -243,12 +311,12 @@ def _channel_ratio(sides: Sides, channel: Basis, family: int) -> ChannelRatio | 
             cost * base_unit / (base_cost * unit) if base_cost * unit else None
             for cost, unit, base_cost, base_unit in by_block
         ),
-        interval=None if estimate is None else estimate.interval(family=family),
         blocks=blocks,
         costs=costs,
         devices=effect,
         priced=priced,
     )
+    return replace(found, interval=family.interval(found))
 
 
 def _priced(sides: Sides) -> tuple[tuple[ChannelA, ChannelA], ...]:

@@ -1,56 +1,21 @@
 """What runs show of one ratio: interval, p and verdict, all of the same level, so that they cannot contradict.
 
-The comparisons of a family share alpha (Bonferroni): each interval has level 1 - alpha / size, and a difference is
-shown where it leaves 1 out. Where a stopping rule looked at the runs while they came in, intervals stay valid at every
-look.
+A difference is shown where the interval of its family leaves 1 out.
 Definitions: docs/method.md, "Answers".
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from harness.errors import RecordsError
-from harness.judge.analysis.cost.cost_errors import half_width
-from harness.judge.analysis.stats import DEFAULT_LEVEL, NO_SCATTER, Interval
-from harness.judge.compare.pairs import num_comparisons
+from harness.judge.analysis.stats import NO_SCATTER, Interval
+from harness.judge.compare.family import Family
 from harness.judge.compare.ratio import Ratio
 from harness.judge.compare.verdict import Verdict
-from harness.judge.planning.stopping import ComparisonLooks, ran_until_decided, t_mixture_boundary
-from harness.measure.records.run import SealedRun
-
-ALPHA = 1 - DEFAULT_LEVEL
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Comparisons that are judged together. is_checked: a stopping rule looked at the runs while they came in."""
-
-    size: int = 1
-    is_checked: bool = False
-
-    @classmethod
-    def of(cls, runs: Sequence[SealedRun]) -> Family:
-        """The comparisons that the experiment of these runs declares; of records without it, those of the runs."""
-        try:
-            size = num_comparisons(runs[0].spec)
-        except RecordsError:
-            size = len({run.condition for run in runs if run.manifest.baseline not in ("", run.condition)})
-        return cls(max(1, size), is_checked=any(map(ran_until_decided, runs)))
-
-    def interval(self, ratio: Ratio) -> Interval | None:
-        """Of a ratio; None where so few blocks have none."""
-        estimate, blocks = ratio.estimate, ratio.blocks
-        if estimate is None or blocks is None or not self.is_checked:
-            return None if estimate is None else estimate.interval(family=self.size)
-        alpha = ALPHA / self.size
-        t = t_mixture_boundary(int(blocks.degrees) + 1, alpha / 2 if ratio.costs.parts else alpha)
-        half = t * blocks.error + half_width(ratio.costs, alpha / 2)
-        return None if math.isinf(half) else estimate.interval(family=self.size, half=half)
+from harness.judge.planning.stopping import ComparisonLooks
 
 
 @dataclass(frozen=True, slots=True)

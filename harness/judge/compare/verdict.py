@@ -8,7 +8,8 @@ from enum import Enum
 class Verdict(str, Enum):
     """What an interval shows of a ratio. An interval inside a stopping rule's margin is equivalent, even without 1.
 
-    ONE_PLAN, NOTHING_VARIED: there is nothing that an interval could be of.
+    WITHHELD: the channels contradict each other, or lie apart. ONE_PLAN, NOTHING_VARIED: there is nothing that an
+    interval could be of.
     """
 
     LOWER = "lower"
@@ -17,6 +18,7 @@ class Verdict(str, Enum):
     NO_DIFFERENCE = "no difference shown"
     GO_ON = "go on"
     INCONCLUSIVE = "inconclusive"
+    WITHHELD = "withheld"
     TOO_FEW = "too few runs for an interval"
     ONE_PLAN = "one plan, repeated"
     NOTHING_VARIED = "nothing varied"

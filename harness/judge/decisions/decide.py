@@ -23,7 +23,7 @@ from harness.judge.analysis.cost.reconstruct import (
     ToleranceRule,
     agreement_tolerance,
 )
-from harness.judge.compare.answer import cost_sentence
+from harness.judge.compare.answer import Asked, cost_sentence
 from harness.judge.compare.channels import BASIS_NAMES
 from harness.judge.compare.result import why_no_interval
 from harness.judge.planning.stopping import LogRatios, SequentialStatus
@@ -91,6 +91,15 @@ class Decision:
 def withheld(rule: str, subject: str, reason: str, **numbers: Number) -> Decision:
     """A decision that cannot be made."""
     return Decision(rule, subject, Outcome.WITHHELD, reason, numbers=numbers)
+
+
+def as_asked(decision: Decision, asked: Asked) -> Decision:
+    """The decision with what the other channel says of it; WITHHELD where the answer of the same runs is."""
+    if asked.apart and decision.outcome is not Outcome.WITHHELD:
+        reason = f"{asked.apart}; {decision.reason}"
+        return replace(decision, outcome=Outcome.WITHHELD, reason=reason, label="", sentence="")
+    has_more = asked.said and not asked.apart and decision.outcome is Outcome.PASS
+    return replace(decision, reason=f"{decision.reason}; {asked.said}") if has_more else decision
 
 
 class Costs(NamedTuple):
@@ -451,10 +460,13 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     return f"{blocks}, {BASIS_NAMES['b']}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
 
 
-def decide_stopped(status: SequentialStatus) -> list[Decision]:
-    """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD."""
+def decide_stopped(status: SequentialStatus, asked: Mapping[str, Asked]) -> list[Decision]:
+    """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD.
+
+    asked: by condition, what the channels of all its runs say: a sequence may have ended before the last of them.
+    """
     note = f"; {status.channel_note}" if status.channel_note else ""
-    return [
+    decisions = [
         Decision(
             "stop",
             f"{looks.condition} vs {looks.baseline}",
@@ -465,4 +477,8 @@ def decide_stopped(status: SequentialStatus) -> list[Decision]:
             num_blocks=looks.num_blocks,
         )
         for looks in status.comparisons
+    ]
+    return [
+        as_asked(decision, asked[looks.condition])
+        for decision, looks in zip(decisions, status.comparisons, strict=True)
     ]

@@ -15,11 +15,11 @@ from itertools import pairwise
 from harness.errors import SpecError
 from harness.judge.analysis.figures import place_of
 from harness.judge.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
+from harness.judge.compare.boundaries import boundaries_at
 from harness.judge.compare.measures import MEASURES, OF_SERVERS, Counted, Measure, Value, mean_of
 from harness.judge.compare.pairs import in_order
 from harness.judge.compare.ratio import Ratio, paired_ratio
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
-from harness.judge.planning.stopping import boundaries_at
 from harness.measure.records.layout import COST_MODEL
 from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun, origin_of

@@ -18,13 +18,14 @@ from harness.errors import SpecError
 from harness.judge.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
 from harness.judge.analysis.figures import RunFigures, totals
 from harness.judge.analysis.stats import paired, pooled_pair_differences
-from harness.judge.compare.answer import Compared, answers
-from harness.judge.compare.channels import BASIS_NAMES, Comparison, block_of, compare
-from harness.judge.compare.pairs import common_replicates, num_comparisons, num_plans
+from harness.judge.compare.answer import Asked, Compared, answers, asked_in_words
+from harness.judge.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
+from harness.judge.compare.family import ALONE, Family
+from harness.judge.compare.pairs import common_replicates, num_plans
 from harness.judge.compare.prices import prices_by_condition
-from harness.judge.compare.result import Family, Result
+from harness.judge.compare.result import Result
 from harness.judge.decisions import decide
-from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, withheld
+from harness.judge.decisions.decide import Block, Costs, Decision, Outcome, as_asked, withheld
 from harness.judge.decisions.predictions import Prediction, Predictions, drawn_ratio
 from harness.judge.interference import decide_interference, injections
 from harness.judge.planning.stopping import (
@@ -69,13 +70,13 @@ class ExperimentRuns:
         self.treatments: dict[str, str] = {}
         self.factors: Conditions = {}
         self.prices = prices_by_condition(self.all_runs)
-        self.num_comparisons = 1
+        self.family = ALONE
         if self.valid_runs:
             spec = self.valid_runs[0].spec
             self.baselines = {condition.name: spec.baseline_of(condition) for condition in spec.condition}
             self.treatments = {condition.name: condition.treatment for condition in spec.condition}
             self.factors = spec.factors
-            self.num_comparisons = num_comparisons(spec)
+            self.family = Family.of(self.valid_runs)
 
     def figures(self, condition: str) -> list[RunFigures]:
         """Figures of a condition's valid runs, by replicate."""
@@ -87,6 +88,16 @@ class ExperimentRuns:
     def counted(self, condition: str) -> list[RunFigures]:
         """Its figures in the replicates that every condition has: only their sums stand side by side."""
         return [run for run in self.figures(condition) if run.replicate in self.common]
+
+    @cached_property
+    def status(self) -> SequentialStatus | None:
+        """Under the stopping rule that was to end it; None where none was."""
+        return status_until_decided(self.all_runs)
+
+    @property
+    def basis(self) -> Basis:
+        """The channel that its tables rest on, where every run shows it."""
+        return "a" if self.status is None else self.status.stop.channel
 
     @cached_property
     def common(self) -> tuple[int, ...]:
@@ -110,10 +121,25 @@ class ExperimentRuns:
         """Sealed runs of both conditions in the replicates where both are valid."""
         return paired(self.runs.get(condition, ()), self.runs.get(baseline, ()), lambda run: run.replicate)
 
-    def compare(self, condition: str, baseline: str, basis: Basis = "a") -> Comparison | None:
-        """The cost ratios of a condition to its baseline; None without a pair of valid runs. basis: what answers."""
+    def compare(self, condition: str, baseline: str, basis: Basis | None = None) -> Comparison | None:
+        """The cost ratios of a condition to its baseline; None without a pair of valid runs.
+
+        basis: what answers; default: what the tables rest on.
+        """
         sides = self.figures(condition), self.figures(baseline)
-        return compare(baseline, *sides, family=self.num_comparisons, basis=basis)
+        compared = compare(baseline, *sides, family=self.family, basis=basis or self.basis)
+        if compared is None or self.status is None or self.baselines.get(condition) != baseline:
+            return compared
+        return self.status.applied_to(condition, compared)
+
+    def asked(self, condition: str, baseline: str, basis: Basis | None = None) -> Asked:
+        """What the channels of a comparison say of each other.
+
+        basis: what a rule rests on; what the tables rest on is asked in any case.
+        """
+        of_tables, of_rule = (self.compare(condition, baseline, each) for each in (None, basis))
+        apart = (why_apart(compared) for compared in (of_tables, of_rule) if compared is not None)
+        return Asked(next(filter(None, apart), ""), "" if of_rule is None else asked_in_words(of_rule))
 
     def result(self, condition: str, baseline: str) -> Result | None:
         """What the runs show of a condition's cost, as every view has it; None without a pair of valid runs."""
@@ -122,8 +148,7 @@ class ExperimentRuns:
             return None
         plans = num_plans(run for run in self.figures(condition) if run.replicate in comparison.replicates)
         pair = {condition: Compared(comparison, plans)}
-        family = Family.of(self.valid_runs)
-        return answers(pair, kind_of(self.valid_runs).name, family, status_until_decided(self.all_runs))[0].result
+        return answers(pair, kind_of(self.valid_runs).name, self.family, self.status)[0].result
 
     def predicted(self, pairs: Pairs) -> tuple[list[Prediction], list[Prediction]] | None:
         """What was predicted for the runs of each side; None where something of it is missing."""
@@ -218,10 +243,15 @@ def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Case]:
         yield Case(
             condition,
             len(experiment.pairs(condition, baseline)),
-            partial(decide.decide_cost, rule, condition, cast("Costs", costs)),
+            partial(_on_cost, rule, experiment, condition, baseline, cast("Costs", costs)),
             condition,
             missing,
         )
+
+
+def _on_cost(rule: CostRule, experiment: ExperimentRuns, condition: str, baseline: str, costs: Costs) -> Decision:
+    """The decision by the published tolerance, unless the answer of the same runs is withheld."""
+    return as_asked(decide.decide_cost(rule, condition, costs), experiment.asked(condition, baseline))
 
 
 def waits_pairs(experiment: ExperimentRuns) -> Iterator[tuple[str, str]]:
@@ -301,7 +331,23 @@ def _saturations(rule: SaturationRule, experiment: ExperimentRuns) -> Iterator[C
         subject = f"{level_text(rule.factor, smaller)} -> {level_text(rule.factor, larger)}"
         ratios = adjacent_ratios(experiment, contrast, smaller, larger)
         fewest = min((len(values) for values in ratios.values()), default=0)
-        yield Case(subject, fewest, partial(decide.decide_saturation, rule, subject, ratios))
+        asked = _adjacent_asked(experiment, contrast, smaller, larger)
+        yield Case(subject, fewest, partial(_on_levels, rule, subject, ratios, asked))
+
+
+def _on_levels(rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]], asked: Asked) -> Decision:
+    return as_asked(decide.decide_saturation(rule, subject, ratios), asked)
+
+
+def _adjacent_asked(experiment: ExperimentRuns, contrast: Contrast, smaller: Factor, larger: Factor) -> Asked:
+    """Why the channels of two levels, in any stratum, answer nothing of each other or of their baselines."""
+    below, above = (contrast.conditions_at(experiment, level) for level in (smaller, larger))
+    adjacent = [(condition, below[stratum]) for stratum, condition in above.items() if stratum in below]
+    of_baselines = [
+        (name, baseline) for name, baseline in experiment.compared() if any(name in pair for pair in adjacent)
+    ]
+    asked = (experiment.asked(*pair) for pair in (*adjacent, *of_baselines))
+    return next((each for each in asked if each.apart), Asked())
 
 
 class ArtifactTimes(NamedTuple):
@@ -401,26 +447,18 @@ def _on_margin(
         claim, decision = (1 / (1 + rule.margin), 1 + rule.margin), decide.decide_equivalence(rule, ratios, status)
     else:
         claim, decision = (0.0, rule.limit), decide.decide_superiority(rule, ratios, status)
-    apart = _channels_apart(experiment, ratios, claim if decision.outcome is Outcome.PASS else None)
-    return withheld(rule.name, decision.subject, apart) if apart else decision
-
-
-def _channels_apart(experiment: ExperimentRuns, ratios: LogRatios, claim: tuple[float, float] | None) -> str:
-    """Why device time and B, where both are there, do not say the same, as in the report; empty otherwise.
-
-    claim: from which to which ratio device time says; None: nothing.
-    """
+    # What the model cannot know, as neighbours, is asked of B alone: A, which is blind to it, may only deny a claim.
+    is_claim = decision.outcome is Outcome.PASS or decision.label in ("CHEAPER", "DEARER")
+    if is_claim or rule.channel != "b":
+        decision = as_asked(decision, experiment.asked(ratios.condition, ratios.baseline, ratios.channel))
     compared = experiment.compare(ratios.condition, ratios.baseline, ratios.channel)
-    if ratios.channel == "b" or compared is None:
-        return ""
-    is_denied = claim is not None and compared.is_denied(*claim)
-    if not compared.agreement.is_missing and not is_denied:
-        return ""
-    return (
+    if decision.outcome is not Outcome.PASS or compared is None or not compared.is_denied(*claim):
+        return decision
+    denied = (
         f"{BASIS_NAMES[compared.rests_on]} gives a cost ratio of {compared.main.ratio:.4f} and {BASIS_NAMES['b']} "
-        f"{compared.ratio_b:.4f}{', wholly beyond the margin' if is_denied else ''}; the baseline's own channels lie "
-        f"{compared.residual_share:.4f} of B apart"
+        f"{compared.ratio_b:.4f}, wholly beyond the margin"
     )
+    return as_asked(decision, Asked(denied))
 
 
 CASES: Mapping[type, Callable[[Any, ExperimentRuns], Iterator[Case]]] = {

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from statistics import NormalDist
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,8 +26,10 @@ from harness.judge.analysis.cost.cost_errors import (
 )
 from harness.judge.analysis.cost.devices import DeviceEffect
 from harness.judge.analysis.figures import RunFigures
-from harness.judge.analysis.stats import NO_SCATTER, Estimate, Interval, grouped, percent, t_quantile
-from harness.judge.compare.channels import BASIS_NAMES, Comparison, compare
+from harness.judge.analysis.stats import NO_SCATTER, Estimate, Interval, grouped, paired, percent
+from harness.judge.compare.boundaries import spending_boundaries, t_mixture_boundary
+from harness.judge.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
+from harness.judge.compare.family import ALONE, Family, ran_until_decided
 from harness.judge.compare.pairs import num_comparisons, num_plans, without_a
 from harness.judge.compare.prices import prices_by_condition
 from harness.judge.compare.verdict import Verdict
@@ -38,84 +38,13 @@ from harness.model.engine.cost import CostError, load_cost_model
 from harness.model.spec import ExperimentSpec
 from harness.model.spec.sections import EVERY, Basis, StopSpec
 
-# 200,000 paths leave an error of .0005 in the alpha that a boundary spends.
-PATHS = 200_000
-# Paths that a one-sided boundary is told from: an error of a seventh in what a look spends.
-LEAST_CROSSING = 50
-SEED = 20261121
-
-
-def obrien_fleming_spent(fraction: float, alpha: float) -> float:
-    """Alpha spent when ``fraction`` of the planned blocks is seen: little early, all of it at the end.
-
-    Source: Lan and DeMets (1983), Discrete sequential boundaries for clinical trials, their first function, with
-    alpha / 2 on each side.
-    """
-    normal = NormalDist()
-    return 4 * (1 - normal.cdf(normal.inv_cdf(1 - alpha / 4) / math.sqrt(min(1.0, fraction))))
-
-
-@lru_cache(maxsize=64)
-def spending_boundaries(
-    looks: tuple[int, ...], num_blocks: int, alpha: float, planned: int | None = None
-) -> tuple[float, ...]:
-    """|t| at each look, such that a mean of 0 crosses any of them with probability ``alpha``.
-
-    looks: numbers of blocks, ascending. num_blocks: at which all of alpha is spent; earlier looks spend by their share
-    of ``planned`` (default the same). The first boundary is exact; later ones are quantiles among paths of Gaussian
-    samples that crossed none before, whose mean and sum of squares are carried from look to look.
-    """
-    fractions = [look / (planned or num_blocks) for look in looks]
-    spent = [
-        alpha if look == num_blocks else obrien_fleming_spent(fraction, alpha)
-        for look, fraction in zip(looks, fractions, strict=True)
-    ]
-    return boundaries_at(looks, tuple(spent))
-
-
-@lru_cache(maxsize=256)
-def boundaries_at(looks: tuple[int, ...], spent: tuple[float, ...], *, is_one_sided: bool = False) -> tuple[float, ...]:
-    """|t| at each look, or t of a one-sided test, such that a mean of 0 has crossed any with probability ``spent``.
-
-    looks: numbers of blocks, ascending. spent: alpha spent up to each look. One-sided boundaries of which too few paths
-    would tell are those of a look alone, which spend no more.
-    """
-    rng = np.random.default_rng(SEED)
-    mean, squares, seen = np.zeros(PATHS), np.zeros(PATHS), 0
-    is_inside = np.ones(PATHS, dtype=bool)
-    before, boundaries = 0.0, list[float]()
-    for look, now in zip(looks, spent, strict=True):
-        added = look - seen
-        own_mean = rng.standard_normal(PATHS) / math.sqrt(added)
-        own_squares = rng.chisquare(added - 1, PATHS) if added > 1 else np.zeros(PATHS)
-        # Chan, Golub and LeVeque (1983): means and sums of squares of two samples, joined.
-        shift = own_mean - mean
-        squares += own_squares + shift**2 * (seen * added / look)
-        mean += shift * (added / look)
-        seen = look
-        t = (mean if is_one_sided else np.abs(mean)) * math.sqrt(look) / np.sqrt(squares / (look - 1))
-        crossing = round((now - before) * PATHS)
-        if not boundaries or (is_one_sided and crossing < LEAST_CROSSING):
-            boundary = t_quantile(1 - (2 if is_one_sided else 1) * (now - before), look - 1)
-        else:
-            inside = np.sort(t[is_inside])
-            boundary = float(inside[len(inside) - 1 - max(0, min(len(inside) - 1, crossing))])
-        is_inside &= t <= boundary
-        before = now
-        boundaries.append(boundary)
-    return tuple(boundaries)
-
-
-# Variance of the prior over standardised effects is 1 / C2. Of 1/4, 1 and 4 this gives the narrowest intervals at 10 to
-# 40 blocks, where experiments end.
-C2 = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """The mean log ratio of the first ``num_blocks`` blocks. half_width: inf while the sample is too small.
 
-    of_costs: the part of it that the errors of the costs take; None where none are stated.
+    of_costs: the part of it that the errors of the costs take; None where none are stated. apart: why these blocks
+    answer nothing, although the interval would: the channels contradict each other, or lie apart.
     """
 
     num_blocks: int
@@ -124,6 +53,7 @@ class Look:
     half_width: float
     verdict: Verdict
     of_costs: float | None = None
+    apart: str = ""
 
     @property
     def low(self) -> float:
@@ -132,23 +62,6 @@ class Look:
     @property
     def high(self) -> float:
         return self.mean + self.half_width
-
-
-def t_mixture_boundary(num_blocks: int, alpha: float, c2: float = C2) -> float:
-    """The |t| that a Gaussian sample of mean 0 exceeds at any n, ever, with probability at most ``alpha``.
-
-    inf where the sample is too small to say anything. The mixture of t likelihood ratios over a Gaussian prior of
-    variance 1 / c2 on the standardised mean is a test martingale; by Ville's inequality it reaches 1 / alpha with
-    probability at most alpha, and solving it for t gives this. Exact for Gaussian data with unknown variance.
-    Source: Lai (1976), On confidence sequences; Wang and Ramdas (2023), Anytime-valid t-tests and confidence sequences
-    for Gaussian means with unknown variance.
-    """
-    if num_blocks < 2:
-        return math.inf
-    n = num_blocks
-    k = (math.sqrt((n + c2) / c2) / alpha) ** (2 / n)
-    r = c2 / (n + c2)
-    return math.sqrt((n - 1) * (k - 1) / (1 - r * k)) if r * k < 1 else math.inf
 
 
 def boundary_of(stop: StopSpec) -> Callable[[int], float | None]:
@@ -173,15 +86,26 @@ def of_blocks(stop: StopSpec, *, has_errors: bool) -> StopSpec:
     return of_each(stop, 2) if has_errors else stop
 
 
+def never_apart(num_blocks: int) -> str:  # noqa: ARG001  # the form of ``looks_at``
+    """Of comparisons whose channels are not asked."""
+    return ""
+
+
 def looks_at(
-    differences: Sequence[float], stop: StopSpec, *, is_over: bool = False, costs: Sequence[CostError] = ()
+    differences: Sequence[float],
+    stop: StopSpec,
+    *,
+    is_over: bool = False,
+    costs: Sequence[CostError] = (),
+    apart_at: Callable[[int], str] = never_apart,
 ) -> Iterator[Look]:
     """Every look that the rule takes at the blocks' log ratios, in order, up to the first that decides.
 
     differences: shape (blocks,), ln(cost / baseline cost), in the order of the blocks. is_over: no block comes any
     more, so that the last look is taken at whatever is there and spends what is left of alpha. costs: what the costs
     leave unknown of the mean of the first, the first two ...; where it is given, the half width is the sum of that of
-    the blocks and that of the costs, each with half of alpha, which holds whatever both are.
+    the blocks and that of the costs, each with half of alpha, which holds whatever both are. apart_at: why so many
+    blocks answer nothing, whatever their interval shows, "" where they may; such a look does not end the sequence.
     """
     whole, stop = stop, of_blocks(stop, has_errors=bool(costs))
     boundary = boundary_of(stop)
@@ -195,21 +119,22 @@ def looks_at(
             t = spending_boundaries((*taken, num_blocks), num_blocks, stop.alpha, planned=stop.budget)[-1]
         if t is not None:
             of_costs = half_width(costs[num_blocks - 1], whole.alpha / 2) if costs else None
-            look = _look(differences[:num_blocks], t, stop, is_last=is_last, of_costs=of_costs)
+            look = _look(differences[:num_blocks], t, stop, of_costs)
+            if look.verdict.is_answer and (apart := apart_at(num_blocks)):
+                look = replace(look, verdict=Verdict.WITHHELD if is_last else Verdict.GO_ON, apart=apart)
+            elif is_last and not look.verdict.is_answer:
+                look = replace(look, verdict=Verdict.INCONCLUSIVE)
             yield look
             if look.verdict.is_final:
                 return
 
 
-def _look(differences: Sequence[float], t: float, stop: StopSpec, *, is_last: bool, of_costs: float | None) -> Look:
+def _look(differences: Sequence[float], t: float, stop: StopSpec, of_costs: float | None) -> Look:
     values = np.asarray(differences, dtype=np.float64)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
     # Where nothing varies there is nothing that an interval could be of.
     half = math.inf if math.isinf(t) or sd < NO_SCATTER else t * sd / math.sqrt(len(values)) + (of_costs or 0.0)
-    result = verdict(mean, half, stop.log_margin)
-    if is_last and not result.is_answer:
-        result = Verdict.INCONCLUSIVE
-    return Look(len(values), mean, sd, half, result, of_costs)
+    return Look(len(values), mean, sd, half, verdict(mean, half, stop.log_margin), of_costs)
 
 
 def verdict(mean: float, half_width: float, log_margin: float) -> Verdict:
@@ -223,7 +148,11 @@ def verdict(mean: float, half_width: float, log_margin: float) -> Verdict:
 
 
 def blocks_left(look: Look, stop: StopSpec) -> int | None:
-    """Blocks until the next look that decides, should mean and spread stay as they are; None: not within the budget."""
+    """Blocks until the next look that decides, should mean and spread stay as they are; None: not within the budget,
+    or not known, as the channels lie apart.
+    """
+    if look.apart:
+        return None
     boundary = boundary_of(of_blocks(stop, has_errors=look.of_costs is not None))
     for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
         t = boundary(num_blocks)
@@ -280,6 +209,7 @@ class LogRatios:
     prices: str = ""
     costs: CostError = NO_ERROR
     costs_at: tuple[CostError, ...] = ()
+    apart_at: Callable[[int], str] = field(default=never_apart, compare=False)
 
     @property
     def estimate(self) -> Estimate | None:
@@ -351,6 +281,8 @@ class ComparisonLooks:
         left = "" if self.verdict.is_final else ", more blocks needed than the budget has"
         if self.blocks_left is not None:
             left = f", about {self.blocks_left} more"
+        if self.last.apart:
+            left = f"; withheld: {self.last.apart}"
         if math.isinf(self.last.half_width):
             return f"{percent(self.last.mean)}, {self.why_no_interval}{left}"
         ends = f"[{percent(self.last.low)}, {percent(self.last.high)}]"
@@ -387,6 +319,11 @@ class SequentialStatus:
         """The comparison of a condition with its baseline; StopIteration where it has none."""
         return next(looks for looks in self.comparisons if looks.condition == condition)
 
+    def applied_to(self, condition: str, compared: Comparison) -> Comparison:
+        """A comparison with the interval of its last look, on the channel that was looked at."""
+        looks = self.of(condition)
+        return compared.with_interval(looks.channel, looks.interval)
+
 
 def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: StopSpec) -> SequentialStatus:
     """The status of an experiment under ``stop``. runs: those that are sealed, INVALID ones included."""
@@ -395,8 +332,9 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     family = num_comparisons(spec)
     each = of_each(stop, family)
     comparisons: list[ComparisonLooks] = []
-    for ratios in log_ratios(spec, [run for run in runs if run.replicate in whole[: stop.budget]], stop.channel):
-        found = looks_at(ratios.logs, each, is_over=is_over, costs=ratios.costs_at)
+    counted = [run for run in runs if run.replicate in whole[: stop.budget]]
+    for ratios in log_ratios(spec, counted, stop.channel, Family.under(spec, stop)):
+        found = looks_at(ratios.logs, each, is_over=is_over, costs=ratios.costs_at, apart_at=ratios.apart_at)
         looks = tuple(found) if ratios.num_plans != 1 else ()
         left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
@@ -422,13 +360,6 @@ def status_until_decided(runs: Sequence[SealedRun]) -> SequentialStatus | None:
     return status if status is not None and any(map(ran_until_decided, runs)) else None
 
 
-def ran_until_decided(run: SealedRun) -> bool:
-    """Whether the stopping rule was to end the experiment: then it has as many replicates as the rule's budget."""
-    experiment = run.manifest.requested_experiment
-    rule = experiment.get("stop") or {}
-    return bool(rule) and rule.get("budget") == experiment.get("replicates")
-
-
 def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
     """Replicates of which every condition is sealed, ascending."""
     sealed = {(run.condition, run.replicate) for run in runs}
@@ -436,28 +367,56 @@ def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
     return [k for k in sorted({k for _, k in sealed}) if all((name, k) in sealed for name in names)]
 
 
-def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Basis) -> list[LogRatios]:
-    """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone."""
+def log_ratios(
+    spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Basis, family: Family = ALONE
+) -> list[LogRatios]:
+    """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone.
+
+    family: how the channels of a comparison are held against each other.
+    """
     prices = prices_by_condition(runs)
     priced = (prices[run.condition].figures(run) for run in runs if run.is_valid)
     by_condition = grouped(priced, lambda run: run.condition)
+    is_predicted = all(run.manifest.kind.is_virtual for run in runs)
     ratios: list[LogRatios] = []
     for condition in spec.condition:
         name, baseline = condition.name, spec.baseline_of(condition)
         if name != baseline:
-            own = by_condition.get(name, [])
-            compared = compare(baseline, own, by_condition.get(baseline, []))
+            pairs = sorted(
+                paired(by_condition.get(name, []), by_condition.get(baseline, []), block_of),
+                key=lambda pair: pair[0].replicate,
+            )
+            blocks = PairedBlocks(baseline, pairs, channel, family, is_predicted)
+            compared = blocks.compared(len(pairs))
             if compared is None:
                 ratios.append(LogRatios(name, baseline, channel))
                 continue
-            sides = [
-                [run for run in by_condition[each] if run.replicate in compared.replicates] for each in (name, baseline)
-            ]
+            sides = [list(side) for side in zip(*pairs, strict=True)]
             found = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]))
             if found.channel != channel:
                 found = replace(found, without=_without(channel, [run for side in sides for run in side]))
-            ratios.append(replace(found, prices=prices[name].short))
+            ratios.append(replace(found, prices=prices[name].short, apart_at=blocks.apart_at))
     return ratios
+
+
+@dataclass(frozen=True, slots=True)
+class PairedBlocks:
+    """The blocks of a comparison in their order, so that the first of them can be compared alone."""
+
+    baseline: str
+    pairs: Sequence[tuple[RunFigures, RunFigures]]
+    channel: Basis
+    family: Family
+    is_predicted: bool
+
+    def compared(self, num_blocks: int) -> Comparison | None:
+        own, base = ([pair[side] for pair in self.pairs[:num_blocks]] for side in (0, 1))
+        return compare(self.baseline, own, base, is_predicted=self.is_predicted, family=self.family, basis=self.channel)
+
+    def apart_at(self, num_blocks: int) -> str:
+        """Why the channels of the first blocks answer nothing; empty where they may."""
+        compared = self.compared(num_blocks)
+        return "" if compared is None else why_apart(compared)
 
 
 def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:

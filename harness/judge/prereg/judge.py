@@ -107,7 +107,9 @@ def decide(
     decisions = decide_experiment(chosen, experiment, is_confirmatory=frozen is not None)
     status = _stopped(runs, frozen)
     if status is not None:
-        stopped = decide_stopped(status)
+        looked = status.comparisons
+        asked = {each.condition: experiment.asked(each.condition, each.baseline, each.channel) for each in looked}
+        stopped = decide_stopped(status, asked)
         decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
     made = Judgement(
         runs[0].experiment,

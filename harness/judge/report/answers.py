@@ -10,13 +10,20 @@ from dataclasses import dataclass
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.judge.analysis import RunFigures
-from harness.judge.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause, Seen
+from harness.judge.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause
 from harness.judge.analysis.cost.step_parts import StepParts
 from harness.judge.analysis.figures import figure_at
 from harness.judge.analysis.serving import Percentile
 from harness.judge.analysis.stats import Interval
-from harness.judge.compare.answer import change, interval_in_words, main_answers, source_of
-from harness.judge.compare.channels import ChannelRatio, Comparison
+from harness.judge.compare.answer import (
+    asked_in_words,
+    change,
+    interval_in_words,
+    main_answers,
+    seen_in_words,
+    source_of,
+)
+from harness.judge.compare.channels import BASIS_NAMES, ChannelRatio, Comparison
 from harness.judge.summary import ConditionFigures, ExperimentSummary
 from harness.kinds import kind_of_run
 from harness.model.spec.sections import Basis
@@ -132,10 +139,8 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     lead = "Predicted: " if comparison.is_predicted else ""
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
-    agreed = {
-        Agreement.AGREE: "; both channels agree",
-        Agreement.NO_CONFLICT: f"; time in flight (B) does not contradict it ({_seen(comparison.b)})",
-    }.get(comparison.agreement, "")
+    asked = asked_in_words(comparison)
+    agreed = f"; {asked}" if asked else ""
     shown = answer.result.note or answer.said
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}. "
@@ -154,19 +159,23 @@ def _never_measured(cause: Cause | None) -> str:
 
 def _not_said(comparison: Comparison, this: str, other: str) -> str:
     """Why a comparison with both channels has no answer: both figures, and which costs are the likely reason."""
-    channels = comparison.channels
+    channels = comparison.asked
     assert channels is not None, "an answer is withheld for what both channels say"
-    name, letter = ("Time in steps (S)", "S") if comparison.rests_on == "s" else ("Modelled device time (A)", "A")
-    both = f"{name} is {_seen(channels.a)}, time in flight (B) {_seen(channels.b)}"
+    (name, letter), (other_name, other_letter) = (
+        (BASIS_NAMES[basis].capitalize().replace(f"({basis})", f"({basis.upper()})"), basis.upper())
+        for basis in channels.bases
+    )
+    other_name = f"{other_name[0].lower()}{other_name[1:]}"
+    both = f"{name} is {seen_in_words(channels.a)}, {other_name} {seen_in_words(channels.b)}"
     if comparison.agreement is Agreement.DIFFER:
-        gap = channels.gap_interval
+        gap = channels.gap
         apart = "they contradict each other"
         if gap is None:
             apart = f"they differ by {channels.difference:.4f}, more than \u03c4 = {channels.tau:.4f}"
         elif not channels.are_opposed:
             apart = (
-                f"{letter} / B = {gap.estimate:.4f} ({100 * gap.level:g} % interval: {gap.low:.4f} to {gap.high:.4f}), "
-                f"which is more than {channels.tolerance:.4f} apart"
+                f"{letter} / {other_letter} = {gap.estimate:.4f} ({100 * gap.level:g} % interval: {gap.low:.4f} to "
+                f"{gap.high:.4f}), which is more than {channels.tolerance:.4f} apart"
             )
         return f"Withheld: {this} against {other}. {both}: {apart}.{_cause(comparison.cause)}"
     if channels.is_overpriced:
@@ -177,12 +186,6 @@ def _not_said(comparison: Comparison, this: str, other: str) -> str:
             f"{MAX_TAU:g}, so that agreement would mean nothing"
         )
     return f"Cannot tell: {this} against {other}. {both}; {why}.{_cause(comparison.cause)}"
-
-
-def _seen(seen: Seen | ChannelRatio) -> str:
-    """A channel's ratio in words: 3.3 % less (95 % interval: 3.1 to 3.6 % less)."""
-    within = "" if seen.interval is None else f" ({interval_in_words(seen.interval)})"
-    return f"{change(seen.ratio).removesuffix(' than').replace('the same as', 'the same')}{within}"
 
 
 def _cause(cause: Cause | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.judge.planning.stopping import ran_until_decided
+from harness.judge.compare.family import ran_until_decided
 from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import sequences_that_fit

@@ -18,7 +18,6 @@ from harness.judge.analysis.cost.devices import DeviceEffect
 from harness.judge.analysis.cost.speeds import Speeds
 from harness.judge.analysis.reuse_by_wait import EDGES_S, ReuseByWait, Share, WaitBin
 from harness.judge.compare.channels import Comparison
-from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import ComparisonLooks, SequentialStatus
 from harness.judge.report.answers import Channel
 from harness.judge.report.svg import (
@@ -373,7 +372,7 @@ def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, co
     axes.plot(seen, means, color=color, linewidth=1.4)
     if comparison.verdict.is_final and finite:
         last = finite[-1]
-        face = color if comparison.verdict is not Verdict.INCONCLUSIVE else SURFACE
+        face = color if comparison.verdict.is_answer else SURFACE
         axes.plot([last.num_blocks], [_percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     title, xlabel = f"{comparison.condition}: {comparison.verdict.value}", f"blocks (budget {stop.budget})"

@@ -16,6 +16,7 @@ from harness.judge.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, 
 from harness.judge.analysis.sessions import HOW_TIMED, SessionFigures
 from harness.judge.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.judge.compare.answer import main_answers
+from harness.judge.compare.channels import Comparison
 from harness.judge.compare.verdict import Verdict
 from harness.judge.planning.stopping import SequentialStatus
 from harness.judge.report.answers import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
-STOP_COLORS = {Verdict.GO_ON: "cyan", Verdict.INCONCLUSIVE: "yellow", Verdict.HIGHER: "red"}
+STOP_COLORS = {Verdict.GO_ON: "cyan", Verdict.INCONCLUSIVE: "yellow", Verdict.WITHHELD: "yellow", Verdict.HIGHER: "red"}
 LATE_LEGEND = "Below a figure, \u2265 and \u2264: what it can be, as the client read tokens late"
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
@@ -102,15 +103,29 @@ def _legend(summary: ExperimentSummary) -> str:
         " No interval below three replicates.": any(one.verdict is Verdict.TOO_FEW for one in main),
         " No interval where nothing varied.": any(one.verdict is Verdict.NOTHING_VARIED for one in main),
         " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
-        f" Withheld: the ratios of {first} and B contradict each other.": any(
+        f" Withheld: the ratios of {first} and {_asked(compared)} contradict each other.": any(
             each.agreement is Agreement.DIFFER for each in compared
         ),
         f" Cannot tell: {first} does not explain B, or exceeds it.": any(
             each.agreement is Agreement.CANNOT_TELL for each in compared
         ),
-        " No conflict: B is too noisy to say more.": any(each.agreement is Agreement.NO_CONFLICT for each in compared),
+        " No conflict: B would have noticed a contradiction as large as the effect.": any(
+            each.agreement is Agreement.NO_CONFLICT for each in compared
+        ),
+        " Silent: the channels could not notice a contradiction as large as the effect.": any(
+            each.agreement is Agreement.SILENT for each in compared
+        ),
+        " S alone: B holds the steps, so it cannot confirm them.": any(
+            each.agreement is Agreement.S_ALONE for each in compared
+        ),
     }
     return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
+
+
+def _asked(compared: Sequence[Comparison]) -> str:
+    """The letters of the channels that withhold an answer: B, or A where S or B answers."""
+    differ = [each.asked for each in compared if each.agreement is Agreement.DIFFER]
+    return " or ".join(dict.fromkeys(each.bases[1].upper() for each in differ if each is not None))
 
 
 def status_lines(status: SequentialStatus) -> list[str]:

@@ -12,8 +12,9 @@ import pytest
 from harness import compare, decide
 from harness.judge.analysis.stats import Interval, of_blocks
 from harness.judge.compare.answer import main_answers
+from harness.judge.compare.family import Family
 from harness.judge.compare.ratio import Ratio
-from harness.judge.compare.result import Family, result_of
+from harness.judge.compare.result import result_of
 from harness.judge.planning.stopping import looks_at
 from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun

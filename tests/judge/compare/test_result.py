@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from harness.judge.analysis.stats import of_blocks
 from harness.judge.compare.across import Side, compare_all, pairs_of
 from harness.judge.compare.answer import interval_in_words, main_answers
+from harness.judge.compare.family import Family
 from harness.judge.compare.ratio import Ratio
-from harness.judge.compare.result import Family, result_of
+from harness.judge.compare.result import result_of
 from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg import decide

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.judge.analysis.stats import t_quantile
-from harness.judge.planning.stopping import obrien_fleming_spent, spending_boundaries
+from harness.judge.compare.boundaries import obrien_fleming_spent, spending_boundaries
 
 
 def test_many_blocks_give_the_published_boundaries_of_four_equal_looks() -> None:

@@ -1,4 +1,4 @@
-"""Whether the two channels of a comparison contradict each other, and which costs are the likely reason.
+"""Whether two channels of a comparison contradict each other, what they would have noticed, and the likely reason.
 
 The channels see the same blocks, so the difference of their log ratios has an interval of its own. The tolerance of the
 paper decides only below three blocks, where nothing has an interval.
@@ -15,9 +15,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from harness.judge.analysis.cost.reconstruct import DEFAULT_TAU, ROUNDING, ChannelA
-from harness.judge.analysis.stats import Estimate, Interval
+from harness.judge.analysis.stats import Estimate, Interval, t_quantile
 from harness.model.engine import CostModel
 from harness.model.engine.cost import fs_to_ns
+from harness.model.spec.sections import Basis
 
 # A's part of B may be smaller by no more than this: with more, ratios of A speak of something else than B's do.
 MAX_TAU = 0.05
@@ -26,19 +27,27 @@ MAX_EXCESS = 0.01
 # Ratios of A and B need not be equal: B holds queueing and HTTP too. So much they may differ, and no more than half of
 # the change that A shows, but where that is below the least.
 LEAST_TOLERANCE = 0.005
+# A contradiction is called noticeable where so many experiments would show it.
+NOTICED_SHARE = 0.95
 # Costs whose share of device time moved at least this part as much as the one that moved most.
 NAMED_PART = 0.25
 
 
 class Agreement(str, Enum):
-    """Whether the two channels say the same of a comparison."""
+    """Whether two channels say the same of a comparison.
+
+    SILENT: the channel that is asked is too noisy to notice a contradiction as large as the effect. S_ALONE: time in
+    flight holds the steps, so that it cannot confirm them, and no modelled device time explains them.
+    """
 
     AGREE = "agree"
     NO_CONFLICT = "no conflict"
+    SILENT = "silent"
     DIFFER = "differ"
     CANNOT_TELL = "cannot tell"
     PREDICTED = "predicted"
     B_ALONE = "B alone"
+    S_ALONE = "S alone"
 
     @property
     def shown(self) -> str:
@@ -47,7 +56,7 @@ class Agreement(str, Enum):
 
     @property
     def is_missing(self) -> bool:
-        """Whether both channels are there and nothing may be said: they contradict each other, or A and B lie apart."""
+        """Whether both channels are there and nothing may be said: they contradict each other, or lie apart."""
         return self in (Agreement.DIFFER, Agreement.CANNOT_TELL)
 
 
@@ -60,19 +69,23 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Both channels of one comparison.
+    """Two channels of one comparison: the one that answers (``a``), and the one that is asked about it (``b``).
 
-    gap: of ln(ratio of A) - ln(ratio of B). residuals: of ln(B / A) of the baseline, then of the condition. All of them
-    None below three blocks. residual_share: r/B of the baseline. tau: the paper's tolerance.
+    bases: their letters. gap: of ratio of a / ratio of b; 1: they say the same. noticed: the least contradiction, as a
+    log ratio, that such blocks show with NOTICED_SHARE of certainty. residuals: of ln(b / a) of the baseline, then of
+    the condition. These are None where so few blocks have no interval; is_few: below three blocks. residual_share: r/b
+    of the baseline. tau: the paper's tolerance.
     """
 
     a: Seen
     b: Seen
-    gap: Estimate | None
-    residuals: tuple[Estimate, Estimate] | None
+    gap: Interval | None
+    noticed: float | None
+    residuals: tuple[Interval, Interval] | None
     residual_share: float
     tau: float
-    family: int = 1
+    bases: tuple[Basis, Basis] = ("a", "b")
+    is_few: bool = False
 
     @property
     def difference(self) -> float:
@@ -84,11 +97,6 @@ class Channels:
         return min(DEFAULT_TAU, max(LEAST_TOLERANCE, abs(self.a.ratio - 1) / 2))
 
     @property
-    def gap_interval(self) -> Interval | None:
-        """Of ratio of A / ratio of B; 1: they say the same. None below three blocks."""
-        return None if self.gap is None else self.gap.interval(family=self.family)
-
-    @property
     def are_opposed(self) -> bool:
         """Whether A shows one direction and B the other."""
         sides = [_side(seen.interval) for seen in (self.a, self.b)]
@@ -97,35 +105,57 @@ class Channels:
     @property
     def differ(self) -> bool:
         """Whether B contradicts A's direction, or A's size by more than the tolerance."""
-        gap = self.gap_interval
-        if gap is None:
-            return self.difference > self.tau + ROUNDING
-        return self.are_opposed or (not gap.contains(1) and self.difference > self.tolerance + ROUNDING)
+        if self.gap is None:
+            return self.is_few and self.difference > self.tau + ROUNDING
+        return self.are_opposed or (not self.gap.contains(1) and self.difference > self.tolerance + ROUNDING)
+
+    @property
+    def least_noticed(self) -> float | None:
+        """The least contradiction that would have withheld the answer, as a share; None where none would surely."""
+        return None if self.noticed is None else max(math.expm1(self.noticed), self.tolerance)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether B would not have noticed a contradiction as large as A's effect."""
+        return self.noticed is None or self.noticed > abs(math.log(self.a.ratio))
 
     @property
     def is_unexplained(self) -> bool:
         """Whether the baseline's B is shown to hold more than MAX_TAU that A does not explain."""
         if self.residuals is None:
             return self.residual_share > MAX_TAU
-        return self.residuals[0].interval(float, family=self.family).low > -math.log1p(-MAX_TAU)
+        return self.residuals[0].low > -math.log1p(-MAX_TAU)
 
     @property
     def is_overpriced(self) -> bool:
         """Whether A exceeds B, on either side, by more than B's noise and more than MAX_EXCESS."""
         if self.residuals is None:
             return self.residual_share < -MAX_TAU
-        sides = ((each.mean, each.interval(float, family=self.family).high) for each in self.residuals)
-        return any(high < 0 and mean < -math.log1p(MAX_EXCESS) for mean, high in sides)
+        return any(each.high < 0 and each.estimate < -math.log1p(MAX_EXCESS) for each in self.residuals)
 
     @property
     def agreement(self) -> Agreement:
+        is_apart = not self.differ and (self.is_unexplained or self.is_overpriced)
+        return Agreement.CANNOT_TELL if is_apart else self.said
+
+    @property
+    def said(self) -> Agreement:
+        """What B says of A's ratio, however far apart the two lie."""
         if self.differ:
             return Agreement.DIFFER
-        if self.is_unexplained or self.is_overpriced:
-            return Agreement.CANNOT_TELL
-        gap = self.gap_interval
-        is_close = gap is None or max(abs(gap.low - 1), abs(gap.high - 1)) * self.b.ratio <= self.tolerance
-        return Agreement.AGREE if is_close else Agreement.NO_CONFLICT
+        gap = self.gap
+        if gap is not None and max(abs(gap.low - 1), abs(gap.high - 1)) * self.b.ratio <= self.tolerance:
+            return Agreement.AGREE
+        return Agreement.SILENT if self.is_silent else Agreement.NO_CONFLICT
+
+
+def least_noticed(gap: Interval, estimate: Estimate) -> float:
+    """The least true gap, as a log ratio, whose interval leaves 0 out in NOTICED_SHARE of experiments with this spread.
+
+    gap: the interval of exp(estimate).
+    """
+    half = math.log(gap.high / gap.estimate)
+    return half + t_quantile(2 * NOTICED_SHARE - 1, estimate.degrees) * estimate.error
 
 
 def _side(interval: Interval | None) -> int:

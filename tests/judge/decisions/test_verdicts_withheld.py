@@ -1,0 +1,156 @@
+"""No rule and no sequence says more than the answer of the same runs: where that is withheld, they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
+from harness.judge.decisions.predictions import Prediction
+from harness.judge.decisions.verdicts import CASES, ExperimentRuns, decide_experiment
+from harness.judge.planning.stopping import declared_status
+from harness.judge.prereg.judge import decide
+from harness.judge.summary import summarise
+from harness.measure.records.run import SealedRun
+from harness.model.spec.rules import (
+    CostRule,
+    DecisionRule,
+    DirectionRule,
+    EquivalenceRule,
+    InterferenceRule,
+    NoTreatmentRule,
+    OccupancyPredictionRule,
+    RecompilationRule,
+    SaturationRule,
+    SuperiorityRule,
+)
+from tests.support.drawn_runs import Change, draw, sealed_runs
+
+NUM_BLOCKS = 8
+CONDITIONS = (
+    {"name": "base", "factors": {"slots": 8}, "server": {"kv_slots": 8}},
+    {"name": "more", "factors": {"slots": 16}, "server": {"kv_slots": 16}},
+)
+# What rests on costs, and what rests on counts of steps or on times of single steps.
+ON_COSTS: Sequence[DecisionRule] = (
+    CostRule(name="cost", kind="cost-validation", max_error=0.2, tau0=0.2),
+    SaturationRule(
+        name="slots", kind="saturation", factor="slots", levels=(8, 16), strata=(), seed=1, max_width=1.0, resamples=200
+    ),
+    *(SuperiorityRule(name=f"cheaper-{basis}", kind="superiority", channel=basis) for basis in ("a", "b")),
+    *(EquivalenceRule(name=f"equal-{basis}", kind="equivalence", channel=basis, margin=0.2) for basis in ("a", "b")),
+)
+ON_COUNTS = {DirectionRule, OccupancyPredictionRule, RecompilationRule, NoTreatmentRule, InterferenceRule}
+CLAIMS = ("CHEAPER", "DEARER", "EQUIVALENT", "SATURATED")
+
+
+class Drawn(NamedTuple):
+    """An experiment without a stopping rule, and one that its rule was to end."""
+
+    fixed: list[SealedRun]
+    checked: list[SealedRun]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
+    folder = tmp_path_factory.mktemp("drawn")
+    stop = {"margin": 0.2, "budget": NUM_BLOCKS}
+    return Drawn(
+        sealed_runs(folder / "fixed", NUM_BLOCKS, CONDITIONS),
+        sealed_runs(folder / "checked", NUM_BLOCKS, CONDITIONS, stop),
+    )
+
+
+def test_every_rule_is_held_to_the_answer_or_rests_on_no_cost() -> None:
+    assert set(CASES) == {type(rule) for rule in ON_COSTS} | ON_COUNTS
+
+
+@pytest.mark.parametrize("which", Drawn._fields)
+@settings(max_examples=12, deadline=None)
+@given(
+    a=st.sampled_from((-0.08, -0.033, 0.0, 0.03)),
+    b=st.sampled_from((-0.05, 0.0, 0.009, 0.03)),
+    b_sd=st.sampled_from((0.001, 0.01, 0.03)),
+    seed=st.integers(0, 10_000),
+)
+def test_where_the_answer_is_withheld_no_rule_passes(
+    made: Drawn, which: str, a: float, b: float, b_sd: float, seed: int
+) -> None:
+    runs = draw(getattr(made, which), {"more": Change(a, b, 0.002, b_sd)}, seed, noise=Change(a_sd=0.002, b_sd=b_sd))
+    (answer,) = (one for one in summarise(runs).answers if one.is_main)
+    decisions = _decided(runs, math.exp(a))
+    assert {one.rule for one in decisions} >= {rule.name for rule in ON_COSTS}
+    if answer.said == "withheld":
+        assert [_claim(one) for one in decisions if _claim(one)] == []
+    else:
+        assert any(one.outcome is not Outcome.WITHHELD for one in decisions)
+
+
+def _claim(decision: Decision) -> str:
+    is_claim = decision.outcome is Outcome.PASS or decision.label in CLAIMS
+    return f"{decision.rule}: {decision.outcome.value} {decision.label}" if is_claim else ""
+
+
+def _decided(runs: Sequence[SealedRun], predicted: float) -> list[Decision]:
+    experiment = ExperimentRuns(runs, _predictions(predicted))
+    decisions = decide_experiment(ON_COSTS, experiment, is_confirmatory=True)
+    status = declared_status(runs)
+    if status is not None:
+        decisions += decide_stopped(status, {"more": experiment.asked("more", "base")})
+        assert all(one.outcome is Outcome.NOT_SUBJECT for one in decide(runs).decisions)
+    return decisions
+
+
+def _predictions(ratio: float) -> Mapping[str, Mapping[int, Prediction]]:
+    def one(device_ns: int) -> Prediction:
+        counts = dict.fromkeys(Prediction.model_fields.keys() - {"filled_in_buckets", "draws", "level"}, 0)
+        return Prediction.model_validate({**counts, "device_ns": device_ns})
+
+    return {
+        "base": {block: one(10**9) for block in range(NUM_BLOCKS)},
+        "more": {block: one(round(ratio * 10**9)) for block in range(NUM_BLOCKS)},
+    }
+
+
+def test_a_reversed_sign_does_not_end_a_sequence(made: Drawn) -> None:
+    # The cost file has f of the changed sizes 4 % too low: A says 3.3 % less where the truth is .9 % more.
+    noise = Change(a_sd=0.0005, b_sd=0.006)
+    found: list[str] = []
+    for seed in range(6):
+        runs = draw(made.checked, {"more": noise._replace(a=-0.033, b=0.009)}, seed, noise=noise)
+        status = declared_status(runs)
+        assert status is not None
+        (looks,) = status.comparisons
+        asked = ExperimentRuns(runs).asked("more", "base")
+        (decision,) = decide_stopped(status, {"more": asked})
+        assert (bool(asked.apart), decision.outcome) == (True, Outcome.WITHHELD)
+        found.append(looks.verdict.value)
+        assert "withheld: modelled device time (A) gives a cost ratio of 0.96" in looks.description
+    assert set(found) == {"withheld"}
+
+
+@pytest.mark.parametrize("looks", ["every", [4, 8]])
+def test_a_ratio_has_one_interval_under_a_stopping_rule(tmp_path: Path, looks: object) -> None:
+    runs = sealed_runs(tmp_path, 8, CONDITIONS, {"margin": 0.01, "budget": 8, "looks": looks})
+    draw(runs, {"more": Change(-0.01, -0.01, 0.01, 0.01)}, 3, noise=Change(0, 0, 0.01, 0.01))
+    summary = summarise(runs)
+    (comparison,) = (one.comparison for one in summary.conditions if one.comparison is not None)
+    for channel in ("a", "b"):
+        answer, ratio = summary.answer_on("more", channel), comparison.on(channel)
+        assert answer is not None
+        assert ratio is not None
+        assert answer.interval == ratio.interval
+    assert comparison.channels is not None
+    assert (comparison.channels.a.interval, comparison.channels.b.interval) == (
+        comparison.a and comparison.a.interval,
+        comparison.b.interval,
+    )
+    by_rule = ExperimentRuns(runs).compare("more", "base")
+    assert by_rule is not None
+    assert (by_rule.b.interval, by_rule.channels) == (comparison.b.interval, comparison.channels)
