@@ -35,11 +35,16 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
 
 
 class _OneProcessPerServer(LoadGroupScheduling):
-    """``--dist loadgroup``: the tests that share a server of the twin run in one process, which starts it once."""
+    """``--dist loadgroup``: the tests that share a server of the twin run in one process, which starts it once.
+
+    Other tests of the twin run wherever a process is free; all else by file, since runs are shared by file.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, name = nodeid.partition("::")
-        return f"{file} {name.rpartition('-')[2]}" if file.endswith("test_twin_shapes.py") else nodeid
+        if file.endswith("test_twin_shapes.py"):
+            return f"{file} {name.rpartition('-')[2]}"
+        return nodeid if "twin" in file else file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,8 @@ from harness.table import Table
 from tests.support.command_line import harness as command
 from tests.support.report_runs import Shape, seal_run
 
+pytestmark = pytest.mark.same_everywhere
+
 WRITTEN = """\
 name = "asked"
 backend = "sim"

@@ -29,6 +29,8 @@ from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 from tests.support.stacks import write_artifact, write_environment, write_patched_stack
 
+pytestmark = pytest.mark.same_everywhere
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

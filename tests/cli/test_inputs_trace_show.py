@@ -12,6 +12,8 @@ from harness.model.traces.recording import RecordedRequest, Recording, TraceHead
 from tests.support.command_line import harness
 from tests.support.sound_traces import SOUND
 
+pytestmark = pytest.mark.same_everywhere
+
 REQUEST = RecordedRequest(None, (), 0, "none", 200, 0, 10)
 
 

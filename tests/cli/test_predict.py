@@ -9,6 +9,8 @@ import pytest
 
 from harness.cli import main
 
+pytestmark = pytest.mark.same_everywhere
+
 SPACE = """\
 name = "tiny"
 max_num_seqs = [4]

@@ -12,6 +12,8 @@ from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 from tests.support.report_runs import Shape, seal_run
 
+pytestmark = pytest.mark.same_everywhere
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:

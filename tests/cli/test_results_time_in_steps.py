@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
+
+pytestmark = pytest.mark.same_everywhere
 
 
 def test_runs_whose_steps_nobody_stamped_are_refused_by_name(tmp_path: Path) -> None:
