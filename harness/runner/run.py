@@ -385,7 +385,7 @@ class _LiveLateness:
 
 def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Measured) -> SealedRun:
     launch = measured.launch
-    all_shown = read_launch_files(writer.folder)
+    all_shown = read_launch_files(writer.folder, len(launch.servers))
     shown, in_force = all_shown[0], _in_force(run, writer.folder, launch, all_shown[0])
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
@@ -446,12 +446,21 @@ def _rules_that_differ(server: ServerSpec, manifest: Manifest, in_force: str) ->
 
 
 def _replicas_that_differ(run: PlannedRun, launch: LaunchPlan, shown: Sequence[LaunchFacts]) -> Iterator[Finding]:
-    """Replicas that run with other settings than the first: the figures take all for equal."""
-    first, *others = (each.effective(launch.effective) for each in shown)
-    for number, other in enumerate(others, start=1):
-        if differing := sorted(key for key in {*first, *other} if first.get(key) != other.get(key)):
+    """Replicas that run with other settings than the first: the figures take all for equal.
+
+    Of a replica that answered no scrape only what its log shows is compared.
+    """
+    settings = [{**each.effective(launch.effective), **each.emulator, **each.memory} for each in shown]
+    first, answers = settings[0], [bool(each.cache or each.emulator) for each in shown]
+    for number, other in enumerate(settings[1:], start=1):
+        keys = {*first, *other} if answers[0] == answers[number] else first.keys() & other
+        if differing := sorted(key for key in keys if first.get(key) != other.get(key)):
             named = ", ".join(f"{key} {other.get(key)} for {first.get(key)}" for key in differing)
-            yield invalid("replicas-differ", f"replica {number} has {named}", f"Read server.log of both of {run.label}")
+            yield invalid(
+                "replicas-differ",
+                f"replica {number} has {named}",
+                f"Start both of {run.label} alike; server.log of each has its settings",
+            )
 
 
 class RunTables(NamedTuple):

@@ -36,6 +36,7 @@ def small_experiment(**changes: Any) -> ExperimentSpec:
             "rearrival_lag_p99_ms": 500.0,
             "start_spread_ms": 500.0,
             "schedule_moved_share": 1.0,
+            "first_token_held_ms": 5000.0,
             "read_together_ms": 5000.0,
         },
         "condition": [{"name": "base"}, {"name": "more", "server": {"decode_buckets": [1, 2, 3, 4, 8]}}],

@@ -75,9 +75,7 @@ def replay(
             result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
     result.audit.update(stall_facts(stalls, result.requests))
     result.audit.update(stamp_facts(result.chunks, target.clock.scale))
-    if not target.is_strict:
-        # Only before a server that somebody else started may a proxy stand.
-        result.audit.update(held_facts(result.chunks, result.requests))
+    result.audit.update(held_facts(result.chunks, result.requests))
     result.audit.update(pause_facts(result.audit["client_pauses_ns"], result.requests, target.clock.scale))
     return result
 

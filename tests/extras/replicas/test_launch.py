@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.runner.backends.test_vllm import experiment
 from tests.support.as_simulated import held_to_the_simulator, other_decisions
-from tests.support.experiments import small_experiment
+from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import commands_of_children, is_alive
 
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.live
 
 SESSIONS = {"num_sessions": 6}
 ONE = [{"name": "base"}]
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def routed(runs_root: Path, policy: str = "session-affinity", **router: object) -> SealedRun:
@@ -112,6 +114,27 @@ def test_the_sums_of_replicas_are_what_the_door_saw(run_of: Callable[[str], Seal
     assert [len(steps.step_s) for steps in view.replicas] == [server.steps.num_rows for server in servers]
     assert {bar.replica for bar in view.bars} == {0, 1}
     rebuild(run)
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "evidence"),
+    [
+        ("holds", "first-token-held", "the first token came together with later ones"),
+        ("changes", "cache-not-clean", "where the plan explains 0"),
+        ("misnames", "replicas-disagree", "names another replica than the logs"),
+    ],
+)
+def test_what_a_router_does_to_requests_and_answers_is_seen(
+    tmp_path: Path, what: str, code: str, evidence: str
+) -> None:
+    command = [sys.executable, str(SUPPORT / "lying_router.py"), "{port}", what, "{urls}"]
+    router = {"kind": "command", "policy": "own", "command": command, "health": "/health"}
+    server = {"replicas": 2, "router": router, "replica_header": "X-Replica"}
+    limits = {**UNHURRIED, "first_token_held_ms": 20.0}
+    spec = small_experiment(server=server, workload=SESSIONS, time_scale=2.0, condition=ONE, limits=limits)
+    (run,) = run_experiment(spec, runs_root=tmp_path).runs
+    assert [reason.partition(":")[0] for reason in run.invalid_reasons] == [code]
+    assert evidence in run.invalid_reasons[0]
 
 
 def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, list[psutil.Process]]:

@@ -175,3 +175,20 @@ def test_replicas_that_run_already_have_their_cost_from_their_step_logs(
     assert Counter(engines_of(run).values()) == {0: 4, 1: 4}
     assert all(seconds > 0 for seconds in figures_of_sealed(run).device_s)
     assert run_figures(run).a is not None
+
+
+@live
+def test_replicas_that_run_already_with_other_settings_are_told_apart(
+    router: str, replicas: list[Emulator], tmp_path: Path
+) -> None:
+    larger = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 900, "max_num_seqs": 4}
+    other = start_ready(tmp_path / "other", server=larger, time_scale=1.0)
+    try:
+        server = {"url": router, "replica_urls": (replicas[0].address, other.address)}
+        spec = attached(router, server=server, workload={"num_sessions": 1}, condition=[{"name": "base"}])
+        (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    finally:
+        end(other)
+    reasons = {reason.partition(":")[0]: reason for reason in run.invalid_reasons}
+    assert "replica 1 has" in reasons["replicas-differ"]
+    assert "max_num_seqs 4 for 8" in reasons["replicas-differ"]

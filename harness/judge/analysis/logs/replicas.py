@@ -130,6 +130,14 @@ def served_by_counters(requests: pa.Table, metrics: pa.Table, num_replicas: int)
     return served
 
 
+def finished_by_counters(metrics: pa.Table, num_replicas: int) -> list[int] | None:
+    """Requests that each replica counted as finished from the first to the last reading; None without two."""
+    readings = list(_readings(rows_where(metrics, "name", FINISHED_COUNTER), num_replicas))
+    if len(readings) < 2:
+        return None
+    return [round(last - first) for first, last in zip(readings[0].counts, readings[-1].counts, strict=True)]
+
+
 def who_served(
     requests: pa.Table, servers: Sequence[Server], in_headers: Mapping[str, int], metrics: pa.Table, num_replicas: int
 ) -> dict[Place, int]:

@@ -1,6 +1,6 @@
 """Whether a run found a clean cache: no session's first request may reuse more than its plan explains.
 
-Judged on servers that are not restarted, whose cache outlives a run.
+A server that is not restarted has a cache that outlives a run; before one that is, a router may change prompts.
 Definitions: docs/method.md, "A run and its invariants".
 """
 
@@ -28,7 +28,8 @@ TEXT_MARGIN = 1.1
 
 def check_clean_start(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
     """The finding ``cache-not-clean``; nothing is judged without the plan, or where reuse is not reported."""
-    if plan is None or kind_of_run(manifest.backend).is_restarted:
+    is_fresh = kind_of_run(manifest.backend).is_restarted
+    if plan is None or (is_fresh and _has_unknown_template(manifest, plan)):
         return
     explained = _explained(manifest, plan)
     columns = values_of(requests, "session", "request", "cached_tokens", "prompt_tokens")
@@ -43,8 +44,15 @@ def check_clean_start(manifest: Manifest, requests: pa.Table, plan: Plan | None)
         f"{len(stale)} of {len(first)} first requests found tokens that nothing of this run had sent: {found:,} of "
         f"{prompts:,} tokens were cached, first session {session} request {request} with {cached:,} where the plan "
         f"explains {explained[session, request]:,}",
-        "Something else uses the server with these prompts, or its cache matches what is not equal: restart it",
+        "Something changes the prompts on their way, or the cache matches what is not equal: measure without the router"
+        if is_fresh
+        else "Something else uses the server with these prompts, or its cache matches what is not equal: restart it",
     )
+
+
+def _has_unknown_template(manifest: Manifest, plan: Plan) -> bool:
+    """Whether a server adds words to every prompt of which nobody told the number."""
+    return plan.prompt_form == "chat" and not table_at(manifest.client_audit, "text_sizes").get("first_tokens")
 
 
 def _explained(manifest: Manifest, plan: Plan) -> dict[tuple[int, int], int]:

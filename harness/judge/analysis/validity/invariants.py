@@ -19,7 +19,14 @@ from harness.judge.analysis.cost.reconstruct import StepCost, channel_b, join_re
 from harness.judge.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.judge.analysis.figures import lateness, modelled_of
 from harness.judge.analysis.logs.engine_steps import check_step_log
-from harness.judge.analysis.logs.replicas import Server, requests_of, served_by, served_by_counters, who_served
+from harness.judge.analysis.logs.replicas import (
+    Server,
+    finished_by_counters,
+    requests_of,
+    served_by,
+    served_by_counters,
+    who_served,
+)
 from harness.judge.analysis.reuse import Place, cached_tokens
 from harness.judge.analysis.validity.clean_start import check_clean_start
 from harness.judge.analysis.validity.logged import check_log_lines
@@ -152,6 +159,7 @@ def _check_attribution(
     known = {"the log of a replica": logged, "a response header": named}
     if not named:
         known["the counters of the replicas"] = served_by_counters(requests, derived.tables["metrics"], num_replicas)
+    yield from _check_witnesses(requests, derived, logged, num_replicas)
     served: dict[Place, int] = {}
     sources: list[str] = []
     for how, replica_of in known.items():
@@ -169,6 +177,33 @@ def _check_attribution(
         f"replica {number} {sum(served.get(key) == number for key in answered)}" for number in range(num_replicas)
     )
     yield info("replicas", f"answered by {shares}; known of {', '.join(sources) or 'none'}")
+
+
+def _check_witnesses(
+    requests: pa.Table, derived: Derived, logged: Mapping[Place, int], num_replicas: int
+) -> Iterator[Finding]:
+    """Whether headers name the replicas that served: held to the logs, and where there are none to the counters."""
+    headed = served_by(requests, (), derived.in_headers)
+    hint = "The router names replicas wrongly, or server.replica_urls has another order than its replicas"
+    if other := sorted(key for key in headed if logged.get(key, headed[key]) != headed[key]):
+        session, request = other[0]
+        yield invalid(
+            "replicas-disagree",
+            f"for {len(other)} of {len(headed)} requests a response header names another replica than the logs: first "
+            f"session {session} request {request}, replica {headed[other[0]]} in the header, {logged[other[0]]} in "
+            "the log",
+            hint,
+        )
+    counted = finished_by_counters(derived.tables["metrics"], num_replicas)
+    num_ended = requests.num_rows - requests["done_ns"].null_count
+    if logged or counted is None or not len(headed) == num_ended == sum(counted):
+        return
+    named = [sum(at == number for at in headed.values()) for number in range(num_replicas)]
+    if named != counted:
+        texts = (", ".join(map(str, numbers)) for numbers in (named, counted))
+        yield invalid(
+            "replicas-disagree", "requests by replica: {} by response headers, {} by counters".format(*texts), hint
+        )
 
 
 def servers_in_tables(derived: Derived) -> list[Server]:

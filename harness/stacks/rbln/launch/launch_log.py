@@ -107,6 +107,11 @@ class LaunchFacts:
         return {key: count for key, count in counts.items() if count is not None}
 
     @property
+    def memory(self) -> dict[str, str]:
+        """What the metrics show of KV memory that equal servers have alike; blocks are counted by what was free."""
+        return {key: self.cache[key] for key in ("block_size", "cache_dtype") if key in self.cache}
+
+    @property
     def report(self) -> LaunchReport:
         """The part for the manifest."""
         return LaunchReport(
@@ -291,13 +296,12 @@ def rules_findings(rules: str, stack: str, served: RuleSet | None, followed: Rul
     return [Finding(code="rules-differ", severity="warning", evidence=evidence, hint=hint)]
 
 
-def read_launch_files(folder: Path) -> list[LaunchFacts]:
-    """``read_launch`` of each server of a run's folder, of which there is one without a router; missing files give no
-    facts."""
-    of_replicas = layout.replica_folders(folder)
+def read_launch_files(folder: Path, num_servers: int = 1) -> list[LaunchFacts]:
+    """``read_launch`` of each server of a run's folder; missing files give no facts."""
     facts: list[LaunchFacts] = []
-    for replica, of_server in enumerate(of_replicas or [folder]):
-        mark = f'"replica": {replica},' if of_replicas else ""
+    for replica in range(num_servers):
+        of_server = folder if num_servers == 1 else layout.replica_folder(folder, replica)
+        mark = "" if num_servers == 1 else f'"replica": {replica},'
         scrapes = (line for line in _lines(folder / layout.SCRAPES) if mark in line)
         reports = (path.read_text(encoding="utf-8", errors="replace") for path in layout.step_reports(of_server))
         facts.append(read_launch(_lines(of_server / layout.SERVER_LOG), scrapes, reports))
