@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from harness.cli.addresses import RunsOption
-from harness.cli.inputs import BlockTokensOption, RecordedWaitsOption, TimeUnitOption, read_options
+from harness.cli.inputs import BlockTokensOption, LengthsOption, RecordedWaitsOption, TimeUnitOption, read_options
 from harness.cli.terminal import escape_markup, print_folded, print_with_comment, printable_lines, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError, in_one_line
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
@@ -66,6 +66,7 @@ def init(
     block_tokens: BlockTokensOption = 0,
     time_unit: TimeUnitOption = "",
     waits: RecordedWaitsOption = "",
+    lengths: LengthsOption = "",
     url: Annotated[str, typer.Option("--for", metavar="URL", help="Measure this server: it is asked what it is.")] = "",
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
     slots: Annotated[
@@ -85,10 +86,10 @@ def init(
     path, imported = _new_file(name), Path(f"{name}.jsonl")
     is_new = not imported.exists()
     try:
-        if not source and (block_tokens or time_unit or waits):
+        if not source and (block_tokens or time_unit or waits or lengths):
             hint = "Name the recordings with --from, or leave these options out"
-            raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits", hint=hint)
-        options = read_options(block_tokens, time_unit, waits)
+            raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits, --lengths", hint=hint)
+        options = read_options(block_tokens, time_unit, waits, lengths)
         draft = _draft(name, _kind(backend, url), source, url, api_key_env, options)
         if slots is not None or buckets:
             draft = _with_change(draft, slots, _sizes(buckets))

@@ -126,8 +126,11 @@ TimeUnitOption = Annotated[
 RecordedWaitsOption = Annotated[
     str,
     typer.Option(
-        help="Wait distribution for recordings without times: a shipped one, or a file; default: tracelab-v0.0.2."
+        help="Wait distribution for waits that a recording does not say: shipped, or a file; default: tracelab-v0.0.2."
     ),
+]
+LengthsOption = Annotated[
+    str, typer.Option(help="What input_length counts in sessions without names of blocks: new or whole.")
 ]
 
 
@@ -143,6 +146,7 @@ def trace_import(
     block_tokens: BlockTokensOption = 0,
     time_unit: TimeUnitOption = "",
     waits: RecordedWaitsOption = "",
+    lengths: LengthsOption = "",
     force: Annotated[bool, typer.Option("--force", help="Replace another trace of this name.")] = False,
 ) -> None:
     """Read recorded agents and write one trace: counts, times and waits only, no text, path or command.
@@ -156,7 +160,7 @@ def trace_import(
     from harness.model.traces.recording import is_trace
 
     check_trace_format(kind)
-    options = read_options(block_tokens, time_unit, waits)
+    options = read_options(block_tokens, time_unit, waits, lengths)
     if not is_trace(output):
         check_new(output, may_replace=force)
     if Path("-") not in sources:
@@ -194,15 +198,17 @@ def _import(
     _show(str(output))
 
 
-def read_options(block_tokens: int, time_unit: str, waits: str) -> ReadOptions:
-    """What a person says of recordings that do not say it; SpecError for an unknown unit of time."""
+def read_options(block_tokens: int, time_unit: str, waits: str, lengths: str) -> ReadOptions:
+    """What a person says of recordings that do not say it; SpecError for an unknown unit of time or kind of length."""
     from harness.model.traces.base import ReadOptions
     from harness.model.traces.recording import DEFAULT_WAITS
 
     units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
     if time_unit not in units:
         raise SpecError(f"unknown unit {time_unit!r}", where="--time-unit", hint="Use s, ms, us or ns")
-    return ReadOptions(block_tokens, units[time_unit], waits or DEFAULT_WAITS)
+    if lengths not in ("", "new", "whole"):
+        raise SpecError(f"unknown kind of length {lengths!r}", where="--lengths", hint="Use new or whole")
+    return ReadOptions(block_tokens, units[time_unit], waits or DEFAULT_WAITS, lengths)
 
 
 def trace_formats(

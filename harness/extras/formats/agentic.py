@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
+from harness.errors import SpecError
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.base import (
     Progress,
@@ -120,6 +121,8 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
         lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record.get("hash_ids")))
         if lengths is None or blocks is None:
             return None
+        waits = list_of(record.get("wait_for")) and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
+        notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
         return _call(record, (place, f"file {place}, row {number}"), unit_ns, lengths, _Row(at, blocks))
 
     broken = "a request without its lengths or times"
@@ -219,17 +222,29 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes) -> None:
 def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:
     """Make the lengths of rows that follow by ``delay`` those of whole prompts.
 
-    A row may count its whole prompt, or only what is new after the row before it, as AIPerf does.
+    A row may count its whole prompt, or only what is new after the row before it, as AIPerf does. Raises SpecError
+    where only growing lengths could tell, and the person did not say.
     """
     pairs = [(before, turn) for turns in sessions for before, turn in pairwise(turns) if turn.is_next]
     if not pairs or any(turn.keep is not None for _, turn in pairs):
         return
-    if any(before.blocks and turn.blocks for before, turn in pairs):
+    given = notes.options.lengths
+    if given:
+        is_whole = given == "whole"
+    elif any(before.blocks and turn.blocks for before, turn in pairs):
         is_whole = any(before.blocks[:1] == turn.blocks[:1] for before, turn in pairs if before.blocks)
     else:
-        is_whole = all(turn.prompt >= before.prompt + before.generate for before, turn in pairs)
+        is_whole = False
+        if grown := [turn for before, turn in pairs if turn.prompt >= before.prompt + before.generate]:
+            raise SpecError(
+                "nothing says whether input_length counts the whole prompt or, as AIPerf does, what is new after the "
+                f"row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks",
+                where=grown[0].at,
+                hint="Say which: --lengths new, or --lengths whole",
+            )
     what = "their whole prompt" if is_whole else "what is new after the row before, as AIPerf does"
-    notes.assume(f"rows of a session whose input_length is taken to count {what}", len(pairs))
+    said = ", as --lengths says" if given else ""
+    notes.assume(f"rows of a session whose input_length is taken to count {what}{said}", len(pairs))
     if is_whole:
         return
     for before, turn in pairs:
@@ -320,8 +335,8 @@ FORMAT = TraceFormat(
         "the first row has `wait_for`: rows are recognised by any key that only this format has",
         "a session says when its turns come: by `wait_for`, else by `delay` after the row before, else by its instant, "
         "else by a wait that is drawn, labelled",
-        "input_length counts the whole prompt: in a session without `wait_for` the block names say so, else the "
-        "lengths; labelled",
+        "input_length counts the whole prompt: in a session without `wait_for` the block names say so, labelled; rows "
+        "that grow without names are refused until --lengths says it",
         "time is in milliseconds (--time-unit), a block has 512 tokens (--block-tokens): checked as for mooncake",
         "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
     ),

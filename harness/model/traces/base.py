@@ -48,12 +48,14 @@ class ReadOptions:
     """What the person says of files that do not say it themselves.
 
     block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
-    own; waits: a wait distribution, by name or path, for recordings without times.
+    own; waits: a wait distribution, by name or path, for waits that are not known; lengths: whether rows of a
+    session count their "whole" prompt or what is "new", "" where not given.
     """
 
     block_tokens: int = 0
     time_unit_ns: int = 0
     waits: str = DEFAULT_WAITS
+    lengths: str = ""
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.model.traces.recording import TraceFile
 from tests.support.trace_rows import imported, written
 
 
@@ -65,14 +66,28 @@ def test_a_file_whose_first_row_waits_for_nothing_is_recognised(tmp_path: Path) 
 
 
 def test_rows_that_say_no_time_get_drawn_waits_and_the_same_ones_each_time(tmp_path: Path) -> None:
+    def again(rows: list[Any], **options: Any) -> TraceFile:
+        return imported(written(tmp_path, rows), lengths="whole", **options)
+
     rows = [row(600 + 700 * turn, session_id="a") for turn in range(6)]
-    waits = [[one.wait_ns for one in imported(written(tmp_path, rows)).recordings[0].requests] for _ in range(2)]
+    waits = [[one.wait_ns for one in again(rows).recordings[0].requests] for _ in range(2)]
     assert waits[0] == waits[1]
     assert len(set(waits[0])) == 6
-    labels = imported(written(tmp_path, rows)).head.labels
+    assert all(one.is_drawn for one in again(rows).recordings[0].requests[1:])
+    labels = again(rows).head.labels
     assert "5 x waits drawn from tracelab-v0.0.2: the recording does not say them (--waits)" in labels
     with pytest.raises(SpecError, match="nowhere"):
-        imported(written(tmp_path, rows), waits="nowhere")
+        again(rows, waits="nowhere")
+
+
+def test_lengths_that_grow_without_names_are_refused_until_the_person_says_what_they_count(tmp_path: Path) -> None:
+    rows = [row(300, session_id="a", timestamp=0), *(row(each, session_id="a", delay=5) for each in (500, 900))]
+    with pytest.raises(SpecError, match="--lengths new, or --lengths whole"):
+        imported(written(tmp_path, rows))
+    for lengths, prompts in (("new", [300, 840, 1780]), ("whole", [300, 500, 900])):
+        trace = imported(written(tmp_path, rows), lengths=lengths)
+        assert [one.prompt_tokens for one in trace.recordings[0].requests] == prompts
+        assert any("as --lengths says" in label for label in trace.head.labels)
 
 
 def test_two_files_may_use_the_same_ids_and_a_file_given_twice_adds_nothing(tmp_path: Path) -> None:
