@@ -31,11 +31,15 @@ FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)[^\n]*\n(.*?)^```$", re.M
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page. marks: what comments directly above it say, by their first words."""
+    """A fenced block of a page. marks: what comments directly above it say, by their first words.
+
+    tested_with: options that tests give to commands of the block beside their own, by the words that these begin with.
+    """
 
     language: str
     text: str
     marks: dict[str, str]
+    tested_with: dict[str, str]
 
     @property
     def commands(self) -> list[str]:
@@ -51,8 +55,9 @@ def page_text(name: str) -> str:
 def blocks_of(text: str) -> list[Block]:
     blocks: list[Block] = []
     for comments, language, content in FENCE.findall(text):
-        marks = dict(re.findall(r"<!-- ([a-z ]+): (.*) -->", comments))
-        blocks.append(Block(language, content, marks))
+        marks = dict(found := re.findall(r"<!-- ([a-z ]+): (.*) -->", comments))
+        more = [text.partition(" --") for name, text in found if name == "tested with"]
+        blocks.append(Block(language, content, marks, {words: f"--{options}" for words, _, options in more}))
     return blocks
 
 

@@ -63,6 +63,13 @@ def test_a_command_that_no_test_runs_has_a_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*START, *GUIDES])
+def test_options_of_tests_are_given_to_a_command_that_is_there(name: str) -> None:
+    for block in blocks_of(page_text(name)):
+        for start in block.tested_with:
+            assert any(command.startswith(f"harness {start} ") for command in block.commands), (name, start)
+
+
+@pytest.mark.parametrize("name", [*START, *GUIDES])
 def test_commands_stand_in_console_blocks(name: str) -> None:
     text = page_text(name)
     elsewhere = [block.text for block in blocks_of(text) if block.language in {"", "sh", "bash", "shell"}]
@@ -104,8 +111,9 @@ def test_every_command_of_a_page_runs(
     printed: dict[str, str] = {}
     for block, command in commands_run(name):
         words = command.partition("  #")[0].rstrip()
-        if words.startswith(("harness run ", "harness prereg freeze ")):
-            words += f" {block.marks.get('tested with', '')}"
+        for start, options in block.tested_with.items():
+            if words.startswith(f"harness {start} "):
+                words += f" {options}"
         if words.endswith("&"):
             start_server(words.removesuffix("&"), folder, shell, request)
             continue
@@ -119,7 +127,8 @@ def test_every_command_of_a_page_runs(
 def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A line of a page; a plain ``harness`` command needs neither a shell nor a new interpreter."""
     if words.startswith("harness ") and "~" not in words:
-        return harness(*shlex.split(words)[1:], cwd=folder, environment=shell)
+        draws = words.startswith("harness report ")
+        return harness(*shlex.split(words)[1:], cwd=folder, environment=shell, draws=draws)
     return subprocess.run(
         ["bash", "-c", words], cwd=folder, env=shell, capture_output=True, text=True, check=False, timeout=600
     )
