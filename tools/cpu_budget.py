@@ -76,8 +76,11 @@ class Costs:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.turn_to("")
         output = getattr(session.config, "workeroutput", None)
+        # What starts the processes of xdist would count them a second time.
+        if output is None and session.config.getoption("dist", "no") != "no":
+            return
+        self.turn_to("")
         if output is not None:
             output["cpu_costs"] = dict(self.spent_s)
 

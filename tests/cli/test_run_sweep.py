@@ -31,7 +31,8 @@ name = "only"
 
 def test_a_key_is_swept_and_the_report_draws_a_curve(tmp_path: Path) -> None:
     (tmp_path / "few.toml").write_text(EXPERIMENT)
-    result = harness("sweep", "few.toml", "--over", "workload.num_sessions=2,4,6", "--runs", "runs", cwd=tmp_path)
+    words = ("few.toml", "--over", "workload.num_sessions=2,4,6", "--runs", "runs")
+    result = harness("sweep", *words, cwd=tmp_path, draws=True)
     assert result.returncode == 0, result.stderr
     runs = RunStore(tmp_path / "runs").sealed()
     assert [run.condition for run in runs] == ["num-sessions-2", "num-sessions-4", "num-sessions-6"]

@@ -55,7 +55,7 @@ def test_requests_are_neither_reused_nor_recomputed(runs: Path) -> None:
 
 def test_the_report_says_why_dashes_stand_there(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    result = harness("report", "demo", "-o", str(page), "--runs", str(runs))
+    result = harness("report", "demo", "-o", str(page), "--runs", str(runs), draws=True)
     assert result.returncode == 0, result.stderr
     text = page.read_text(encoding="utf-8")
     assert "A dash is not zero: reuse and channel A of base-nowaits" in text
