@@ -64,12 +64,27 @@ def checked(planned: PlannedRuns) -> PlannedRuns:
             where="time_scale",
             hint="Remove time_scale",
         )
+    _refuse_idle_routers(planned)
     for name, runs in planned.by_condition.items():
         try:
-            backend_named(planned.spec.backend).check_server(runs[0].server)
+            backend_named(planned.spec.backend).check_run(runs[0])
         except SpecError as error:
             raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
     return planned
+
+
+def _refuse_idle_routers(planned: PlannedRuns) -> None:
+    """SpecError for a router that a condition sets although it has one server."""
+    servers = {name: runs[0].server for name, runs in planned.by_condition.items()}
+    has_any = any(server.is_routed for server in servers.values())
+    for name, runs in planned.by_condition.items():
+        is_set = "router" in runs[0].condition.server or (servers[name].router is not None and not has_any)
+        if is_set and not servers[name].is_routed:
+            raise SpecError(
+                "one server has no router, and its policy changes nothing",
+                where=f"condition {name!r}: server.router",
+                hint="Set server.replicas = 2 or more, or leave the router out",
+            )
 
 
 def check_hosts(runs: Iterable[PlannedRun]) -> None:
@@ -77,6 +92,8 @@ def check_hosts(runs: Iterable[PlannedRun]) -> None:
     runs = list(runs)
     for run in {run.condition.name: run for run in runs}.values():
         backend_named(run.spec.backend).check_host(run.server)
+        if run.server.is_routed and not run.server.url:
+            service("replicas", where="server.replicas").check(run.server, kind_named(run.spec.backend))
     refuse_what_is_missing(runs)
 
 

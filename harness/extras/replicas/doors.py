@@ -7,6 +7,7 @@ ngx_http_upstream_module and ngx_http_proxy_module.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -45,16 +46,16 @@ backend replicas
 _NGINX = """\
 daemon off;
 master_process off;
-pid {folder}/nginx.pid;
+pid {pid};
 error_log stderr;
 events {{ }}
 http {{
     access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
+    client_body_temp_path {body};
+    proxy_temp_path {proxy};
+    fastcgi_temp_path {fastcgi};
+    uwsgi_temp_path {uwsgi};
+    scgi_temp_path {scgi};
     upstream replicas {{
         {policy}
 {servers}
@@ -127,7 +128,9 @@ def _workers(router: RouterSpec, urls: Sequence[str], port: int) -> Sequence[str
 def _haproxy(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -> Sequence[str]:
     servers = "\n".join(f"    server {place} {_host(url)}" for place, url in enumerate(urls))
     policy = WORDS["haproxy"][router.policy].format(session_header=router.session_header)
-    text = _HAPROXY.format(host=LOOPBACK, port=port, health=router.health, policy=policy, servers=servers)
+    text = _HAPROXY.format(
+        host=LOOPBACK, port=port, health=_haproxy_word(router.health), policy=policy, servers=servers
+    )
     _write(config, text)
     return _program("haproxy", router), "-db", "-f", str(config)
 
@@ -138,9 +141,22 @@ def _nginx(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -> 
     policy = WORDS["nginx"][router.policy].format(session_variable=variable)
     folder = config.with_name("router.tmp")
     folder.mkdir(exist_ok=True)
-    text = _NGINX.format(host=LOOPBACK, port=port, health=router.health, policy=policy, servers=servers, folder=folder)
+    places = {name: _nginx_word(str(folder / name)) for name in ("body", "proxy", "fastcgi", "uwsgi", "scgi")}
+    places |= {"pid": _nginx_word(str(folder / "nginx.pid")), "health": _nginx_word(router.health)}
+    text = _NGINX.format(host=LOOPBACK, port=port, policy=policy, servers=servers, **places)
     _write(config, text)
     return _program("nginx", router), "-e", "stderr", "-c", str(config)
+
+
+def _nginx_word(text: str) -> str:
+    """A word of nginx's configuration; outside of quotes ";", braces and spaces end it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _haproxy_word(text: str) -> str:
+    """A word of HAProxy's configuration."""
+    return re.sub(r"([\\\"'# ])", r"\\\1", text)
 
 
 def _command(router: RouterSpec, urls: Sequence[str], port: int, _config: Path) -> Sequence[str]:
@@ -170,6 +186,14 @@ _INSTALLS = {
     "haproxy": "apt-get install haproxy",
     "nginx": "apt-get install nginx",
 }
+
+
+def check_program(router: RouterSpec) -> None:
+    """ServerError where the router's program is not there."""
+    if router.kind == "command":
+        _found(router.command[0], router)
+    elif router.kind != "harness":
+        _program(router.kind, router)
 
 
 def _program(name: str, router: RouterSpec) -> str:

@@ -296,6 +296,8 @@ class ServerSpec(Spec):
     def _replicas_are_routed(self) -> ServerSpec:
         if self.replica_urls and self.replicas not in (1, len(self.replica_urls)):
             raise ValueError(f"{self.replicas} replicas and {len(self.replica_urls)} replica_urls; leave replicas out")
+        if self.url and self.replicas > 1 and not self.replica_urls:
+            raise ValueError(f"{self.replicas} replicas that run already need replica_urls: the address of each")
         if self.replica_urls and not self.url:
             raise ValueError("replica_urls are of servers that run already, behind the router at server.url")
         if self.is_routed and self.port and not self.url:

@@ -16,7 +16,7 @@ from harness.kinds import KINDS, BackendKind
 from harness.measure.client.target import Endpoint, Target, check_client, endpoint_of
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding, Observation
-from harness.measure.server.ask import Reply
+from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, model_entry, stated_version
 from harness.measure.server.probe import Needs, probe
@@ -96,7 +96,7 @@ class AttachedBackend(ServerBackend):
         remember(endpoint_of(run.server), report.vocabulary)
         if not report.problems:
             _size_texts(runs, report.model)
-        return report.problems
+        return (*report.problems, *_silent_replicas(run.server))
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         return _in_force(server, _facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
@@ -138,6 +138,15 @@ class AttachedBackend(ServerBackend):
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
+
+
+def _silent_replicas(server: ServerSpec) -> Iterator[str]:
+    """The replicas whose metrics nobody answers for."""
+    for number, url in enumerate(server.replica_urls):
+        reply = get_at(endpoint_of(server.replica.model_copy(update={"url": url})), "/metrics")
+        if reply.status != HTTP_OK:
+            why = reply.error or f"HTTP {reply.status}"
+            yield f"replica {number} at {redacted_text(url)} does not answer GET /metrics ({why})"
 
 
 def _step_logs(server: ServerSpec) -> list[str]:

@@ -19,6 +19,7 @@ from harness.measure.server.doctor import Check
 from harness.measure.server.life import LaunchPlan
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.config import ENGINE_KEYS, changed_keys
+from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import PAGED_KEYS
@@ -102,6 +103,10 @@ class Backend(ABC):
     def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
         """Refuse what no host could run, when an experiment is planned; raises SpecError."""
 
+    def check_run(self, run: PlannedRun) -> None:
+        """``check_server``, and what its costs lack; raises SpecError."""
+        self.check_server(run.server)
+
     def check_host(self, server: ServerSpec) -> None:  # noqa: B027
         """Refuse, before the first server of an experiment starts, what this host cannot run.
 
@@ -140,11 +145,13 @@ def rules_in_force(site_packages: Path) -> dict[str, Any]:
 class Replicas(NamedTuple):
     """Several servers behind a router. launch: the plan of all of them, by the launch of one. simulated: a run of them
     in virtual time, a ``SimulatedRun`` (``runner.backends.sim``), by its costs and folder. drawn: for a server, a
-    function that simulates draws as ``run_draws`` does."""
+    function that simulates draws as ``run_draws`` does. check: refuses a router that this host cannot start, or that a
+    virtual kind does not model."""
 
     launch: Callable[[Launch, ServerSpec, LaunchOptions], LaunchPlan]
     simulated: Callable[[PlannedRun, CostModel, Path], Any]
     drawn: Callable[[ServerSpec], Callable[[Any, EngineConfig], Any]]
+    check: Callable[[ServerSpec, BackendKind], None]
 
 
 class ServerBackend(Backend):
@@ -196,12 +203,24 @@ def check_simulated_server(server: ServerSpec) -> None:
     if rules.is_paged:
         unknown |= {"kv_slots", "max_active_seqs"}
     refuse_keys(server, unknown, f"the rules {rules.name} do not have it")
+    if server.offload_block_us is not None and not server.offload_blocks:
+        raise SpecError(
+            "is the time to load a block, and there is no second memory to load from",
+            where="server.offload_block_us",
+            hint="Set server.offload_blocks too, or leave it out",
+        )
     try:
         EngineConfig.from_server(server)
     except SpecError as error:
         raise SpecError(
             error.what, where="server", hint=error.hint or "Set server.rules, or leave the key out"
         ) from error
+
+
+def check_simulated_run(run: PlannedRun) -> None:
+    """``check_simulated_server``; SpecError also for a cost model without a price that the rules need."""
+    check_simulated_server(run.server)
+    scheduler_of(EngineConfig.from_server(run.server.replica), run.cost_model)
 
 
 def npus_of(server: ServerSpec, num_npus: int, device: int | None) -> tuple[int, ...]:

@@ -16,11 +16,13 @@ from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.measure.server.process import require_port
 from harness.model.engine.config import ENGINE_KEYS
+from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
 from harness.runner.backends.base import (
     MODELLED,
     FirstExperiment,
     ServerBackend,
+    check_simulated_run,
     check_simulated_server,
     observation_of,
 )
@@ -39,6 +41,9 @@ class EmulatorBackend(ServerBackend):
 
     def check_server(self, server: ServerSpec) -> None:
         check_simulated_server(server)
+
+    def check_run(self, run: PlannedRun) -> None:
+        check_simulated_run(run)
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)

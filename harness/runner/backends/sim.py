@@ -41,7 +41,14 @@ from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.spec import ServerSpec
 from harness.plugins import service
-from harness.runner.backends.base import MODELLED, Backend, FirstExperiment, check_simulated_server, observation_of
+from harness.runner.backends.base import (
+    MODELLED,
+    Backend,
+    FirstExperiment,
+    check_simulated_run,
+    check_simulated_server,
+    observation_of,
+)
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
 from harness.stacks.rbln.rules.log_grammar import EqualSteps, KvLogEvent, LogEvent
@@ -339,6 +346,9 @@ class SimulatedBackend(Backend):
 
     def check_server(self, server: ServerSpec) -> None:
         check_simulated_server(server)
+
+    def check_run(self, run: PlannedRun) -> None:
+        check_simulated_run(run)
 
     @property
     def first_command(self) -> str:
