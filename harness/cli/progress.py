@@ -138,6 +138,8 @@ class TerminalProgress:
         left += ", if it keeps the pace of its cost model" if event.is_assumed else ""
         planned = f"at most {event.num_planned} runs" if event.is_at_most else f"{event.num_planned} runs"
         say(self._console, f"[bold]{event.name}[/]: {planned}{already}; {left}")
+        if event.warning:
+            say(self._console, f"Note: {escape_markup(event.warning)}.")
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
     def _run_started(self, event: RunStarted) -> None:

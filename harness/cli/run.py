@@ -223,7 +223,7 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
     options: of ``run_experiment``.
     """
     from harness.runner.experiment import check_hosts, what_to_do
-    from harness.runner.progress import predicted_replay_s
+    from harness.runner.progress import alike_words, predicted_replay_s
 
     console = terminal()
     planned, todo, _ = what_to_do(spec, runs, **options)
@@ -241,6 +241,8 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
     show(console, Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows)))
     if total := predicted_total(todo):
         say(console, total)
+    if words := alike_words(planned):
+        say(console, f"Note: {escape_markup(words)}.")
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         say(console, f"runs side by side: {shares}")

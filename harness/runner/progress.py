@@ -27,7 +27,7 @@ class ExperimentStarted:
     """An experiment of ``num_planned`` runs begins, of which ``num_sealed`` were sealed before.
 
     predicted_wall_s: None while the pace of this machine is unknown. is_at_most: a stopping rule may end it sooner.
-    is_assumed: the forecast assumes that the server is as fast as its cost model.
+    is_assumed: the forecast assumes that the server is as fast as its cost model. warning: see ``alike_words``.
     """
 
     name: str
@@ -36,6 +36,7 @@ class ExperimentStarted:
     predicted_wall_s: float | None
     is_at_most: bool = False
     is_assumed: bool = False
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,20 @@ SIMULATED_RUN_TOKENS = 4_000
 RECENT_RUNS = 12
 
 
+def alike_words(planned: PlannedRuns) -> str:
+    """That all replicates send the same sessions, as of a recording that is replayed whole; "" where they differ."""
+    for name, runs in planned.by_condition.items():
+        first, *others = (run.plan.sessions for run in runs)
+        if others and all(sessions == first for sessions in others):
+            what = (
+                "simulated, they are equal: one is enough"
+                if kind_named(planned.spec.backend).is_virtual
+                else "their intervals say how a server repeats itself, and nothing of other workloads"
+            )
+            return f"the {len(runs)} replicates of {name} send the same sessions with the same waits; {what}"
+    return ""
+
+
 class RunProgress:
     """Counts the runs of an experiment as they begin and are sealed, and reports progress events."""
 
@@ -214,6 +229,7 @@ class RunProgress:
                 self._forecast.left_s(),
                 is_at_most=monitor is not None,
                 is_assumed=kind_named(planned.spec.backend).has_device is not False,
+                warning=alike_words(planned),
             )
         )
         if monitor is not None and self._num_kept:

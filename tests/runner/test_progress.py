@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.model.experiment import resolve
 from harness.runner import StopFlag
+from harness.runner.progress import alike_words
+from tests.support.experiments import small_experiment
 
 
 @pytest.mark.timeout(30)
@@ -33,3 +36,13 @@ def test_one_request_ends_after_the_run_and_an_abort_ends_it_now() -> None:
     aborted.abort()
     assert (asked.after_run, asked.now.is_set()) == (True, False)
     assert (aborted.after_run, aborted.now.is_set()) == (True, True)
+
+
+@pytest.mark.parametrize(("backend", "meaning"), [("sim", "one is enough"), ("emulator", "repeats itself")])
+def test_replicates_that_replay_one_recording_whole_are_called_alike(backend: str, meaning: str) -> None:
+    whole = {"source": "trace", "trace": "research-agent"}
+    spec = small_experiment(backend=backend, time_scale=1.0, replicates=3, workload=whole)
+    assert "the 3 replicates of base send the same sessions" in (words := alike_words(resolve(spec)))
+    assert meaning in words
+    drawn = spec.model_copy(update={"workload": spec.workload.model_copy(update={"num_sessions": 6})})
+    assert not alike_words(resolve(drawn))
