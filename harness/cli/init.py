@@ -310,7 +310,7 @@ def _probed(server: Any) -> tuple[ProbeReport, str]:
 
     endpoint, client = endpoint_of(server), ClientSpec()
     first, *others = get_args(PromptForm)
-    report = probe(endpoint, Needs(client, first, metrics=False))
+    report = probe(endpoint, Needs(client, first, metrics=False, asks_again=True))
     if not report.problems:
         return report, ""
     for form in others:
@@ -503,7 +503,7 @@ def _ask_server(url: str, api_key_env: str) -> None:
     from harness.runner.backends.attached import AttachedBackend
 
     server, console = ServerSpec(url=url, api_key_env=api_key_env), terminal()
-    report = probe(endpoint_of(server), Needs())
+    report = probe(endpoint_of(server), Needs(asks_again=True))
     shown = {"model": report.model, "version": report.version}
     shown |= AttachedBackend().all_shown(server) if report.model else {}
     for name, value in shown.items() if report.model else ():

@@ -48,9 +48,9 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import RowStream
 from harness.measure.records.writer import RunWriter
 from harness.measure.server import provenance
-from harness.measure.server.ask import METRICS, Get, Scraper, asking_process
+from harness.measure.server.ask import Get, Scraper, asking_process
 from harness.measure.server.clean_start import clean_start
-from harness.measure.server.life import LaunchPlan, LogFormat, start_server
+from harness.measure.server.life import LaunchPlan, LogFormat, metrics_address, start_server
 from harness.measure.server.process import ExitReport
 from harness.measure.server.text_sizes import text_sizes_of
 from harness.measure.server.vocabulary import configured_vocabulary, range_within, remembered
@@ -250,7 +250,7 @@ def _measure(
     with context.in_worker_slot():
         audit = self_audit(plan, client_for(spec.client, launch.endpoint), clock, writer.folder)
     with (
-        _asking(context, launch, server.device_metrics_url) as (metrics, device_metrics),
+        _asking(context, launch, server) as (metrics, device_metrics),
         start_server(
             launch,
             log_path=writer.folder / layout.SERVER_LOG,
@@ -328,12 +328,15 @@ def _measure(
 
 
 @contextmanager
-def _asking(context: RunContext, launch: LaunchPlan, exporter_url: str) -> Generator[tuple[Sequence[Get], Get | None]]:
+def _asking(context: RunContext, launch: LaunchPlan, server: ServerSpec) -> Generator[tuple[Sequence[Get], Get | None]]:
     """Processes on the client's cores that ask the servers and the devices' exporter. They load while these start."""
     with ExitStack() as stack:
         with context.in_worker_slot():
             endpoints = [server.endpoint for server in launch.servers]
-            metrics = [stack.enter_context(asking_process(each.url + METRICS, each.headers)) for each in endpoints]
+            given = server.metrics_url if len(endpoints) == 1 else ""
+            addresses = [metrics_address(each, given) for each in endpoints]
+            metrics = [stack.enter_context(asking_process(*address)) for address in addresses]
+            exporter_url = server.device_metrics_url
             exporter = exporter_url and stack.enter_context(asking_process(exporter_address(exporter_url)))
         yield metrics, exporter or None
 

@@ -175,13 +175,20 @@ class Answer:
         self._rest.clear()
         if not self.stream:
             self._take_data(rest.removeprefix(BYTE_ORDER_MARK), last, False)
-        elif rest:
+        elif rest and not self._take_whole(rest):
             self._take_event(rest, last, True)
         if self.stream and not self._is_done and not self.problem:
             self._end_without_done()
         if self.stream and not self.problem:
             self._count_text_chunks()
         self._check_counts()
+
+    def _take_whole(self, body: bytes) -> bool:
+        """Whether the answer is one JSON object and no stream; it is a problem then, in the server's words."""
+        is_object = body.startswith(b"{") and _is_json(body)
+        if is_object:
+            self.problem = self.problem or f"no stream, but: {describe_error_body(body)}"
+        return is_object
 
     def _end_without_done(self) -> None:
         """Only an answer that stated why it ended, and its usage, is known to be whole."""
@@ -251,6 +258,9 @@ class Answer:
                 self.problem = self.problem or error_message(document) or "an error without a message"
                 return
             self._tolerate("error-null")
+        elif "choices" not in document and ("message" in document or "detail" in document):
+            self.problem = self.problem or error_message(document)
+            return
         try:
             self._read_fields(document, piece, is_coalesced)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -426,7 +436,7 @@ def _is_json(text: bytes) -> bool:
 
 def error_message(document: dict[str, Any]) -> str:
     """The message of an OpenAI-style error body, shortened to a row's width."""
-    error = document.get("error", document)
+    error = document.get("error") or document.get("detail") or document
     message = error.get("message", error) if isinstance(error, dict) else error
     return printable(str(message))
 

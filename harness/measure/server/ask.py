@@ -1,8 +1,9 @@
 """Requests beside a replay (health, models, version, metrics, tokenizer), and the scrapes of /metrics through a run.
 
 httpx speaks HTTP and TLS here; the replay has a client of its own. A whole answer has a deadline and a size limit,
-nothing is decompressed, no redirect is followed, and a failure is a field of the reply, never an exception. What asks
-while a replay runs does so from ``asking_process``: a request by httpx holds the interpreter for milliseconds.
+nothing is decompressed, no redirect is followed but of metrics on the same server, and a failure is a field of the
+reply, never an exception. What asks while a replay runs does so from ``asking_process``: a request by httpx holds the
+interpreter for milliseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeVar
+from urllib.parse import urljoin, urlsplit
 
 import pydantic_core
 
@@ -35,6 +37,7 @@ NO_ANSWER = 0
 METRICS = "/metrics"
 NO_HEADERS: Mapping[str, str] = {}
 HTTP_OK = 200
+REDIRECTS, MOST_REDIRECTS = (301, 302, 303, 307, 308), 3
 # A vLLM server's metrics are 50 kB; a list of models is less.
 MAX_BYTES = 8 << 20
 # Beyond the deadline of a request. A name that is looked up has none.
@@ -86,6 +89,28 @@ def ask_url(
     ``deadline_s`` wall seconds cover all of it, from connecting to the last byte. Proxy settings of the environment are
     ignored.
     """
+    return _asked(url, deadline_s, body, headers)[0]
+
+
+def ask_metrics(url: str, *, deadline_s: float, headers: Mapping[str, str] = NO_HEADERS) -> tuple[Reply, str]:
+    """(reply, where it came from) of a GET; a redirect is followed on the same server, else ``error`` names its place.
+
+    The headers may hold a key, which goes to no other server. ``deadline_s`` is of each of MOST_REDIRECTS + 1 requests.
+    """
+    reply, location = _asked(url, deadline_s, None, headers)
+    for _ in range(MOST_REDIRECTS):
+        place = urljoin(url, location)
+        if not location:
+            break
+        if urlsplit(place)[:2] != urlsplit(url)[:2]:
+            return reply._replace(error=f"status {reply.status}, a redirect to {printable(place)}"), url
+        url = place
+        reply, location = _asked(url, deadline_s, None, headers)
+    return reply, url
+
+
+def _asked(url: str, deadline_s: float, body: bytes | None, headers: Mapping[str, str]) -> tuple[Reply, str]:
+    """(reply, where a redirect leads to, "" for none)."""
     # Imported here: commands that ask no server start without it.
     import httpx
 
@@ -99,10 +124,12 @@ def ask_url(
         try:
             with client.stream(method, url, content=body, headers=fields, extensions={"trace": note}) as response:
                 reply = _read(response)
+                location = response.headers.get("location", "") if reply.status in REDIRECTS else ""
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            reply = Reply(NO_ANSWER, b"", _reason(error))
+            reply, location = Reply(NO_ANSWER, b"", _reason(error)), ""
     # What was cut off may look like an answer that ends with its connection.
-    return Reply(NO_ANSWER, b"", "TimeoutError: no whole answer within the limit") if is_cut.is_set() else reply
+    cut_off = Reply(NO_ANSWER, b"", "TimeoutError: no whole answer within the limit")
+    return (cut_off, "") if is_cut.is_set() else (reply, location)
 
 
 def _trusted(url: str) -> ssl.SSLContext:
@@ -204,7 +231,8 @@ def answer_requests(fd: int) -> None:
     with Connection(fd) as line, suppress(EOFError, OSError):
         url, headers = line.recv()
         while (deadline_s := line.recv()) is not None:
-            line.send(ask_url(url, deadline_s=deadline_s, headers=headers))
+            reply, url = ask_metrics(url, deadline_s=deadline_s, headers=headers)
+            line.send(reply)
 
 
 class Rounds:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.target import Endpoint
 from harness.measure.records.manifest import Finding, Observation, invalid
-from harness.measure.server.ask import HTTP_OK, NO_ANSWER, Reply, ask
+from harness.measure.server.ask import HTTP_OK, METRICS, NO_ANSWER, Reply, ask, ask_metrics
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env
 
@@ -268,6 +269,19 @@ def stated_version(reply: Reply) -> str:
     """The version in an answer to GET /version; empty where it has none."""
     answer: Any = reply.json()
     return str(answer.get("version", "")) if isinstance(answer, dict) else ""
+
+
+def metrics_address(endpoint: Endpoint, metrics_url: str = "") -> tuple[str, Mapping[str, str]]:
+    """(URL, headers) of a server's metrics; another server's get no key of this one."""
+    url = metrics_url or endpoint.url + METRICS
+    is_same = urlsplit(url)[:2] == urlsplit(endpoint.url)[:2]
+    return url, endpoint.headers if is_same else {}
+
+
+def get_metrics(endpoint: Endpoint, metrics_url: str = "") -> Reply:
+    """The server's answer to GET of its metrics, or of ``metrics_url``."""
+    url, headers = metrics_address(endpoint, metrics_url)
+    return ask_metrics(url, deadline_s=ANSWER_TIMEOUT_S, headers=headers)[0]
 
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:

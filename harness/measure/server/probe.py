@@ -14,9 +14,18 @@ from harness.measure.client.answer import COMPRESSED, TOLERATED, describe_error_
 from harness.measure.client.arrivals import held_facts
 from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint, Target
-from harness.measure.server.ask import HTTP_OK, Reply
+from harness.measure.server.ask import HTTP_OK, METRICS, Reply
 from harness.measure.server.clean_start import SEED_BITS
-from harness.measure.server.life import MODELS, VERSION, get_at, model_entry, names_of_models, stated_version, unhealthy
+from harness.measure.server.life import (
+    MODELS,
+    VERSION,
+    get_at,
+    get_metrics,
+    model_entry,
+    names_of_models,
+    stated_version,
+    unhealthy,
+)
 from harness.measure.server.vocabulary import OUT_OF_VOCABULARY, asked_vocabulary, range_within
 from harness.model.plan.build import draw_plan
 from harness.model.plan.model import Plan, RequestPlan, TokenIdRange
@@ -24,6 +33,8 @@ from harness.model.plan.tokens import PromptIds
 from harness.model.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
+# More than two blocks of 128 tokens, which is the largest usual size.
+REUSED_TOKENS = 272
 MANY_IDS = 256
 NO_KEY = (401, 403)
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
@@ -38,7 +49,8 @@ class Needs:
     """What a replay needs of a server.
 
     model: the id of a model; "" for the first one listed. request_timeout_s: the most that the request of the check may
-    take. longest_tokens: prompt and answer of the longest request.
+    take. longest_tokens: prompt and answer of the longest request. asks_again: whether a prompt is asked twice before
+    it is said that cached tokens are not stated.
     """
 
     client: ClientSpec = field(default_factory=ClientSpec)
@@ -49,6 +61,8 @@ class Needs:
     request_timeout_s: float = 60.0
     request: RequestSpec = field(default_factory=RequestSpec)
     longest_tokens: int = 0
+    metrics_url: str = ""
+    asks_again: bool = False
 
     @property
     def highest_ids(self) -> TokenIdRange:
@@ -102,15 +116,18 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
             f"a limit of {limit} (max_model_len). Shorten the lengths of [workload], or start the server with "
             f"--max-model-len {needs.longest_tokens}"
         )
-    metrics = get_at(endpoint, "/metrics")
+    metrics = get_metrics(endpoint, needs.metrics_url)
     body = metrics.body.decode("utf-8", "replace") if metrics.status == HTTP_OK else ""
     has_metrics = any(line and not line.startswith(("#", "<", "{")) for line in body.splitlines())
     if not has_metrics:
         answer = metrics.error or f"status {metrics.status}" + (
             " without a sample" if metrics.status == HTTP_OK else ""
         )
-        lack = f"GET /metrics gives {answer}: load and the server's count of reuse cannot be checked"
         remedy = "Set limits.needs_metrics = false to measure without"
+        if "a redirect to" in metrics.error:
+            remedy = f"Set server.metrics_url to that address, or {remedy[0].lower()}{remedy[1:]}"
+        address = needs.metrics_url or METRICS
+        lack = f"GET {address} gives {answer}: load and the server's count of reuse cannot be checked"
         (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)
     version = stated_version(get_at(endpoint, VERSION))
     return ProbeReport(tuple(problems), tuple(notes), model, version, has_metrics, vocabulary)
@@ -166,7 +183,10 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     if needs.prompt_form == "token-ids" and row["prompt_tokens"] != row["planned_prompt_tokens"]:
         sent, counted = row["planned_prompt_tokens"], row["prompt_tokens"]
         problems.append(f"a prompt of {sent} token ids is counted as {counted}: lengths would not be as planned")
-    notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
+    notes: list[str] = []
+    if row["cached_tokens"] is None and not (needs.asks_again and _states_reuse(endpoint, model, needs)):
+        again = ", nor when a prompt is asked again" if needs.asks_again else ""
+        notes.append(f"usage does not state cached tokens{again}: reuse is unknown")
     if needs.client.stream and not num_timed:
         notes.append("an answer has more chunks than tokens, and no token ids: TTFT and TPOT are unknown")
     if is_held:
@@ -178,14 +198,24 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     return problems, notes
 
 
-def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int, list[str], bool]:
+def _states_reuse(endpoint: Endpoint, model: str, needs: Needs) -> bool:
+    """Whether a prompt that is asked twice has cached tokens: a server may leave out a count of nothing."""
+    seed = secrets.randbits(SEED_BITS)
+    rows = [_answered(endpoint, model, needs, seed, REUSED_TOKENS)[0] for _ in range(2)]
+    return rows[-1]["cached_tokens"] is not None
+
+
+def _answered(
+    endpoint: Endpoint, model: str, needs: Needs, seed: int | None = None, num_tokens: int = 0
+) -> tuple[dict[str, Any], int, list[str], bool]:
     """The row of a short request, how many of its tokens have an instant, what was tolerated in the answer, and
     whether its tokens came together."""
     options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
     target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False, request=needs.request)
     # Ids of its own: its blocks may stay in the server's cache.
-    target = replace(target, prompt_ids=PromptIds(secrets.randbits(SEED_BITS), needs.highest_ids))
-    result = replay_here(_plan(needs), target, on_event=None, is_stopped=lambda: False)
+    seed = secrets.randbits(SEED_BITS) if seed is None else seed
+    target = replace(target, prompt_ids=PromptIds(seed, needs.highest_ids))
+    result = replay_here(_plan(needs, num_tokens or PROMPT_TOKENS), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())
     is_held = held_facts(result.chunks, result.requests)["held_first"]["num_held"] > 0
@@ -223,12 +253,12 @@ def _explained(error: str, row: dict[str, Any]) -> str:
     return f'a request of {PROMPT_TOKENS} tokens failed{status}; its message: "{error}"'
 
 
-def _plan(needs: Needs) -> Plan:
+def _plan(needs: Needs, num_tokens: int) -> Plan:
     """One session of one short request."""
     workload = WorkloadSpec(
         num_sessions=1, waits="none", prompt_form=needs.prompt_form, token_id_range=needs.token_id_range
     )
     plan = draw_plan(workload, 1, 0)
     (session,) = plan.sessions
-    request = RequestPlan(keep_tokens=0, new_tokens=PROMPT_TOKENS, generate_tokens=ANSWER_TOKENS)
+    request = RequestPlan(keep_tokens=0, new_tokens=num_tokens, generate_tokens=ANSWER_TOKENS)
     return replace(plan, sessions=(replace(session, requests=(request,)),))

@@ -36,6 +36,7 @@ HARNESS_KEYS = ROUTED_KEYS | {
     "stop_grace_s",
     "port",
     "device_metrics_url",
+    "metrics_url",
     "declared",
     "api_key_env",
 }

@@ -72,7 +72,7 @@ PAGED_KEYS = RETENTION_KEYS | {
 ROUTED_KEYS = frozenset({"replicas", "router", "replica_urls", "replica_header"})
 """Keys of a ServerSpec for several replicas behind a router; records of one server do not have them."""
 _USUAL_ROUTED: dict[str, Any] = {"replicas": 1, "router": None, "replica_urls": (), "replica_header": ""}
-_USUALLY_UNWRITTEN: dict[str, Any] = {**_USUAL_ROUTED, **dict.fromkeys(RETENTION_KEYS)}
+_USUALLY_UNWRITTEN: dict[str, Any] = {**_USUAL_ROUTED, **dict.fromkeys(RETENTION_KEYS), "metrics_url": ""}
 MOST_REPLICAS = 64
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
@@ -202,6 +202,11 @@ class ServerSpec(Spec):
     device_metrics_url: str = Field(
         default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
     )
+    metrics_url: str = Field(
+        default="",
+        description="backend 'attached': where the server's metrics are, when not at url + /metrics; its key is sent "
+        "there only if the server is the same",
+    )
     replicas: int = Field(
         default=1, ge=1, le=MOST_REPLICAS, description="servers of this shape behind one router (docs/routers.md)"
     )
@@ -236,7 +241,7 @@ class ServerSpec(Spec):
     def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
         return redacted_env(env)
 
-    @field_serializer("url", "device_metrics_url", when_used="json")
+    @field_serializer("url", "metrics_url", "device_metrics_url", when_used="json")
     def _address_without_secrets(self, url: str) -> str:
         return redacted_text(url)
 
@@ -244,11 +249,11 @@ class ServerSpec(Spec):
     def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
         return redacted_arguments(words)
 
-    @field_validator("device_metrics_url")
+    @field_validator("metrics_url", "device_metrics_url")
     @classmethod
     def _http_url(cls, url: str) -> str:
         if url and not re.match(r"https?://[^/@\s]+(/\S*)?$", url):
-            raise ValueError(f"device_metrics_url is {url!r}, not http://HOST:PORT/metrics")
+            raise ValueError(f"{url!r} is not http://HOST:PORT/metrics")
         return url
 
     @field_validator("ssh")

@@ -18,7 +18,7 @@ from harness.measure.records import layout
 from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.doctor import Check
-from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, model_entry, stated_version
+from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, get_metrics, model_entry, stated_version
 from harness.measure.server.probe import Needs, probe
 from harness.measure.server.text_sizes import forget, text_sizes_of
 from harness.measure.server.vocabulary import remember
@@ -90,6 +90,7 @@ class AttachedBackend(ServerBackend):
             token_id_range=run.plan.token_id_range,
             request_timeout_s=spec.limits.request_timeout_s,
             request=spec.workload_of(run.condition).request,
+            metrics_url=run.server.metrics_url,
             longest_tokens=max(request.stream_tokens for each in runs for request in each.plan.requests),
         )
         report = probe(endpoint_of(run.server), needs)
@@ -167,7 +168,7 @@ def _kept(server: ServerSpec, step_log: Path) -> Iterator[tuple[Path, Path]]:
 def _facts_of(server: ServerSpec) -> LaunchFacts:
     """What the server's metrics show."""
     facts = LaunchFacts()
-    read_metrics(get_at(endpoint_of(server), "/metrics").body.decode("utf-8", "replace"), facts)
+    read_metrics(get_metrics(endpoint_of(server), server.metrics_url).body.decode("utf-8", "replace"), facts)
     return facts
 
 

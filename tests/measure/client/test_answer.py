@@ -250,3 +250,19 @@ def test_a_tolerant_reading_takes_no_part_of_an_answer_for_the_whole(parts: list
         answer.feed((1, -1, part))
     answer.close((1, -1, b""))
     assert says in answer.problem
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"object":"error","message":"engine is not ready","code":503}',
+        b'{"detail":"engine is not ready"}',
+        b'{"error":{"message":"engine is not ready"}}',
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_with_status_200_is_told_in_the_servers_words(body: bytes, stream: bool) -> None:
+    answer = Answer(stream=stream)
+    answer.feed((1, b"", body))
+    answer.close((1, b"", b""))
+    assert "engine is not ready" in answer.problem

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.measure.client.target import Endpoint
-from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_url, asking_process
+from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process
 from harness.measure.server.process import free_port
 from tests.support.processes import commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
@@ -136,6 +136,21 @@ def test_no_redirect_is_followed_and_no_proxy_or_password_of_the_environment_is_
         answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=10.0)
     assert answer == (302, b"", "")
     assert [asked.path for asked in server.asked] == ["/metrics"]
+
+
+def test_metrics_are_read_where_the_same_server_redirects_to_and_another_server_gets_no_key() -> None:
+    def answer(asked: Asked) -> Reply:
+        head = b"HTTP/1.1 307 Temporary Redirect\r\nContent-Length: 0\r\nLocation: "
+        places = {"/metrics": b"/metrics/", "/away": b"http://127.0.0.1:1/metrics"}
+        place = places.get(asked.path)
+        return Reply([whole(b"up 1") if place is None else head + place + b"\r\n\r\n"])
+
+    with RawServer(answer) as server:
+        url = f"http://{server.host}:{server.port}"
+        reply, place = ask_metrics(f"{url}/metrics", deadline_s=10.0)
+        away, _ = ask_metrics(f"{url}/away", deadline_s=10.0, headers={"Authorization": "Bearer k"})
+    assert (reply.status, reply.body, place) == (HTTP_OK, b"up 1", f"{url}/metrics/")
+    assert (away.status, away.error) == (307, "status 307, a redirect to http://127.0.0.1:1/metrics")
 
 
 def test_a_key_that_is_no_header_is_in_no_error() -> None:
