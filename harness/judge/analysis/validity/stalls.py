@@ -8,7 +8,7 @@ Definitions: docs/method.md, "A run and its invariants".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS, ScaledClock
-from harness.judge.analysis.cost.reconstruct import ChunkedStepCost
+from harness.judge.analysis.cost.reconstruct import ChunkedStepCost, union_ns
 from harness.judge.analysis.logs.engine_steps import attended_by_step
 from harness.measure.records.manifest import Finding, Manifest, invalid, warning
 from harness.measure.records.schema import rows_where, values_of
@@ -134,7 +134,7 @@ def check_server_stalls(
     signs_ns = np.concatenate([stamped["log_ns"].to_numpy(), work.admitted_ns])
     least_ns = NOTICED_MS * manifest.clock.scale * NS_PER_MS + work.median_step_ns
     gaps = _gaps(requests, signs_ns, least_ns)
-    yield from _longest(manifest, ((end - start - work.most_ns(start, end), start) for start, end in gaps))
+    yield from _longest(manifest, ((start, end, work.most_ns(start, end)) for start, end in gaps))
 
 
 def check_step_log_stalls(
@@ -168,13 +168,18 @@ def check_step_log_stalls(
         return max(median_ns, costs.chunked_step_ns(decodes, decodes, 0, tokens, attended))
 
     gaps = _gaps(requests, signs_ns, NOTICED_MS * manifest.clock.scale * NS_PER_MS + median_ns)
-    yield from _longest(manifest, ((end - start - most_ns(end), start) for start, end in gaps))
+    yield from _longest(manifest, ((start, end, most_ns(end)) for start, end in gaps))
 
 
-def _longest(manifest: Manifest, stalls: Iterable[tuple[float, int]]) -> Iterator[Finding]:
-    """A finding about the longest stall. stalls: ns beyond what the work explains, and the beginning of each."""
+def _longest(manifest: Manifest, gaps: Iterable[tuple[int, int, float]]) -> Iterator[Finding]:
+    """A finding about the longest stall. gaps: beginning and end of each, and the ns that the work explains.
+
+    While the client stood still, answers that had ended seem to be in flight: that time is the client's.
+    """
     limits = limits_of(manifest)
     ms = manifest.clock.scale * NS_PER_MS
+    pauses = [(start, start + ns) for start, ns in manifest.client_audit.get("client_pauses_ns", ())]
+    stalls = ((end - start - work_ns - _paused_ns(pauses, start, end), start) for start, end, work_ns in gaps)
     longest_ns, at_ns = max(stalls, default=(0, 0))
     if longest_ns <= NOTICED_MS * ms:
         return
@@ -184,6 +189,11 @@ def _longest(manifest: Manifest, stalls: Iterable[tuple[float, int]]) -> Iterato
         f"requests were in flight (at {at_ns} clock ns); the limit is {limits.server_stall_ms:g} ms",
         "Look for what stopped the server, or raise limits.server_stall_ms and say so",
     )
+
+
+def _paused_ns(pauses: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """How much of a stretch some pause covers. pauses: from and to."""
+    return union_ns([(max(start, begin), min(end, past)) for begin, past in pauses if begin < end and past > start])
 
 
 def _gaps(requests: pa.Table, instants_ns: IntArray, least_ns: float) -> list[tuple[int, int]]:

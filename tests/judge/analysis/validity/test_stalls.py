@@ -79,6 +79,14 @@ def test_a_server_that_was_stopped_for_two_seconds_makes_the_run_invalid() -> No
     assert kept.severity == "warning"
 
 
+def test_while_the_client_itself_stood_still_no_server_is_blamed() -> None:
+    frozen = {"client_pauses_ns": [[610 * NS_PER_MS, 2000 * NS_PER_MS], [620 * NS_PER_MS, 1900 * NS_PER_MS]]}
+    assert found([(0, 3300)], steps_at(*FROZEN), admissions_at(5), client_audit=frozen) == []
+    elsewhere = {"client_pauses_ns": [[2900 * NS_PER_MS, 2000 * NS_PER_MS]]}
+    (finding,) = found([(0, 3300)], steps_at(*FROZEN), admissions_at(5), client_audit=elsewhere)
+    assert finding.severity == "invalid"
+
+
 def test_without_a_cost_model_nobody_knows_how_long_a_prefill_takes() -> None:
     assert found([(0, 3300)], steps_at(*FROZEN), admissions_at(5), cost_model=None) == []
 
