@@ -123,6 +123,7 @@ walks: runtime  ## the walks of docs/walks.md, from nothing to an answer, and ho
 fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first
 	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
+	@$(BIN)/python -m tests.support.mutated_accounts 100000
 	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/cli/test_cli_mistakes.py tests/cli/test_cli_mistakes_of_files.py
 
 SEED ?= 1

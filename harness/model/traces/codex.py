@@ -99,6 +99,7 @@ class _Session(Conversation):
         mark_replay(self.rounds, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
         for turn in self.rounds:
             turn.fork_of = self._fork_of or self.parent
+            turn.session, turn.parent = self.session, self.parent  # its first record may come late
         return self.rounds
 
     def take(self, record: Record, moment_ns: int | None, at: str) -> None:
