@@ -5,6 +5,7 @@ The raw files are the record; these tables can be deleted and rebuilt at will. N
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -51,7 +52,8 @@ class Derived:
     "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
     pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read. slots: what
     contradicts itself in the lines about slots. counters: of the scrapes, that fell. parts: of several replicas, what
-    the files of each say. in_headers: see ``replicas_in_headers``.
+    the files of each say. in_headers: see ``replicas_in_headers``. other_models: left out
+    of the same metrics.
     """
 
     tables: dict[str, pa.Table]
@@ -73,6 +75,7 @@ class Derived:
     counters: CounterWatch = field(default_factory=CounterWatch)
     parts: tuple[Derived, ...] = ()
     in_headers: Mapping[str, int] = field(default_factory=dict[str, int])
+    other_models: tuple[str, ...] = ()
 
 
 _LAST_INSTANT_NS = 2**62
@@ -136,9 +139,23 @@ def _derived(folder: Path, manifest: Manifest, scrapes: Iterable[bytes]) -> Deri
     stamps = b"".join(_pieces(folder / layout.LOG_STAMPS))
     derived = collect(events, counts, ToRunClock(manifest.clock, stamps), manifest.decode_buckets)
     metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes, derived.counters)
-    derived.tables["metrics"] = metrics
+    model = str(table_at(manifest.server.facts, "launch").get("model", ""))
+    derived.tables["metrics"], derived.other_models = of_model(metrics, model)
     take_step_log(derived, folder, ScaledClock(manifest.clock.scale), measured_since_ns(manifest))
     return derived
+
+
+def of_model(metrics: pa.Table, model: str) -> tuple[pa.Table, tuple[str, ...]]:
+    """(the samples without those of other models, names of these). All are kept where none names ``model``."""
+    names = {labels: match[1] for labels in metrics["labels"].unique().to_pylist() if (match := _MODEL.search(labels))}
+    others = tuple(sorted({name for name in names.values() if name != model}))
+    if not others or model not in names.values():
+        return metrics, ()
+    is_kept = [names.get(labels, model) == model for labels in metrics["labels"].to_pylist()]
+    return metrics.filter(pa.array(is_kept)), others
+
+
+_MODEL = re.compile(r'(?:^|,)model_name="([^"]*)"')
 
 
 def of_simulator(tables: dict[str, pa.Table], folder: Path, num_replicas: int = 1) -> Derived:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from harness.clock import NS_PER_S
+from harness.errors import printable
 from harness.judge.analysis.validity.stalls import limits_of
 from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
 from harness.measure.records.schema import ABORTED, rows_where, values_of
@@ -32,6 +33,7 @@ PROCESS_START, START_SLACK_S = "process_start_time_seconds", 1.5
 SETTINGS_INFO = ("vllm:cache_config_info", "emulator:config_info", "python_info")
 MODEL_SAMPLE = "vllm:num_requests_running"
 _ENGINE = re.compile(r'(?:^|,)engine="([^"]*)"')
+_SHARED = "Another model on the same device changes what is measured, if it is asked at the same time"
 _REPLACED = "The server was restarted or replaced during the run, or several answer at its address"
 
 
@@ -52,7 +54,10 @@ def counter_increment(metrics: pa.Table, name: str) -> float | None:
 
 
 def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
-    """Whether the scrapes could be read."""
+    """Whether the scrapes could be read, and whether they hold the counts of other models too."""
+    if derived.other_models:
+        named = ", ".join(map(printable, derived.other_models))
+        yield warning("other-models", f"the metrics count other models too, which are left out: {named}", _SHARED)
     if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
         is_needed = limits_of(manifest).needs_metrics
         yield (invalid if is_needed else warning)(

@@ -7,11 +7,12 @@ import shutil
 import struct
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from harness.errors import RecordsError
 from harness.judge.analysis.cost.reconstruct import join_request_id, step_contexts
-from harness.judge.analysis.logs.derive import Derived, ToRunClock, collect, derive_tables, rebuild
+from harness.judge.analysis.logs.derive import Derived, ToRunClock, collect, derive_tables, of_model, rebuild
 from harness.judge.analysis.logs.parse import ParseCounts, metrics_table, parse_log
 from harness.measure.records.manifest import ClockRecord
 from harness.measure.records.run import SealedRun
@@ -242,3 +243,11 @@ def test_tables_that_this_code_derives_differently_are_not_written(tmp_path: Pat
     with pytest.raises(RecordsError, match=r"rebuilt table\(s\) steps differ"):
         rebuild(other)
     assert (run.path / "derived" / "steps.parquet").read_bytes() == before
+
+
+def test_metrics_of_two_models_give_the_runs_model_and_name_the_other() -> None:
+    labels = ['engine="0",model_name="mine"', 'engine="0",model_name="theirs"', ""]
+    metrics = pa.table({"labels": pa.array(labels).dictionary_encode(), "value": [1.0, 2.0, 3.0]})
+    kept, others = of_model(metrics, "mine")
+    assert (kept["value"].to_pylist(), others) == ([1.0, 3.0], ("theirs",))
+    assert of_model(metrics, "unnamed") == (metrics, ())
