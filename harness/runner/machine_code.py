@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from harness.kinds import kind_named
 from harness.model.compiled import has_machine_code
 from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine.paged import ENTRYPOINTS as PAGED_ENTRYPOINTS
+from harness.model.engine.paged import warm_up as warm_up_paged_engine
 from harness.model.engine.scheduler import ENTRYPOINTS
 from harness.model.engine.scheduler import warm_up as warm_up_engine
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
@@ -43,12 +45,13 @@ def _warm_up_simulator() -> None:
 
 def _warm_up_paged_simulator() -> None:
     _simulate_one(ServerSpec(rules=PAGED, cost_model="emulated-gpu"))
+    warm_up_paged_engine()
 
 
 # Longest first: this process compiles it, another process the rest.
 PARTS = {
     "simulator": Part((run_plans,), _warm_up_simulator),
-    "paged simulator": Part((run_paged_plans,), _warm_up_paged_simulator),
+    "paged simulator": Part((run_paged_plans, *PAGED_ENTRYPOINTS), _warm_up_paged_simulator),
     "engine": Part(ENTRYPOINTS, warm_up_engine),
 }
 
@@ -56,7 +59,7 @@ PARTS = {
 def parts_of(spec: ExperimentSpec, *, is_simulated: bool = False) -> list[str]:
     """The programs that its runs load, longest first: simulators for forecasts, the engine of a modelled server.
 
-    is_simulated: simulators alone. The engine of a modelled server with paged KV memory is not compiled.
+    is_simulated: simulators alone. "paged simulator" has the engine of paged KV memory too.
     """
     kind, is_paged = kind_named(spec.backend), {spec.server_of(each).is_paged for each in spec.condition}
     has_engine = kind.scales_time and not (kind.is_virtual or is_simulated) and False in is_paged

@@ -147,5 +147,5 @@ class PagedEngine:
             finished=finished,
             running=scheduler.running,
             waiting=scheduler.waiting,
-            free_order=scheduler.pool.free_order,
+            free_order=scheduler.free_order,
         )

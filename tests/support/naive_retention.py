@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from harness.model.engine import CostModel, Step
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.paged import PagedScheduler
-from harness.model.engine.retention import RetainingPool
 
 BLOCK = 16
 
@@ -379,9 +378,7 @@ def differences(seed: int, num_steps: int, **server: Any) -> list[tuple[Any, Any
         engine.tell_time(at)
         over, ours_over = list(engine.finish_step()), naive.end(at)
         alive = [name for name in alive if name not in over]
-        pool = engine.pool
-        elsewhere = list(pool.second._keys) if isinstance(pool, RetainingPool) else []
-        state = over, list(pool.free_order), elsewhere
+        state = over, list(engine.free_order), list(engine.second_order)
         order = [block.number for block in naive.memory.order(at)]
         if state != (ours_over, order, naive.memory.elsewhere):
             return [(state, (ours_over, order, naive.memory.elsewhere))]

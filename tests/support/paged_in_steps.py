@@ -1,4 +1,4 @@
-"""The compiled simulator of paged rules held to the engine loop in Python: drawn plans on drawn servers, to the ns.
+"""The compiled simulator of paged rules held to the naive scheduler: drawn plans on drawn servers, to the ns.
 
 ``python -m tests.support.paged_in_steps STEPS [FIRST_SEED]`` compares at least so many steps; exit status 0 means no
 difference.
@@ -9,16 +9,19 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
+from harness.model.engine.paged import PagedScheduler
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.sim.paged import run_paged, run_step_by_step
+from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.predict.draws import noise_table
 from harness.stacks.rbln.rules.kv_rules import PAGED
+from tests.support.naive_paged import NaivePagedScheduler
+from tests.support.naive_paged_run import run_naively
 
 US = 10**9
 LONGEST = 512
@@ -134,12 +137,91 @@ def _drawn_session(
 def differences(case: Case, max_steps: int = 1 << 62) -> Iterator[str]:
     """Where the two simulators do not agree: table by table, the first differing row."""
     ours = run_paged(*case.arguments(), with_records=True, max_steps=max_steps)
-    for name, mine, wanted in zip(ours._fields, ours, run_step_by_step(*case.arguments()), strict=True):
+    for name, mine, wanted in zip(ours._fields, ours, run_naively(*case.arguments()), strict=True):
         mine, wanted = mine.tolist(), wanted.tolist()
         if mine != wanted:
             place = next((at for at, pair in enumerate(zip(mine, wanted, strict=False)) if pair[0] != pair[1]), -1)
             rows = f"{mine[place]} for {wanted[place]}" if place >= 0 else f"{len(mine)} rows for {len(wanted)}"
             yield f"{name} {place}: {rows}"
+
+
+class Differ(Exception):  # noqa: N818
+    """What the two schedulers do not agree on."""
+
+
+class TwoSchedulers:
+    """The compiled scheduler and the naive one, which are asked the same."""
+
+    def __init__(self, chosen: random.Random) -> None:
+        config, costs = drawn_config(chosen).paged, drawn_costs(chosen)
+        self.sides: tuple[PagedScheduler, ...] = (PagedScheduler(config, costs), NaivePagedScheduler(config, costs))
+        self.chosen, self.now_ns = chosen, 0
+
+    def ask(self, question: Callable[[PagedScheduler], object]) -> None:
+        """Both give the same answer, else Differ."""
+        mine, wanted = map(question, self.sides)
+        if mine != wanted:
+            raise Differ(f"{mine} for {wanted}")
+
+    def step(self) -> None:
+        """Time goes by, requests come and go, a step is decided and is over."""
+        self.now_ns += self.chosen.choice((0, 1_000, 50_000))
+        for side in self.sides:
+            side.tell_time(self.now_ns)
+        for _ in range(self.chosen.choice((0, 0, 1, 3))):
+            self._act()
+        self.ask(lambda side: side.schedule())
+        self.ask(_seen)
+        if self.chosen.random() < 0.2:
+            self._act()
+        self.ask(lambda side: side.finish_step())
+        self.ask(_seen)
+
+    def _act(self) -> None:
+        what, handle = self.chosen.choice(("submit", "submit", "abort", "reset", "")), self.chosen.randrange(20)
+        if what == "submit" and handle not in alive(self.sides[0]):
+            self._submit(handle)
+        elif what == "abort":
+            for side in self.sides:
+                side.abort(handle)
+        elif what == "reset" and self.chosen.random() < 0.1:
+            self.ask(lambda side: side.reset_prefix_cache())
+
+    def _submit(self, handle: int) -> None:
+        chosen = self.chosen
+        prompt, most = chosen.randint(1, 200), chosen.choice((1, 2, 40, chosen.randint(1, 300)))
+        stop = chosen.choice((most, chosen.randint(1, most)))
+        text, keep_ns = chosen.randrange(4), chosen.choice((0, 5_000, 10**6))
+        keys = [1000 * text + place + (handle + self.now_ns) * (place > 5) * 10**6 for place in range(64)]
+        for side in self.sides:
+            side.submit(handle, prompt, most, keys, stop)
+            side.keep(handle, keep_ns)
+
+
+def scheduler_differences(seed: int, num_steps: int = 150) -> Iterator[str]:
+    """Where the compiled scheduler and the naive one do not agree, over drawn operations: the first difference.
+
+    Requests stop before their limit, are dropped at any time, and use the handles of others again; contents are
+    forgotten; time goes by. Compared: every step with its blocks, who ended, queues, free blocks in order, counts.
+    """
+    both = TwoSchedulers(random.Random(f"schedulers {seed}"))
+    try:
+        for _ in range(num_steps):
+            both.step()
+    except Differ as difference:
+        yield str(difference)
+
+
+def alive(scheduler: PagedScheduler) -> set[int]:
+    """Handles of the requests that wait or run."""
+    return {*scheduler.running, *scheduler.waiting}
+
+
+def _seen(side: PagedScheduler) -> object:
+    """Everything that a scheduler shows."""
+    of_requests = [(handle, side.output_tokens(handle), side.inner_blocks(handle)) for handle in sorted(alive(side))]
+    lists = (side.running, side.waiting, side.free_order, side.free_blocks, side.second_order)
+    return of_requests, lists, side.has_work, side.num_evicted, vars(side.prefix_counts).copy()
 
 
 def counted(case: Case) -> Counter[str]:

@@ -30,6 +30,8 @@ class RecordedReplicas(ReplicaRun):
         check_simulated_router(run.server)
         server = run.server.replica
         super().__init__(run.plan, server, costs, policy_named(run.server.door.policy, run.server.num_replicas))
+        # The step log of paged rules has a row for each step.
+        self.takes_equal_steps = not server.is_paged
         self.rows = ClientRows(run.plan, run.spec.client.stream)
         self._step_logs = [_step_log(layout.replica_folder(folder, place)) for place in self._places(server)]
         self._records = [

@@ -51,7 +51,7 @@ class Replica:
     def num_evicted(self) -> int:
         """Slots or blocks with content that were used again."""
         scheduler = self.core.scheduler
-        return scheduler.pool.num_evicted if isinstance(scheduler, PagedScheduler) else self.num_slots_evicted
+        return scheduler.num_evicted if isinstance(scheduler, PagedScheduler) else self.num_slots_evicted
 
     def started(self, start: StepStart) -> None:
         """Note what a step decided, and whom it keeps waiting."""
@@ -85,14 +85,14 @@ class ReplicaRun(VirtualDriver):
     each replica, how long a step of so many ns really lasts; default: as long.
     """
 
-    takes_equal_steps = True
-
     def __init__(
         self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy, lasting_ns: Sequence[Lasting] = ()
     ) -> None:
         config = EngineConfig.from_server(server)
         lasting = lasting_ns or [None] * len(router.open)
         super().__init__(plan, [EngineCore(scheduler_of(config, costs), lasting_ns=each) for each in lasting])
+        # Noise of paged rules is drawn by the number of the step, one by one.
+        self.takes_equal_steps = not (config.rule_set.is_paged and lasting_ns)
         self.router = router
         self.replicas = [Replica(core, costs) for core in self.cores]
         self.served_by: dict[Key, int] = {}

@@ -1,111 +1,200 @@
-"""KV blocks of paged memory: who holds them, what they contain, which are used again first."""
+"""KV blocks of paged memory: who holds them, what they contain, which are used again first. Compiled.
+
+Free blocks without a key are used first, the latest freed of them before all; the others by last use. A block keeps its
+key, and can be matched, until it is used again. Several blocks may have the same key; the first registered is matched.
+Source: vLLM 0.30.0, v1/core/block_pool.py.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from harness.model.compiled import always_inline, jit
+from harness.model.engine.paged_state import NO_KEY, NO_PIN, NOT_FIRST, PagedState
+from harness.model.engine.pools import bucket_of
+from harness.model.engine.retention import add_pin, next_pinned, order_pins, put_second, remove_pin, reset_retention
 
 
-class BlockPool:
-    """KV blocks by number: who holds them, what they contain, and in which order the free ones are used again.
+@jit
+def reset_blocks(state: PagedState) -> None:
+    """All blocks free and empty, the lowest number to be used first."""
+    blocks, last = state.blocks, len(state.blocks) - 1
+    for block in range(last + 1):
+        blocks[block].next = block + 1
+        blocks[block].prev = block - 1
+        blocks[block].holders = 0
+        blocks[block].chain = NO_KEY
+    blocks[0].prev = last
+    blocks[last].next = 0
+    for bucket in range(len(state.buckets)):
+        state.buckets[bucket] = 0
+    reset_retention(state)
 
-    Free blocks without a key are used first, the latest freed of them before all; the others by last use. A block
-    keeps its key, and can be matched, until it is used again. Several blocks may have the same key.
-    Source: vLLM 0.30.0, v1/core/block_pool.py.
-    """
 
-    def __init__(self, num_gpu_blocks: int, *, keeps_keys: bool = True) -> None:
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
-        self._holders = [0] * num_gpu_blocks
-        self._keys: list[int | None] = [None] * num_gpu_blocks
-        self._by_key: dict[int, dict[int, None]] = {}
-        self._keeps_keys = keeps_keys
-        self.num_evicted = 0
+@always_inline
+def free_last(state: PagedState, block: int) -> None:
+    """Nobody holds the block: it is used again after all others."""
+    blocks = state.blocks
+    last = blocks[0].prev
+    blocks[block].prev = last
+    blocks[block].next = 0
+    blocks[last].next = block
+    blocks[0].prev = block
+    state.server[0].num_free += 1
 
-    @property
-    def num_free(self) -> int:
-        """Blocks that nobody holds, those with a key included."""
-        return len(self._free)
 
-    @property
-    def free_order(self) -> tuple[int, ...]:
-        """Free blocks, the next to be used first."""
-        return tuple(self._free)
+@always_inline
+def free_first(state: PagedState, block: int) -> None:
+    """Nobody holds the block: it is used again before all others."""
+    blocks = state.blocks
+    first = blocks[0].next
+    blocks[block].next = first
+    blocks[block].prev = 0
+    blocks[first].prev = block
+    blocks[0].next = block
+    state.server[0].num_free += 1
 
-    def holders(self, block: int) -> int:
-        """How many requests hold a block."""
-        return self._holders[block]
 
-    def match(self, keys: Iterable[int]) -> list[int]:
-        """The longest run of blocks with these keys, from the first on; of equal blocks the one registered first."""
-        matched: list[int] = []
-        for key in keys:
-            blocks = self._by_key.get(key)
-            if blocks is None:
-                break
-            matched.append(next(iter(blocks)))
-        return matched
+@always_inline
+def unfree(state: PagedState, block: int) -> None:
+    """Take a block out of the free ones."""
+    blocks = state.blocks
+    after, before = blocks[block].next, blocks[block].prev
+    blocks[before].next = after
+    blocks[after].prev = before
+    state.server[0].num_free -= 1
 
-    def num_unheld(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are free."""
-        return sum(self._holders[block] == 0 for block in blocks)
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Count one more holder of each of these matched blocks."""
-        for block in blocks:
-            if self._holders[block] == 0:
-                del self._free[block]
-            self._holders[block] += 1
+@jit
+def find_block(state: PagedState, key: int) -> int:
+    """The first registered block of a key; 0: none."""
+    blocks = state.blocks
+    block = int(state.buckets[bucket_of(key, int(state.server[0].table_mask))])
+    while block != 0 and blocks[block].key != key:
+        block = int(blocks[block].chain)
+    return block
 
-    def take(self, num_blocks: int) -> list[int]:
-        """The first free blocks, for new content; at most ``num_free``."""
-        taken = [self._next_free() for _ in range(num_blocks)]
-        for block in taken:
-            self._forget(block)
-            self._holders[block] = 1
-        return taken
 
-    def register(self, block: int, key: int) -> None:
-        """A held block is full, and its content has this key."""
-        self._keys[block] = key
-        self._by_key.setdefault(key, {})[block] = None
+@jit
+def register_block(state: PagedState, block: int, key: int) -> None:
+    """A held block is full, and its content has this key."""
+    blocks = state.blocks
+    blocks[block].key = key
+    first = find_block(state, key)
+    if first == 0:
+        bucket = bucket_of(key, int(state.server[0].table_mask))
+        blocks[block].newer = block
+        blocks[block].older = block
+        blocks[block].chain = state.buckets[bucket]
+        state.buckets[bucket] = block
+        return
+    last = blocks[first].older
+    blocks[block].chain = NOT_FIRST
+    blocks[block].older = last
+    blocks[block].newer = first
+    blocks[last].newer = block
+    blocks[first].older = block
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """One holder less of each; ``blocks`` in the order in which they are to be used again."""
-        unheld: list[int] = []
-        for block in blocks:
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
-                unheld.append(block)
-        for block in unheld:
-            if self._is_matchable(block):
-                self._free[block] = None
-        for block in reversed(unheld):
-            if not self._is_matchable(block):
-                self._free[block] = None
-                self._free.move_to_end(block, last=False)
 
-    def reset(self) -> bool:
-        """Forget all keys; False, and nothing happens, while a block is held."""
-        if any(self._holders):
-            return False
-        self._keys = [None] * len(self._keys)
-        self._by_key.clear()
-        return True
+@jit
+def forget_key(state: PagedState, block: int) -> None:
+    """The content of a block is overwritten; the next block registered under its key is matched from now on."""
+    blocks, chain = state.blocks, int(state.blocks[block].chain)
+    newer, older = int(blocks[block].newer), int(blocks[block].older)
+    blocks[older].newer = newer
+    blocks[newer].older = older
+    blocks[block].chain = NO_KEY
+    if chain == NOT_FIRST:
+        return
+    after = chain
+    if newer != block:
+        blocks[newer].chain = chain
+        after = newer
+    bucket = bucket_of(int(blocks[block].key), int(state.server[0].table_mask))
+    walk = int(state.buckets[bucket])
+    if walk == block:
+        state.buckets[bucket] = after
+        return
+    while blocks[walk].chain != block:
+        walk = int(blocks[walk].chain)
+    blocks[walk].chain = after
 
-    def _next_free(self) -> int:
-        return self._free.popitem(last=False)[0]
 
-    def _is_matchable(self, block: int) -> bool:
-        return self._keeps_keys and self._keys[block] is not None
+@jit
+def take_block(state: PagedState) -> int:
+    """The first free block, for new content, held once. There must be one."""
+    server, block = state.server[0], next_pinned(state)
+    if block == 0:
+        block = int(state.blocks[0].next)
+        unfree(state, block)
+    else:
+        server.num_free -= 1
+    if state.blocks[block].chain != NO_KEY:
+        forget_key(state, block)
+        server.num_evicted += 1
+        key = int(state.blocks[block].key)
+        if server.second_room > 0 and find_block(state, key) == 0:
+            put_second(state, key)
+    state.blocks[block].holders = 1
+    return block
 
-    def _forget(self, block: int) -> None:
-        key = self._keys[block]
-        if key is None:
-            return
-        self._keys[block] = None
-        self.num_evicted += 1
-        same = self._by_key[key]
-        del same[block]
-        if not same:
-            del self._by_key[key]
+
+@jit
+def hold_block(state: PagedState, block: int) -> None:
+    """One more request holds a matched block."""
+    if state.blocks[block].holders == 0:
+        if state.server[0].num_pinned > 0 and state.pins[block].place != NO_PIN:
+            remove_pin(state, block)
+            state.server[0].num_free -= 1
+        else:
+            unfree(state, block)
+    state.blocks[block].holders += 1
+
+
+@jit
+def free_seat_blocks(state: PagedState, seat: int, count: int) -> None:
+    """One holder less of the blocks of a seat; the last first, so that the beginning of a text is kept longest."""
+    blocks, empty = state.blocks, 0
+    for place in range(count - 1, -1, -1):
+        block = int(state.seat_blocks[seat, place])
+        blocks[block].holders -= 1
+        if blocks[block].holders == 0:
+            if blocks[block].chain == NO_KEY:
+                empty += 1
+            else:
+                free_last(state, block)
+    place = 0
+    while empty > 0:
+        block = int(state.seat_blocks[seat, place])
+        if blocks[block].holders == 0 and blocks[block].chain == NO_KEY:
+            free_first(state, block)
+            empty -= 1
+        place += 1
+
+
+@jit
+def pin_seat_blocks(state: PagedState, seat: int, count: int, keep_ns: int) -> None:
+    """Keep those blocks of a seat just left that are free and can be matched; the last block goes first."""
+    server = state.server[0]
+    for place in range(count - 1, -1, -1):
+        block = int(state.seat_blocks[seat, place])
+        if state.blocks[block].holders == 0 and state.blocks[block].chain != NO_KEY:
+            unfree(state, block)
+            server.num_free += 1
+            add_pin(state, block, server.now_ns + keep_ns)
+
+
+@jit
+def forget_content(state: PagedState) -> None:
+    """Forget all keys, pins and the second memory, while nobody holds a block: pinned blocks are used last."""
+    server = state.server[0]
+    for block in range(len(state.blocks)):
+        state.blocks[block].chain = NO_KEY
+    for bucket in range(len(state.buckets)):
+        state.buckets[bucket] = 0
+    order_pins(state)
+    while server.num_pinned > 0:
+        block = int(state.pins[0].heap)
+        remove_pin(state, block)
+        server.num_free -= 1
+        free_last(state, block)
+    server.num_second = 0
+    reset_retention(state)

@@ -139,7 +139,7 @@ class EngineCore:
 
         Source: vLLM 0.30.0, v1/core/block_pool.py, reset_prefix_cache().
         """
-        return isinstance(self.scheduler, PagedScheduler) and self.scheduler.pool.reset()
+        return isinstance(self.scheduler, PagedScheduler) and self.scheduler.reset_prefix_cache()
 
     @property
     def next_arrival_ns(self) -> int | None:

@@ -1,64 +1,45 @@
-"""vLLM's own scheduler and paged KV memory: chunked prefill, prefix caching, preemption. No clock, no arrivals.
+"""A server with paged KV memory as one object: submit, schedule, finish the step. No clock, no arrivals.
 
-Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py (Scheduler), and of v1/core kv_cache_manager.py, block_pool.py
-and single_type_kv_cache_manager.py (FullAttentionManager), with the settings that ``vllm serve`` has by default.
-Asynchronous scheduling: v1/core/sched/async_scheduler.py, and step_with_batch_queue of v1/engine/core.py.
+PagedScheduler is a thin shell over the compiled functions of ``paged_steps``, which decide as vLLM's own scheduler
+does, with the settings that ``vllm serve`` has by default.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from harness.errors import PlanError, SpecError
-from harness.model.compiled.records import IntArray
-from harness.model.engine.blocks import BlockPool
+from harness.model.compiled import bind, compiled
+from harness.model.compiled.records import IntArray, new_records, record_as_dict, record_fields
+from harness.model.engine import paged_steps
 from harness.model.engine.config import EngineConfig, PagedConfig
-from harness.model.engine.cost import CostModel, attended_tokens
-from harness.model.engine.retention import RetainingPool
+from harness.model.engine.cost import CostModel
+from harness.model.engine.paged_state import NO_PIN, PagedRow, PagedState, new_paged_state
 from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step
+from harness.model.engine.state import ROW_GONE
 
+FIRST_ROWS = 64
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """num_tokens: prompt and answer so far. end_tokens: with the last token of the answer. num_registered: blocks.
-
-    most_tokens: with an answer of max_tokens. num_computed: with the steps that are decided. num_in_flight: of these,
-    in steps that have not ended; num_stale: of these, from before a preemption. num_placeholders: tokens of the answer
-    that steps in flight will give. keep_ns: how long its blocks are pinned when it ends.
-    """
-
-    handle: int
-    num_prompt_tokens: int
-    num_tokens: int
-    end_tokens: int
-    most_tokens: int
-    keys: list[int]
-    num_computed: int = 0
-    num_in_flight: int = 0
-    num_stale: int = 0
-    num_placeholders: int = 0
-    num_registered: int = 0
-    was_preempted: bool = False
-    keep_ns: int = 0
-    blocks: list[int] = field(default_factory=list[int])
-
-    @property
-    def num_known(self) -> int:
-        """Tokens of prompt and answer, with those that steps in flight will give."""
-        return self.num_tokens + self.num_placeholders
-
-
-@dataclass(slots=True, eq=False)
-class _Decided:
-    """A step that was decided, and the tokens that each request computes in it."""
-
-    step: Step
-    scheduled: list[tuple[_Request, int]]
+_FUNCTIONS: Any = (
+    paged_steps.reset_paged,
+    paged_steps.submit_paged,
+    paged_steps.keep_paged,
+    paged_steps.abort_paged,
+    paged_steps.take_ahead,
+    paged_steps.next_ahead,
+    paged_steps.decide_running,
+    paged_steps.decide_waiting,
+    paged_steps.more_equal_steps,
+    paged_steps.skip_steps,
+    paged_steps.finish_paged,
+    paged_steps.paged_has_work,
+    paged_steps.reset_prefixes,
+)
+ENTRYPOINTS = [compiled(each) for each in cast("tuple[Callable[..., int], ...]", _FUNCTIONS)]
 
 
 @dataclass
@@ -88,24 +69,16 @@ class PagedScheduler:
             )
         self.config = config
         self.cost_model = cost_model
-        self.pool = (
-            RetainingPool(
-                config.num_gpu_blocks, num_second_blocks=config.offload_blocks, keeps_keys=config.prefix_caching
-            )
-            if config.retains
-            else BlockPool(config.num_gpu_blocks, keeps_keys=config.prefix_caching)
-        )
-        # Tokens that the step's admissions asked the second memory for, and found there.
-        self._external = (0, 0)
-        self.prefix_counts = PrefixCounts()
-        self._requests: dict[int, _Request] = {}
-        self._waiting: deque[_Request] = deque()
-        self._skipped: deque[_Request] = deque()
-        self._running: list[_Request] = []
-        self._scheduled: list[tuple[_Request, int]] = []
-        self._prompt_limit = 0
-        self._current: _Decided | None = None
-        self._ahead: _Decided | None = None
+        self._bind(new_paged_state(config, FIRST_ROWS))
+        self._reset()
+        self._rows: dict[int, int] = {}
+        self._handles: list[int] = [-1] * FIRST_ROWS
+        self._keys: list[IntArray] = [np.zeros(0, dtype=np.int64)] * FIRST_ROWS
+        self._free_rows: list[int] = list(range(FIRST_ROWS - 1, -1, -1))
+        # Rows left since the last step was over, and before: a step that was decided ahead may still name these.
+        self._left: list[int] = []
+        self._left_before: list[int] = []
+        self._is_running = False
 
     def submit(
         self,
@@ -120,7 +93,7 @@ class PagedScheduler:
         block_keys: chain keys of the full blocks of prompt and answer; the answer's last token needs none.
         stop_tokens: the true output length when the model stops before max_tokens; nothing is scheduled by it.
         """
-        if request < 0 or request in self._requests:
+        if request < 0 or request in self._rows:
             raise PlanError("request handle is negative or in use", where=f"request {request}")
         config = self.config
         if not 1 <= prompt_tokens < config.max_model_len or max_tokens < 1:
@@ -136,324 +109,259 @@ class PagedScheduler:
             raise PlanError(
                 f"{len(block_keys)} block keys for {end_tokens} tokens, {needed} needed", where=f"request {request}"
             )
-        keys = np.asarray(block_keys, dtype=np.int64).tolist()
-        queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, prompt_tokens + max_tokens, keys)
-        self._requests[request] = queued
-        self._waiting.append(queued)
+        row = self._new_row(request)
+        self._keys[row] = np.asarray(block_keys, dtype=np.int64)[:needed]
+        self._submit(row, prompt_tokens, max_tokens, answer)
 
     def keep(self, request: int, keep_ns: int) -> None:
         """Pin the blocks of a request for that long once it has ended, where the server pins."""
-        self._requests[request].keep_ns = min(keep_ns, self.config.keep_kv_ns)
+        self._keep(self._rows[request], keep_ns)
 
     def tell_time(self, now_ns: int) -> None:
         """The instant of what happens next, where pins end by it."""
-        if isinstance(self.pool, RetainingPool):
-            self.pool.now_ns = now_ns
+        self._state.server["now_ns"][0] = now_ns
 
     def abort(self, request: int) -> None:
         """Drop a request, waiting or running, at any time; unknown or finished handles are ignored."""
-        dropped = self._requests.get(request)
-        if dropped is not None:
-            self._leave(dropped)
+        row = self._rows.get(request)
+        if row is not None:
+            self._abort(row)
+            self._drop_row(request)
 
     def schedule(self) -> Step:
         """The next step: who computes how many tokens. Requests that have ended since it was decided are left out."""
-        assert self._current is None, "the step before has not ended"
-        decided, self._ahead = self._ahead, None
-        if decided is None or not decided.scheduled:
-            # A step of nobody takes no time.
-            decided = self._decide(() if decided is None else decided.step.preempted)
-        if self.config.async_scheduling and decided.scheduled:
-            self._ahead = self._decide()
-        self._current = decided
-        return decided.step
-
-    def _decide(self, preempted_before: tuple[int, ...] = ()) -> _Decided:
-        """Source: scheduler.py, schedule() and _update_after_schedule()."""
-        self._scheduled, self._external = [], (0, 0)
-        # From vLLM 0.31.0 on a request without others may take the whole budget: there is nobody to hold up.
-        is_capped = self.config.caps_lone_requests or self.num_running + self.num_waiting > 1
-        self._prompt_limit = self.config.long_prefill_tokens if is_capped else 0
-        budget, preempted = self._schedule_running(self.config.max_num_batched_tokens)
-        # A step that had to preempt admits nobody.
-        admissions = () if preempted else self._schedule_waiting(budget)
-        step = self._step((*preempted_before, *preempted), admissions)
-        for request, num_tokens in self._scheduled:
-            request.num_computed += num_tokens
-            request.num_in_flight += num_tokens
-            if self.config.async_scheduling and request.handle not in step.unfinished:
-                request.num_placeholders += 1
-        return _Decided(step, self._scheduled)
+        assert not self._is_running, "the step before has not ended"
+        num_preempted = self._take_ahead()
+        current = int(self._state.server["current"][0])
+        if num_preempted >= 0:
+            self._decide(current, num_preempted)
+        ahead = self._next_ahead()
+        if ahead >= 0:
+            self._decide(ahead, 0)
+        self._is_running = True
+        return self._step(current)
 
     def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
         """The step ran: a token for everyone whose prompt is computed; the finished, freed, in batch order.
 
-        num_steps: always 1. Source: scheduler.py, update_from_output().
+        num_steps: more than 1 takes as many equal decode steps at once, see ``equal_durations_ns``.
         """
-        assert num_steps == 1, "steps of paged rules are taken one by one"
-        decided, self._current = self._current, None
-        assert decided is not None, "no step is running"
-        finished: list[int] = []
-        for request, num_tokens in decided.scheduled:
-            # A request that was aborted, or ended in the step before, gets nothing.
-            if self._requests.get(request.handle) is not request:
-                continue
-            is_stale = request.num_stale > 0
-            request.num_in_flight -= num_tokens
-            request.num_stale -= num_tokens if is_stale else 0
-            if request.handle in decided.step.unfinished:
-                continue
-            request.num_tokens += 1
-            if self.config.async_scheduling and not is_stale:
-                request.num_placeholders -= 1
-                self._register(request, request.num_computed - request.num_placeholders)
-            if request.num_tokens >= request.end_tokens:
-                blocks = tuple(request.blocks)
-                self._leave(request)
-                if request.keep_ns and isinstance(self.pool, RetainingPool):
-                    # Last block first, so that the beginning of a text is kept longest.
-                    self.pool.pin(reversed(blocks), self.pool.now_ns + request.keep_ns)
-                finished.append(request.handle)
-        return tuple(finished)
+        assert self._is_running, "no step is running"
+        self._is_running = False
+        if num_steps > 1:
+            self._skip(num_steps - 1)
+        count = self._finish()
+        finished = tuple(self._handles[row] for row in self._state.places["finished"][:count].tolist())
+        self._free_rows += self._left_before
+        self._left_before, self._left = self._left, []
+        for request in finished:
+            self._drop_row(request)
+        return finished
+
+    def equal_durations_ns(self, step: Step) -> list[int]:
+        """How long the decode step just scheduled lasts, and each step exactly like it that must follow."""
+        more = self._more_equal() if step.kind == DECODE else 0
+        current = int(self._state.server["current"][0])
+        numbers = record_as_dict(self._state.steps, current)
+        return [
+            self._duration_ns({**numbers, "context_tokens": step.context_tokens + place * step.num_seqs})
+            for place in range(more + 1)
+        ]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the content of all blocks; False, and nothing happens, while a request holds some."""
+        return bool(self._reset_prefixes())
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return int(self._state.server["num_running"][0])
 
     @property
     def num_waiting(self) -> int:
-        return len(self._skipped) + len(self._waiting)
+        return int(self._state.server["num_waiting"][0])
 
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs, or a step that was decided for some has yet to run."""
-        return bool(self._requests) or (self._ahead is not None and bool(self._ahead.scheduled))
+        return bool(self._rows) or bool(self._has_work())
 
     @property
     def running(self) -> tuple[int, ...]:
         """Running requests in admission order."""
-        return tuple(request.handle for request in self._running)
+        return tuple(self._handles[row] for row in self._state.places["running"][: self.num_running].tolist())
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """Waiting requests, head first."""
-        return tuple(request.handle for request in (*self._skipped, *self._waiting))
+        heads, after = record_as_dict(self._state.server, 0), self._state.rows["next"]
+        rows: list[int] = []
+        for row in (heads["skipped_head"], heads["wait_head"]):
+            while row >= 0:
+                rows.append(row)
+                row = int(after[row])
+        return tuple(self._handles[row] for row in rows)
 
     @property
     def free_blocks(self) -> int:
         """Blocks that no running request holds."""
-        return self.pool.num_free
+        return int(self._state.server["num_free"][0])
+
+    @property
+    def free_order(self) -> tuple[int, ...]:
+        """Blocks that no running request holds, the next to be used first."""
+        pinned = sorted(
+            (until_ns, serial, block)
+            for block, (until_ns, serial, place, _heap) in enumerate(self._state.pins.tolist())
+            if place != NO_PIN
+        )
+        now_ns, after = int(self._state.server["now_ns"][0]), self._state.blocks["next"]
+        ended = [block for until_ns, _serial, block in pinned if until_ns <= now_ns]
+        free: list[int] = []
+        block = int(after[0])
+        while block != 0:
+            free.append(block)
+            block = int(after[block])
+        return (*ended, *free, *(block for until_ns, _serial, block in pinned if until_ns > now_ns))
+
+    @property
+    def second_order(self) -> tuple[int, ...]:
+        """Keys of the blocks in the second memory, the least recently used first."""
+        second, keys = self._state.second, list[int]()
+        place = int(second["next"][0]) if len(second) else 0
+        while place != 0:
+            keys.append(int(second["key"][place]))
+            place = int(second["next"][place])
+        return tuple(keys)
 
     @property
     def num_blocks(self) -> int:
         """Blocks that requests can hold."""
         return self.config.num_usable_blocks
 
+    @property
+    def num_evicted(self) -> int:
+        """Blocks with content that were used again."""
+        return int(self._state.server["num_evicted"][0])
+
+    @property
+    def prefix_counts(self) -> PrefixCounts:
+        """What look-ups at admissions found, since the start."""
+        server = record_as_dict(self._state.server, 0)
+        return PrefixCounts(**{name: server[name] for name in PrefixCounts.__dataclass_fields__})
+
     def output_tokens(self, request: int) -> int:
         """Tokens generated so far by a request that waits or runs."""
-        alive = self._requests[request]
-        return alive.num_tokens - alive.num_prompt_tokens
+        return int(self._state.rows["output"][self._rows[request]])
 
     def inner_blocks(self, request: int) -> tuple[int, ...]:
         """Blocks of a request in order; none while it waits."""
-        return tuple(self._requests[request].blocks)
-
-    def equal_durations_ns(self, step: Step) -> list[int]:
-        """The durations of equal steps that follow each other: of the scheduled step alone."""
-        return [step.duration_ns]
+        row = self._rows[request]
+        seat = int(self._state.rows["seat"][row])
+        if seat < 0:
+            return ()
+        return tuple(self._state.seat_blocks[seat, : self._state.rows["num_blocks"][row]].tolist())
 
     def take_kv_events(self) -> tuple[KvEvent, ...]:
         """None: vLLM logs nothing about single blocks."""
         return ()
 
-    def _schedule_running(self, budget: int) -> tuple[int, list[int]]:
-        """Running requests first, in admission order; the last admitted give way. Returns the budget left, and them."""
-        preempted: list[int] = []
-        place = 0
-        while place < len(self._running) and budget > 0:
-            request = self._running[place]
-            num_tokens = min(self._chunk(self._num_open(request)), budget)
-            if not num_tokens:
-                place += 1
-                continue
-            while not self._grow(request, num_tokens):
-                victim = self._running.pop()
-                self._preempt(victim)
-                preempted.append(victim.handle)
-                if victim is request:
-                    return budget, preempted
-            self._scheduled.append((request, num_tokens))
-            budget -= num_tokens
-            place += 1
-        return budget, preempted
+    def _bind(self, state: PagedState) -> None:
+        self._state = state
+        functions = [bind(function, state) for function in ENTRYPOINTS]
+        self._reset, self._submit, self._keep, self._abort, self._take_ahead, self._next_ahead, *rest = functions
+        self._decide_running, self._decide_waiting, self._more_equal, self._skip, *others = rest
+        self._finish, self._has_work, self._reset_prefixes = others
 
-    def _schedule_waiting(self, budget: int) -> tuple[Admission, ...]:
-        """Admit from the head of the queue while there are tokens, seats and blocks for the whole prompt."""
-        config = self.config
-        admissions: list[Admission] = []
-        skipped: list[_Request] = []
-        while (queue := self._skipped or self._waiting) and budget > 0 and len(self._running) < config.max_num_seqs:
-            request = queue[0]
-            if request.num_stale:
-                # A token from before its preemption is still to come.
-                skipped.append(queue.popleft())
-                continue
-            matched: list[int] = []
-            if config.prefix_caching:
-                # The last token is always computed: its output is the next token.
-                matched = self.pool.match(request.keys[: (request.num_tokens - 1) // config.block_size])
-            if not self._fits(request, matched):
-                break
-            self.pool.hold(matched)
-            matched = self._with_loaded(request, matched)
-            cached_tokens = len(matched) * config.block_size
-            num_tokens = min(self._chunk(request.num_tokens - cached_tokens), budget)
-            request.blocks, request.num_registered, request.num_computed = matched, len(matched), cached_tokens
-            grown = self._grow(request, num_tokens)
-            assert grown, "the whole prompt fits, and so does a part of it"
-            self._count_lookup(request, cached_tokens)
-            queue.popleft()
-            self._running.append(request)
-            self._scheduled.append((request, num_tokens))
-            admissions.append(Admission(request.handle, cached_tokens, request.num_tokens - cached_tokens))
-            budget -= num_tokens
-        self._skipped.extendleft(reversed(skipped))
-        return tuple(admissions)
+    def _new_row(self, request: int) -> int:
+        if not self._free_rows:
+            old = len(self._handles)
+            rows = new_records(PagedRow, 2 * old)
+            for name in record_fields(PagedRow):
+                rows[name][:old] = self._state.rows[name]
+            self._bind(self._state._replace(rows=rows))
+            self._handles += [-1] * old
+            self._keys += [np.zeros(0, dtype=np.int64)] * old
+            self._free_rows = list(range(2 * old - 1, old - 1, -1))
+        row = self._free_rows.pop()
+        self._rows[request] = row
+        self._handles[row] = request
+        return row
 
-    def _with_loaded(self, request: _Request, matched: list[int]) -> list[int]:
-        """The matched blocks, and those that are loaded from the second memory into new ones."""
-        pool, config = self.pool, self.config
-        if not isinstance(pool, RetainingPool) or not config.offload_blocks or not config.prefix_caching:
-            return matched
-        wanted = request.keys[len(matched) : (request.num_tokens - 1) // config.block_size]
-        num_loaded = pool.second.num_matched(wanted)
-        queries, hits = self._external
-        asked = request.num_tokens - len(matched) * config.block_size
-        self._external = queries + asked, hits + num_loaded * config.block_size
-        loaded = pool.take(num_loaded)
-        for block, key in zip(loaded, wanted, strict=False):
-            pool.register(block, key)
-        return [*matched, *loaded]
+    def _drop_row(self, request: int) -> None:
+        self._left.append(self._rows.pop(request))
 
-    def _num_open(self, request: _Request) -> int:
-        """Tokens that a running request can compute: 0 when a step in flight gives the last that it may have."""
-        if request.num_placeholders and request.num_known >= request.most_tokens:
-            return 0
-        return min(request.num_known, self.config.max_model_len - 1) - request.num_computed
+    def _decide(self, which: int, num_preempted: int) -> None:
+        row = self._decide_running(which, num_preempted)
+        while row >= 0:
+            keys = self._keys[row]
+            self._state.prefix["key"][: len(keys)] = keys
+            row = self._decide_waiting(which, row)
 
-    def _chunk(self, num_tokens: int) -> int:
-        return min(num_tokens, self._prompt_limit) if self._prompt_limit else num_tokens
-
-    def _fits(self, request: _Request, matched: Sequence[int]) -> bool:
-        """Whether all tokens that a waiting request has now fit into free blocks (scheduler_reserve_full_isl)."""
-        num_new = max(self.config.blocks_of(request.num_tokens) - len(matched), 0)
-        return num_new + self.pool.num_unheld(matched) <= self.pool.num_free
-
-    def _grow(self, request: _Request, num_tokens: int) -> bool:
-        """Blocks for ``num_tokens`` more; False changes nothing. Full blocks can be matched from now on."""
-        num_covered = request.num_computed + num_tokens
-        num_new = max(self.config.blocks_of(num_covered) - len(request.blocks), 0)
-        if num_new > self.pool.num_free:
-            return False
-        request.blocks += self.pool.take(num_new)
-        self._register(request, min(num_covered, request.num_tokens))
-        return True
-
-    def _register(self, request: _Request, num_tokens: int) -> None:
-        """The full blocks of the first tokens can be matched from now on."""
-        if not self.config.prefix_caching:
-            return
-        num_full = num_tokens // self.config.block_size
-        for place in range(request.num_registered, num_full):
-            self.pool.register(request.blocks[place], request.keys[place])
-        request.num_registered = max(request.num_registered, num_full)
-
-    def _preempt(self, request: _Request) -> None:
-        """Back to the head of the queue, with nothing computed; its answer so far becomes part of its prompt."""
-        self._free(request)
-        request.num_computed, request.was_preempted = 0, True
-        request.num_stale, request.num_placeholders = request.num_in_flight, 0
-        self._waiting.appendleft(request)
-
-    def _leave(self, request: _Request) -> None:
-        """Take a request out of its queue and out of the step ahead, and free its blocks."""
-        del self._requests[request.handle]
-        next(queue for queue in (self._running, self._waiting, self._skipped) if request in queue).remove(request)
-        self._free(request)
-        if self._ahead is not None:
-            step, gone = self._ahead.step, request.handle
-            self._ahead.step = step._replace(
-                requests=tuple(handle for handle in step.requests if handle != gone),
-                preempted=tuple(handle for handle in step.preempted if handle != gone),
-                admissions=tuple(admission for admission in step.admissions if admission.request != gone),
-            )
-
-    def _free(self, request: _Request) -> None:
-        """Last block first, so that the beginning of a text is kept longest."""
-        self.pool.free(reversed(request.blocks))
-        request.blocks, request.num_registered = [], 0
-
-    def _count_lookup(self, request: _Request, cached_tokens: int) -> None:
-        if not self.config.prefix_caching:
-            return
-        counts = self.prefix_counts
-        if request.was_preempted:
-            counts.preempted_queries += request.num_tokens
-            counts.preempted_hits += cached_tokens
-        else:
-            counts.queries += request.num_tokens
-            counts.hits += cached_tokens
-
-    def _step(self, preempted: tuple[int, ...], admissions: tuple[Admission, ...]) -> Step:
-        if not self._scheduled:
+    def _step(self, which: int) -> Step:
+        """The decided step of this place, by the handles of its requests."""
+        state = self._state
+        numbers = record_as_dict(state.steps, which)
+        first = 2 * self.config.max_num_seqs * which
+        preempted = self._alive(state.parts["preempted"][first : first + numbers["num_preempted"]].tolist())
+        count = numbers["num_scheduled"]
+        if count == 0:
             return Step(IDLE, preempted=preempted)
-        decodes = [
-            request
-            for request, _ in self._scheduled
-            if request.num_known > request.num_prompt_tokens and request.num_computed == request.num_known - 1
-        ]
-        num_tokens = sum(tokens for _, tokens in self._scheduled)
-        num_chunk_tokens = num_tokens - len(decodes)
-        kind = DECODE if not num_chunk_tokens else MIXED if decodes else PREFILL
-        decoding = {request.handle for request in decodes}
-        attended = sum(
-            attended_tokens(request.num_computed, tokens)
-            for request, tokens in self._scheduled
-            if request.handle not in decoding
+        parts = state.parts[first : first + count]
+        rows, tokens = parts["row"].tolist(), tuple(parts["tokens"].tolist())
+        admissions, cached_tokens = (
+            self._admissions(first, numbers["num_admitted"]) if numbers["num_admitted"] else ((), 0)
+        )
+        computed, block_size = numbers["num_chunk_tokens"], self.config.block_size
+        kind = DECODE if not computed else MIXED if numbers["num_decodes"] else PREFILL
+        unfinished = tuple(
+            self._handles[row] for row, is_left in zip(rows, parts["is_unfinished"].tolist(), strict=True) if is_left
         )
         return Step(
             kind,
-            num_seqs=len(self._scheduled),
-            bucket=self.config.padded(num_tokens) if kind == DECODE else 0,
-            requests=tuple(request.handle for request, _ in self._scheduled),
-            cached_tokens=sum(admission.cached_tokens for admission in admissions),
-            computed_tokens=num_chunk_tokens,
-            hash_hit_tokens=sum(admission.cached_tokens for admission in admissions),
-            context_tokens=sum(request.num_known for request in decodes),
-            duration_ns=self._duration_ns(decodes, num_chunk_tokens, attended),
+            num_seqs=count,
+            bucket=self.config.padded(count) if kind == DECODE else 0,
+            requests=self._alive(rows),
+            cached_tokens=cached_tokens,
+            computed_tokens=computed,
+            hash_hit_tokens=cached_tokens,
+            context_tokens=numbers["context_tokens"],
+            duration_ns=self._duration_ns(numbers),
             preempted=preempted,
             admissions=admissions,
-            tokens=tuple(tokens for _, tokens in self._scheduled),
-            unfinished=tuple(
-                request.handle
-                for request, tokens in self._scheduled
-                if request.num_computed + tokens < request.num_known
-            ),
-            attended_tokens=attended,
-            external_queries=self._external[0],
-            external_hits=self._external[1],
+            tokens=tokens,
+            unfinished=unfinished,
+            attended_tokens=numbers["attended_tokens"],
+            external_queries=numbers["asked_tokens"],
+            external_hits=numbers["num_loaded"] * block_size,
         )
 
-    def _duration_ns(self, decodes: Sequence[_Request], num_chunk_tokens: int, attended: int) -> int:
-        context_tokens, num_decodes = sum(request.num_known for request in decodes), len(decodes)
+    def _alive(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """The handles of those of these rows that have not ended."""
+        status = self._state.rows["status"]
+        return tuple(self._handles[row] for row in rows if status[row] != ROW_GONE)
+
+    def _admissions(self, first: int, count: int) -> tuple[tuple[Admission, ...], int]:
+        """The admissions of requests that have not ended, and the cached tokens of all."""
+        rows, parts = self._state.rows, self._state.parts[first : first + count]
+        cached = parts["cached_tokens"].tolist()
+        return tuple(
+            Admission(self._handles[row], reused, int(rows["prompt"][row] + rows["output"][row]) - reused)
+            for row, reused in zip(parts["admitted"].tolist(), cached, strict=True)
+            if rows["status"][row] != ROW_GONE
+        ), sum(cached)
+
+    def _duration_ns(self, step: dict[str, int]) -> int:
+        """How long a step lasts. step: the fields of ``PagedStep``."""
         costs, config = self.cost_model, self.config
+        num_decodes, num_chunk_tokens = step["num_decodes"], step["num_chunk_tokens"]
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
         size = num_decodes if num_chunk_tokens else config.padded(num_decodes)
         # A server that captures nothing has no steps that lack their graph.
         has_graph = config.is_captured(num_decodes + num_chunk_tokens) or not config.capture_sizes
         extra_ns = 0 if has_graph else costs.chunk_eager_ns if num_chunk_tokens else costs.eager_ns
         # The step waits for what it reads from the second memory.
-        extra_ns += self._external[1] // config.block_size * config.offload_block_ns
+        extra_ns += step["num_loaded"] * config.offload_block_ns
+        context_tokens, attended = step["context_tokens"], step["attended_tokens"]
         return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns
 
 
@@ -465,3 +373,17 @@ def scheduler_of(config: EngineConfig, cost_model: CostModel, *, with_events: bo
     if config.rule_set.is_paged:
         return PagedScheduler(config.paged, cost_model)
     return Scheduler(config, cost_model, with_events=with_events)
+
+
+def warm_up() -> None:
+    """Compile everything that a PagedScheduler calls, or load it, so that no first step pays for it (seconds)."""
+    costs = CostModel("warm-up", "none", {1: 1}, chunk_step_fs=1)
+    scheduler = PagedScheduler(PagedConfig(2, (1, 2), 5, max_model_len=32), costs)
+    for request in range(2):
+        scheduler.submit(request, 16, 8, [request])
+        scheduler.keep(request, 0)
+    while scheduler.has_work:
+        durations_ns = scheduler.equal_durations_ns(scheduler.schedule())
+        scheduler.abort(1)
+        scheduler.finish_step(len(durations_ns))
+    scheduler.reset_prefix_cache()

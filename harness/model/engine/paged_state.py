@@ -30,6 +30,7 @@ class PagedServer:
     current: the place of the running step among ``PagedState.steps``; is_ahead: the other one is decided too.
     keep_kv_ns: longest that blocks are pinned. second_room: blocks of the second memory; num_second: of them in use.
     num_free: pinned blocks too. now_ns: set by the driver before a step is decided, and before it is over.
+    queries, hits: tokens looked up at admissions and tokens found; those after a preemption apart, as in vLLM.
     """
 
     limit: int
@@ -62,6 +63,10 @@ class PagedServer:
     num_pinned: int
     pin_serial: int
     num_second: int
+    queries: int
+    hits: int
+    preempted_queries: int
+    preempted_hits: int
 
     budget: int
     chunk_limit: int
@@ -90,6 +95,7 @@ class PagedRow:
     registered: int
     num_blocks: int
     keep_ns: int
+    was_preempted: int
     status: int
     seat: int
     next: int
@@ -108,7 +114,7 @@ class PagedPlace:
 class PagedStep:
     """A decided step. context_tokens: of its decodes, attended_tokens: of its parts of prompts, summed.
 
-    num_loaded: blocks that are loaded from the second memory before it.
+    num_loaded: blocks that are loaded from the second memory before it; asked_tokens: tokens that it was asked for.
     """
 
     num_scheduled: int
@@ -119,6 +125,7 @@ class PagedStep:
     num_preempted: int
     num_admitted: int
     num_loaded: int
+    asked_tokens: int
 
 
 class PagedPart:

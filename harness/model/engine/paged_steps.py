@@ -1,14 +1,15 @@
 """vLLM's scheduler with paged KV memory, one step after another, compiled. No clock: a step has no duration here.
 
-A driver decides a step by ``begin_step``, ``next_to_admit`` and ``admit`` until one of them says no, and ``end_step``.
+A driver decides a step by ``decide_running``, and ``decide_waiting`` with the keys of each row that these name.
 Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py and async_scheduler.py, and v1/core/kv_cache_manager.py.
 """
 
 from __future__ import annotations
 
 from harness.model.compiled import always_inline, jit
-from harness.model.engine.paged_blocks import (
+from harness.model.engine.blocks import (
     find_block,
+    forget_content,
     free_seat_blocks,
     hold_block,
     pin_seat_blocks,
@@ -16,8 +17,8 @@ from harness.model.engine.paged_blocks import (
     reset_blocks,
     take_block,
 )
-from harness.model.engine.paged_retention import match_second
 from harness.model.engine.paged_state import ROW_SKIPPED, PagedState
+from harness.model.engine.retention import match_second
 from harness.model.engine.state import ROW_GONE, ROW_RUNNING, ROW_WAITING
 
 
@@ -49,6 +50,7 @@ def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop
     request.registered = 0
     request.num_blocks = 0
     request.keep_ns = 0
+    request.was_preempted = 0
     request.status = ROW_WAITING
     request.seat = -1
     request.next = -1
@@ -141,6 +143,7 @@ def preempt_last(state: PagedState) -> int:
     leave_seat(state, row)
     request = rows[row]
     request.computed = 0
+    request.was_preempted = 1
     request.stale = request.in_flight
     request.placeholders = 0
     request.status = ROW_WAITING
@@ -264,6 +267,7 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
     step.num_preempted = num_preempted
     step.num_admitted = 0
     step.num_loaded = 0
+    step.asked_tokens = 0
     server.budget = server.max_step_tokens
     server.num_newly_preempted = 0
     server.chunk_limit = 0
@@ -319,6 +323,18 @@ def match_prefix(state: PagedState, num_blocks: int) -> int:
 
 
 @jit
+def count_lookup(state: PagedState, row: int, num_tokens: int) -> None:
+    """An admitted request was looked up: all its tokens, of which those computed already were found."""
+    server, request = state.server[0], state.rows[row]
+    if request.was_preempted:
+        server.preempted_queries += num_tokens
+        server.preempted_hits += request.computed
+    else:
+        server.queries += num_tokens
+        server.hits += request.computed
+
+
+@jit
 def load_blocks(state: PagedState, which: int, seat: int, matched: int, most: int) -> int:
     """Blocks that come from the second memory into new ones, behind ``matched`` of ``most`` blocks; how many there
     are."""
@@ -360,6 +376,7 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
         for place in range(matched, (request.prompt + request.end_output - 1) // block_tokens):
             state.seat_keys[seat, place] = state.prefix[place].key
     if server.second_room > 0:
+        state.steps[which].asked_tokens += num_tokens - matched * block_tokens
         matched += load_blocks(state, which, seat, matched, (num_tokens - 1) // block_tokens)
     request.seat = seat
     request.status = ROW_RUNNING
@@ -371,6 +388,8 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     part_tokens = chunk_of(state, int(num_tokens - request.computed))
     # The whole prompt fits, and so does a part of it.
     grow(state, row, part_tokens)
+    if server.is_caching:
+        count_lookup(state, row, num_tokens)
     step = state.steps[which]
     part = state.parts[2 * server.limit * which + step.num_admitted]
     part.admitted = row
@@ -378,6 +397,52 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     step.num_admitted += 1
     take_part(state, which, row, part_tokens)
     return True
+
+
+@jit
+def decide_running(state: PagedState, which: int, num_preempted: int) -> int:
+    """Decide a step for the running requests; returns the row that it may admit next, -1: the step is decided.
+
+    num_preempted: see ``begin_step``.
+    """
+    begin_step(state, which, num_preempted)
+    row = next_to_admit(state)
+    if row < 0:
+        queue_aside(state)
+    return row
+
+
+@jit
+def decide_waiting(state: PagedState, which: int, row: int) -> int:
+    """Admit that row to the step if its memory fits; returns as ``decide_running``."""
+    row = next_to_admit(state) if admit_paged(state, which, row) else -1
+    if row < 0:
+        queue_aside(state)
+    return row
+
+
+@jit
+def take_ahead(state: PagedState) -> int:
+    """What the next step is: -1: one that was decided ahead runs now; else it must be decided, and so many preempted
+    rows stand in its lists."""
+    server = state.server[0]
+    if not server.is_ahead:
+        return 0
+    server.current = 1 - server.current
+    server.is_ahead = 0
+    step = state.steps[server.current]
+    # A step of nobody takes no time.
+    return -1 if step.num_scheduled > 0 else int(step.num_preempted)
+
+
+@jit
+def next_ahead(state: PagedState) -> int:
+    """The place of the step that is decided while the running one runs; -1: none is."""
+    server = state.server[0]
+    if not server.is_async or state.steps[server.current].num_scheduled == 0:
+        return -1
+    server.is_ahead = 1
+    return int(1 - server.current)
 
 
 @jit
@@ -422,12 +487,24 @@ def finish_paged(state: PagedState) -> int:
 
 
 @jit
-def paged_has_work(state: PagedState) -> bool:
-    """Whether a request waits or runs, or a step that was decided for some has yet to run."""
+def paged_has_work(state: PagedState) -> int:
+    """Whether a request waits or runs, or a step that was decided for some has yet to run: 1, else 0."""
     server = state.server[0]
     if server.num_running + server.num_waiting > 0:
-        return True
-    return bool(server.is_ahead > 0 and state.steps[1 - server.current].num_scheduled > 0)
+        return 1
+    return 1 if server.is_ahead > 0 and state.steps[1 - server.current].num_scheduled > 0 else 0
+
+
+@jit
+def reset_prefixes(state: PagedState) -> int:
+    """Forget the content of all blocks: 1; 0, and nothing happens, while a request holds some.
+
+    Source: v1/core/block_pool.py, reset_prefix_cache().
+    """
+    if state.server[0].num_running > 0:
+        return 0
+    forget_content(state)
+    return 1
 
 
 @jit

@@ -1,114 +1,198 @@
-"""What becomes of KV blocks that nobody holds, beyond last use: pins with a time limit, and a second memory.
+"""Pins with a time limit, and a second memory, of KV blocks that nobody holds. Compiled.
 
 A pinned block is used again only when no other is free, or when its time is over; then it goes before all others. Of
-several the pin that ends first goes first. A pin ends early when a request holds the block: of requests that share a
-block, the last to end decides. Content of which the last block is overwritten moves to the second memory, from which
-later prompts load it; writing takes no time. Both are models of what servers offer under several names; vLLM by itself
-has neither.
+several the pin that ends first goes first. A pin ends early when a request holds the block. Content of which the last
+block is overwritten moves to the second memory, from which later prompts load it; the least recently used goes first.
+Both are models of what servers offer under several names; vLLM by itself has neither.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
-from collections.abc import Iterable
-from itertools import count
-
-from harness.model.engine.blocks import BlockPool
+from harness.model.compiled import jit
+from harness.model.engine.paged_state import NO_PIN, PagedState
+from harness.model.engine.pools import bucket_of
 
 PIN_FACTOR = 2
 """A pin lasts so many times what a request expects until its session returns."""
 
 
-class SecondMemory:
-    """Keys of blocks outside the device's memory; the least recently used go first."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._keys: OrderedDict[int, None] = OrderedDict()
-
-    def put(self, key: int) -> None:
-        """Keep a block of this content."""
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > self.num_blocks:
-            self._keys.popitem(last=False)
-
-    def num_matched(self, keys: Iterable[int]) -> int:
-        """How many of these keys are there, from the first on; they are used now."""
-        num = 0
-        for key in keys:
-            if key not in self._keys:
-                break
-            self._keys.move_to_end(key)
-            num += 1
-        return num
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._keys.clear()
+@jit
+def reset_retention(state: PagedState) -> None:
+    """No pins, and an empty second memory."""
+    for block in range(len(state.pins)):
+        state.pins[block].place = NO_PIN
+    for bucket in range(len(state.second_buckets)):
+        state.second_buckets[bucket] = 0
+    if len(state.second) > 0:
+        state.second[0].next = 0
+        state.second[0].prev = 0
 
 
-class RetainingPool(BlockPool):
-    """A pool with pins and, where ``second`` has blocks, a second memory. now_ns: set before each call that counts on
-    it."""
+@jit
+def ends_before(state: PagedState, block: int, other: int) -> bool:
+    """Whether the pin of a block ends before that of another; of those that end together the first pinned."""
+    ours, theirs = state.pins[block], state.pins[other]
+    if ours.until_ns != theirs.until_ns:
+        return bool(ours.until_ns < theirs.until_ns)
+    return bool(ours.serial < theirs.serial)
 
-    def __init__(self, num_gpu_blocks: int, *, num_second_blocks: int = 0, keeps_keys: bool = True) -> None:
-        super().__init__(num_gpu_blocks, keeps_keys=keeps_keys)
-        self.second = SecondMemory(num_second_blocks)
-        self.now_ns = 0
-        # Pinned free blocks, which are not among the others: when the pin ends, and which pin it is.
-        self._pinned: dict[int, tuple[int, int]] = {}
-        # The same as a heap; entries of pins that are no more stay until they come up.
-        self._ends: list[tuple[int, int, int]] = []
-        self._serial = count()
 
-    @property
-    def num_free(self) -> int:
-        return super().num_free + len(self._pinned)
+@jit
+def put_pin(state: PagedState, place: int, block: int) -> None:
+    """The pin of a block stands at a place of the heap."""
+    state.pins[place].heap = block
+    state.pins[block].place = place
 
-    @property
-    def free_order(self) -> tuple[int, ...]:
-        ends = sorted((until_ns, serial, block) for block, (until_ns, serial) in self._pinned.items())
-        ended = [block for until_ns, _serial, block in ends if until_ns <= self.now_ns]
-        pinned = [block for until_ns, _serial, block in ends if until_ns > self.now_ns]
-        return (*ended, *super().free_order, *pinned)
 
-    def pin(self, blocks: Iterable[int], until_ns: int) -> None:
-        """Keep those of these blocks that are free and can be matched, until an instant; the first given go first."""
-        for block in blocks:
-            if self.holders(block) == 0 and self._is_matchable(block) and until_ns > self.now_ns:
-                self._free.pop(block, None)
-                self._pinned[block] = until_ns, next(self._serial)
-                heapq.heappush(self._ends, (*self._pinned[block], block))
+@jit
+def sift_pin(state: PagedState, place: int, block: int) -> None:
+    """Find the place of a block's pin in the heap, from a free place on."""
+    size = state.server[0].num_pinned
+    while place > 0:
+        above = int(state.pins[(place - 1) >> 1].heap)
+        if not ends_before(state, block, above):
+            break
+        put_pin(state, place, above)
+        place = (place - 1) >> 1
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        below = int(state.pins[child].heap)
+        if child + 1 < size and ends_before(state, int(state.pins[child + 1].heap), below):
+            child += 1
+            below = int(state.pins[child].heap)
+        if not ends_before(state, below, block):
+            break
+        put_pin(state, place, below)
+        place = child
+    put_pin(state, place, block)
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Count one more holder of each of these matched blocks; that ends its pin."""
-        for block in blocks:
-            if self._pinned.pop(block, None) is not None:
-                self._free[block] = None
-            super().hold((block,))
 
-    def reset(self) -> bool:
-        if not super().reset():
-            return False
-        self._free.update(dict.fromkeys(self._pinned))
-        self._pinned.clear()
-        self._ends.clear()
-        self.second.clear()
-        return True
+@jit
+def add_pin(state: PagedState, block: int, until_ns: int) -> None:
+    """Pin a block that is not pinned."""
+    server, pin = state.server[0], state.pins[block]
+    pin.until_ns = until_ns
+    pin.serial = server.pin_serial
+    server.pin_serial += 1
+    server.num_pinned += 1
+    sift_pin(state, int(server.num_pinned - 1), block)
 
-    def _next_free(self) -> int:
-        while self._ends and self._pinned.get(self._ends[0][2]) != self._ends[0][:2]:
-            heapq.heappop(self._ends)
-        if self._ends and (self._ends[0][0] <= self.now_ns or not self._free):
-            block = heapq.heappop(self._ends)[2]
-            del self._pinned[block]
-            return block
-        return super()._next_free()
 
-    def _forget(self, block: int) -> None:
-        key = self._keys[block]
-        super()._forget(block)
-        if key is not None and self.second.num_blocks and not self.match((key,)):
-            self.second.put(key)
+@jit
+def remove_pin(state: PagedState, block: int) -> None:
+    """End the pin of a block."""
+    server, place = state.server[0], int(state.pins[block].place)
+    state.pins[block].place = NO_PIN
+    server.num_pinned -= 1
+    last = int(state.pins[server.num_pinned].heap)
+    if last != block:
+        sift_pin(state, place, last)
+
+
+@jit
+def order_pins(state: PagedState) -> None:
+    """All pins end at once: in the order in which they were made."""
+    server = state.server[0]
+    server.num_pinned = 0
+    for block in range(len(state.pins)):
+        if state.pins[block].place != NO_PIN:
+            state.pins[block].until_ns = 0
+    for block in range(len(state.pins)):
+        if state.pins[block].place != NO_PIN:
+            server.num_pinned += 1
+            sift_pin(state, int(server.num_pinned - 1), block)
+
+
+@jit
+def next_pinned(state: PagedState) -> int:
+    """The pinned block that is used next, its pin ended; 0 where another block goes first."""
+    server = state.server[0]
+    if server.num_pinned == 0:
+        return 0
+    block = int(state.pins[0].heap)
+    if state.pins[block].until_ns > server.now_ns and state.blocks[0].next != 0:
+        return 0
+    remove_pin(state, block)
+    return block
+
+
+@jit
+def find_second(state: PagedState, key: int) -> int:
+    """The place of a key in the second memory; 0: it is not there."""
+    place = int(state.second_buckets[bucket_of(key, len(state.second_buckets) - 1)])
+    while place != 0 and state.second[place].key != key:
+        place = int(state.second[place].chain)
+    return place
+
+
+@jit
+def use_second(state: PagedState, place: int) -> None:
+    """A linked place of the second memory is used now: it goes last."""
+    second = state.second
+    after, before = second[place].next, second[place].prev
+    second[before].next = after
+    second[after].prev = before
+    link_second(state, place)
+
+
+@jit
+def link_second(state: PagedState, place: int) -> None:
+    """A place of the second memory goes after all others."""
+    second = state.second
+    last = second[0].prev
+    second[place].prev = last
+    second[place].next = 0
+    second[last].next = place
+    second[0].prev = place
+
+
+@jit
+def drop_second(state: PagedState) -> int:
+    """Forget the key that was used least recently; returns its place."""
+    second = state.second
+    place = int(second[0].next)
+    after = second[place].next
+    second[0].next = after
+    second[after].prev = 0
+    bucket = bucket_of(int(second[place].key), len(state.second_buckets) - 1)
+    walk = int(state.second_buckets[bucket])
+    if walk == place:
+        state.second_buckets[bucket] = second[place].chain
+        return place
+    while second[walk].chain != place:
+        walk = int(second[walk].chain)
+    second[walk].chain = second[place].chain
+    return place
+
+
+@jit
+def put_second(state: PagedState, key: int) -> None:
+    """Keep content of this key in the second memory."""
+    server = state.server[0]
+    place = find_second(state, key)
+    if place != 0:
+        use_second(state, place)
+        return
+    if server.num_second < server.second_room:
+        server.num_second += 1
+        place = int(server.num_second)
+    else:
+        place = drop_second(state)
+    bucket = bucket_of(key, len(state.second_buckets) - 1)
+    state.second[place].key = key
+    state.second[place].chain = state.second_buckets[bucket]
+    state.second_buckets[bucket] = place
+    link_second(state, place)
+
+
+@jit
+def match_second(state: PagedState, first: int, last: int) -> int:
+    """How many keys of ``state.prefix`` from ``first`` on, below ``last``, are in the second memory; used now."""
+    for at in range(first, last):
+        place = find_second(state, int(state.prefix[at].key))
+        if place == 0:
+            return at - first
+        use_second(state, place)
+    return last - first

@@ -1,130 +1,26 @@
-"""Simulates plans on a server with paged KV memory, by the compiled loop or by the engine loop in virtual time.
+"""Simulates plans on a server with paged KV memory: the compiled loop, its tables and its costs.
 
 Exact integers, no randomness, no I/O. Raises PlanError when a request does not fit the server.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
 
 from harness.errors import PlanError
-from harness.model.compiled.records import IntArray, new_records, record_as_dict, records_from
-from harness.model.engine import DECODE, CostModel, EngineConfig, Step
-from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
-from harness.model.engine.paged import PagedScheduler
+from harness.model.compiled.records import IntArray, new_records, record_as_dict
+from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine.core import EngineRequest
 from harness.model.engine.paged_state import new_paged_state
-from harness.model.engine.scheduler import CALLERS, STEP_KINDS
 from harness.model.engine.steps import FAR
-from harness.model.plan.event_queue import ClientEvent
-from harness.model.plan.model import Plan
-from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.paged_costs import paged_costs
 from harness.model.sim.kernel.paged_events import SessionReturn, run_paged_plans
-from harness.model.sim.plans import plans_of
 
 NOT_YET = -1
-_BY_REQUEST = CALLERS.index("request")
-
-
-class _Run(VirtualDriver):
-    """A plan on a server, and what it did.
-
-    A request's handle is its place in the plan. steps: the fields of ``StepRecord``, one row a step. evicted: blocks
-    with content that were used again, by start of the step. chunk_wait_ns: time that parts of prompts added to steps,
-    once for each request that decoded in them. lasting_ns: see ``EngineCore``.
-    """
-
-    def __init__(
-        self, plan: Plan, config: EngineConfig, costs: CostModel, lasting_ns: Callable[[int], int] | None
-    ) -> None:
-        scheduler = PagedScheduler(config.paged, costs)
-        super().__init__(plan, [EngineCore(scheduler, lasting_ns=lasting_ns)])
-        self._costs, self._pool = costs, scheduler.pool
-        self._unread = UnreadRequests(plan, config)
-        names = [(session.index, place) for session in plan.sessions for place in range(len(session.requests))]
-        self._places = {name: place for place, name in enumerate(names)}
-        self._requests = dict[int, EngineRequest]()
-        self._over_ns, self._left_after = dict[int, int](), dict[int, int]()
-        self._num_evicted = 0
-        self.histogram = [0] * (config.max_num_seqs + 1)
-        self.steps: list[tuple[int, ...]] = []
-        self.evicted = Counter[int]()
-        self.decode_ns = self.other_ns = self.chunk_wait_ns = self.computed_tokens = 0
-
-    @property
-    def rows(self) -> list[tuple[int, ...]]:
-        """The fields of ``RequestResult``, in its order; one row a request, in the order of the plan."""
-        return [self._row(place) for place in self._places.values()]
-
-    def _row(self, place: int) -> tuple[int, ...]:
-        over_ns, left_after = (of.get(place, NOT_YET) for of in (self._over_ns, self._left_after))
-        return result_row(self._requests.get(place), over_ns, left_after)
-
-    @property
-    def totals(self) -> tuple[int, ...]:
-        """The fields of ``PlanTotals``, in its order."""
-        num_decode_steps = sum(self.histogram)
-        return (
-            self.decode_ns,
-            self.other_ns,
-            self.chunk_wait_ns,
-            self.end_ns,
-            num_decode_steps,
-            len(self.steps) - num_decode_steps,
-            self.evicted.total(),
-            self.computed_tokens,
-            sum(request.cached_tokens for request in self._requests.values()),
-            sum(request.num_preemptions for request in self._requests.values()),
-            len(self.steps),
-            self.evicted.total(),
-            -1,
-        )
-
-    def request_of(self, event: ClientEvent) -> EngineRequest:
-        place = self._places[event.session, event.request]
-        self._requests[place] = self._unread.request_of(event, place)
-        return self._requests[place]
-
-    def left(self, key: tuple[int, int], at_ns: int) -> None:
-        place = self._places[key]
-        self._over_ns[place], self._left_after[place] = at_ns, self._requests[place].num_generated
-
-    def num_tokens(self, key: tuple[int, int]) -> int:
-        return self._requests[self._places[key]].num_generated
-
-    def started(self, _server: int, start: StepStart, /) -> None:
-        if self._pool.num_evicted > self._num_evicted:
-            self.evicted[start.start_ns] += self._pool.num_evicted - self._num_evicted
-            self._num_evicted = self._pool.num_evicted
-        if start.step.num_seqs:
-            self._add(start.step, start.start_ns)
-
-    def _add(self, step: Step, start_ns: int) -> None:
-        is_decode = step.kind == DECODE
-        computed_tokens = NOT_YET if is_decode else step.computed_tokens
-        kind, place = STEP_KINDS.index(step.kind), (step.num_seqs, step.bucket, 1, -1, -1)
-        self.steps.append((start_ns, kind, *place, computed_tokens, step.duration_ns))
-        if is_decode:
-            self.decode_ns += step.duration_ns
-            self.histogram[step.num_seqs] += 1
-            return
-        self.other_ns += step.duration_ns
-        self.computed_tokens += step.computed_tokens
-        num_decoding = sum(step.tokens) - step.computed_tokens
-        chunk_ns = self._costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
-        self.chunk_wait_ns += num_decoding * chunk_ns
-
-    def ended(self, _server: int, end: StepEnd, /) -> None:
-        (end_ns,) = end.ends_ns
-        for request in end.requests:
-            request.num_generated += 1
-        for request in end.finished:
-            self._over_ns[request.handle] = end_ns
 
 
 def result_row(request: EngineRequest | None, over_ns: int, left_after: int) -> tuple[int, ...]:
@@ -205,28 +101,4 @@ def check_admitted(outcome: layout.Outcome, hint: str) -> None:
         "its request can never be admitted: the KV memory is too small for it",
         where=f"plan {plan}, session {stuck[plan]}" if len(stuck) > 1 else f"session {stuck[plan]}",
         hint=hint,
-    )
-
-
-def run_step_by_step(
-    arrays: layout.PlanArrays,
-    config: EngineConfig,
-    cost_models: Sequence[CostModel],
-    noise_seeds: Sequence[int],
-    noise: IntArray,
-) -> layout.Outcome:
-    """Servers that retain KV: the compiled loop knows neither pins nor a second memory."""
-    played = list[_Run]()
-    for place, (plan, cost_model) in enumerate(zip(plans_of(arrays), cost_models, strict=True)):
-        played.append(_Run(plan, config, cost_model, noisy(noise, noise_seeds[place] if noise_seeds else 0)))
-        played[-1].play()
-    last = played[-1]
-    # A block belongs to no request.
-    evictions = [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in last.evicted.elements()]
-    return layout.Outcome(
-        requests=records_from(layout.RequestResult, [row for run in played for row in run.rows]),
-        histogram=np.array([run.histogram for run in played], dtype=np.int64),
-        totals=records_from(layout.PlanTotals, [run.totals for run in played]),
-        steps=records_from(layout.StepRecord, last.steps),
-        evictions=records_from(layout.EvictionRecord, evictions),
     )

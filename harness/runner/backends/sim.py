@@ -289,11 +289,11 @@ class EngineRecord:
 class _VirtualRun(VirtualDriver):
     """One plan on one freshly started server, in virtual time, and its records."""
 
-    takes_equal_steps = True
-
     def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
+        # The step log of paged rules has a row for each step.
+        self.takes_equal_steps = not config.rule_set.is_paged
         super().__init__(plan, [EngineCore(scheduler_of(config, costs))])
         self.rows, self._record = ClientRows(plan, client.stream), EngineRecord(server, step_log)
         self.settings, self.facts = self._record.settings, dict[str, Any]()

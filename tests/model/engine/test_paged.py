@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
 from harness.model.engine import DECODE, MIXED, PREFILL, CostModel, Step
-from harness.model.engine.paged import BlockPool, PagedConfig, PagedScheduler
+from harness.model.engine.config import PagedConfig
+from harness.model.engine.paged import PagedScheduler
+from tests.support.naive_paged import BlockPool
+from tests.support.paged_in_steps import scheduler_differences
 
 US = 10**9
 COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=5 * US, chunk_token_fs=US)
 """Decode steps of 10 to 40 us; a part of a prompt costs 5 us a step and 1 us a token."""
+
+
+def test_drawn_operations_get_the_same_from_the_naive_scheduler() -> None:
+    for seed in range(40):
+        assert list(scheduler_differences(seed)) == [], f"seed {seed}"
 
 
 def server(

@@ -10,17 +10,17 @@ from harness.model.compiled.records import Records
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import (
     abort_paged,
-    admit_paged,
-    begin_step,
+    decide_running,
+    decide_waiting,
     finish_paged,
     keep_paged,
     more_equal_steps,
-    next_to_admit,
+    next_ahead,
     paged_has_work,
-    queue_aside,
     reset_paged,
     skip_steps,
     submit_paged,
+    take_ahead,
 )
 from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
@@ -81,33 +81,24 @@ def find_returns(plans: PlanArrays, plan: int, returns: Records[SessionReturn]) 
 @jit
 def decide_paged(plans: PlanArrays, plan: int, state: PagedState, which: int, num_preempted: int, loaded: int) -> int:
     """Decide a step. loaded: the row whose keys ``state.prefix`` holds; returns whose it holds now."""
-    begin_step(state, which, num_preempted)
-    row = next_to_admit(state)
+    row = decide_running(state, which, num_preempted)
     while row >= 0:
         if row != loaded and state.server[0].is_caching:
             load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].end_output))
             loaded = row
-        row = next_to_admit(state) if admit_paged(state, which, row) else -1
-    queue_aside(state)
+        row = decide_waiting(state, which, row)
     return loaded
 
 
 @jit
 def schedule_paged(plans: PlanArrays, plan: int, state: PagedState, loaded: int) -> int:
     """The next step runs; with asynchronous scheduling the step after it is decided now. loaded: as above."""
-    server = state.server[0]
-    if server.is_ahead:
-        server.current = 1 - server.current
-        server.is_ahead = 0
-        if state.steps[server.current].num_scheduled == 0:
-            # A step of nobody takes no time.
-            before = int(state.steps[server.current].num_preempted)
-            loaded = decide_paged(plans, plan, state, int(server.current), before, loaded)
-    else:
-        loaded = decide_paged(plans, plan, state, int(server.current), 0, loaded)
-    if server.is_async and state.steps[server.current].num_scheduled > 0:
-        loaded = decide_paged(plans, plan, state, int(1 - server.current), 0, loaded)
-        server.is_ahead = 1
+    num_preempted = take_ahead(state)
+    if num_preempted >= 0:
+        loaded = decide_paged(plans, plan, state, int(state.server[0].current), num_preempted, loaded)
+    ahead = next_ahead(state)
+    if ahead >= 0:
+        loaded = decide_paged(plans, plan, state, ahead, 0, loaded)
     return loaded
 
 
@@ -403,7 +394,7 @@ def run_paged_plan(
             session = heap_pop(scratch.heap, expected)
             expected -= 1
             arrive_paged(plans, plan, scratch, returns, state, outcome, session)
-        if not paged_has_work(state):
+        if paged_has_work(state) == 0:
             if expected == 0:
                 break
             now_ns = int(scratch.heap[0].at_ns)
