@@ -49,7 +49,7 @@ def tune(
     Example: `harness tune demo --backend sim --dry-run`
     """
     from harness.cli.run import ensure_machine_code
-    from harness.tune.folder import TUNED, folder_name
+    from harness.tune.folder import PAGE, TUNED, folder_name
     from harness.tune.path import Tune, TuneStoppedError
 
     console = terminal()
@@ -82,7 +82,9 @@ def tune(
     say(console, escape_markup(found.sentence), "bold")
     if found.why and found.state != "keep":
         say(console, escape_markup(f"not confirmed: {found.why}" if found.state == "predicted" else found.why))
-    say(console, escape_markup(f"configuration: {runs / folder_name(spec.name) / TUNED}"))
+    folder = runs / folder_name(spec.name)
+    say(console, escape_markup(f"configuration: {folder / TUNED}"))
+    say(console, escape_markup(f"page: {folder / PAGE}"))
     raise typer.Exit(int(found.exit_code))
 
 

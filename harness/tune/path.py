@@ -32,9 +32,10 @@ from harness.tune.confirm import (
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
-from harness.tune.explore import FULL, QUICK, Effort, Explored, Question, explore
-from harness.tune.folder import TUNED, TuneFolder
+from harness.tune.explore import FULL, QUICK, Effort, Explored, Option, Question, explore
+from harness.tune.folder import PAGE, TUNED, TuneFolder
 from harness.tune.hint import question_of_run
+from harness.tune.page import Found, tune_page
 from harness.tune.setups import checked_levers
 
 DIAGNOSE_RUNS = 3
@@ -220,7 +221,18 @@ class Tune:
 
     def _ended(self, folder: TuneFolder, stages: Stages, found: Answer) -> Stages:
         folder.write_text(TUNED, tuned_text(self.spec, found))
+        before = after = None
+        runs = list(RunStore(folder.path).sealed(f"{self.spec.name[:56]}-confirm"))
+        chosen = next((name for name, option in _candidates(stages).items() if option == found.option), "")
+        if any(run.is_valid and run.condition == chosen for run in runs):
+            before, after = diagnose(runs, BASE), diagnose(runs, chosen)
+        shown = Found(self.spec, found, stages.diagnosis, stages.explored, before, after)
+        folder.write_text(PAGE, tune_page(shown))
         return Stages(stages.spec, stages.diagnosis, stages.explored, found)
+
+
+def _candidates(stages: Stages) -> Mapping[str, Option]:
+    return {} if stages.explored is None else candidates_of(stages.explored)
 
 
 def wall_seconds(runs: Sequence[SealedRun]) -> list[float]:

@@ -1,0 +1,274 @@
+"""The page of a tune: the answer, losses before and after, the configurations that were searched, and what to copy.
+
+One file without a script; every number of a picture stands in a table below. Nothing is computed from runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from harness.html import plain_page
+from harness.judge.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
+from harness.model.spec import ExperimentSpec
+from harness.tune.answer import Answer, to_copy
+from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
+from harness.tune.diagnose import Diagnosis
+from harness.tune.explore import Explored, Option
+from harness.tune.setups import Baseline, Setup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NARROW_IN = 3.75
+CLASSES = {"lost reuse": "reuse", "padding": "pad", "steps without a graph": "eager"}
+
+
+class Found(NamedTuple):
+    """What a page shows. before, after: losses of today's server and of the chosen one on the same plans, measured.
+
+    predicted: what was frozen before the measurement, by candidate. origin: that figures are simulated or emulated.
+    """
+
+    spec: ExperimentSpec
+    answer: Answer
+    diagnosis: Diagnosis | None
+    explored: Explored | None
+    before: Diagnosis | None = None
+    after: Diagnosis | None = None
+
+
+def tune_page(found: Found) -> str:
+    """The page as HTML."""
+    spec, explored = found.spec, found.explored
+    base = Baseline(server_of(spec))
+    parts = [_head(found)]
+    if bars := _bars(found, base):
+        parts += ["<h2>Where device time goes</h2>", bars]
+    if explored is not None and explored.screened:
+        parts += ["<h2>What was searched</h2>", _frontier(explored, base, found.answer)]
+    copied = "\n".join([*to_copy(spec, found.answer), "", _server_table(base, found.answer)]).strip()
+    parts += ["<h2>What to copy</h2>", f"<pre>{escape(copied)}</pre>"]
+    parts += ["<h2>What would overturn it</h2>", _list(_overturns(found))]
+    parts += ["<h2>How it was found</h2>", _list(_how(found), tag="ol")]
+    if explored is not None:
+        parts += ["<h2>Numbers</h2>", _numbers(explored, found.answer.measured, base)]
+    return plain_page(f"{spec.title or spec.name}: tuned", "".join(parts))
+
+
+def _head(found: Found) -> str:
+    state = found.answer.state
+    mark = "" if state == "confirmed" else ' class="open"'
+    origin = "" if found.diagnosis is None else found.diagnosis.origin
+    banner = f'<p class="banner">{escape(origin)}</p>' if origin else ""
+    over = None if found.diagnosis is None else found.diagnosis.overload
+    alert = (
+        ""
+        if over is None
+        else f'<p class="banner alert">Overloaded: the sessions ask for {over:.1f} times what this server can do.</p>'
+    )
+    why = f'<p class="dim">{escape(found.answer.why)}</p>' if found.answer.why else ""
+    return (
+        f'{banner}{alert}<p class="tune-state"><b{mark}>{escape(state)}</b></p>'
+        f'<p class="tune-answer">{escape(found.answer.sentence)}</p>{why}'
+    )
+
+
+def _bars(found: Found, base: Baseline) -> str:
+    """Today's losses, and those of the chosen configuration, in shares of today's device time."""
+    before = found.before or found.diagnosis
+    if before is None or before.device_ns is None:
+        return ""
+    after, option = found.after, found.answer.option
+    rows = [_bar(f"today, {base.setup.label}", before, 1.0)]
+    note = "Shares of today's device time."
+    if after is not None and after.device_ns is not None and option is not None:
+        share = after.device_ns / after.num_runs / (before.device_ns / before.num_runs)
+        rows.append(_bar(option.setup.label, after, share))
+        note += " Both on the same new plans."
+    kinds = [loss.kind for loss in before.losses]
+    keys = "".join(
+        f'<span><i class="key {name}"></i>{escape(words)}</span>'
+        for name, words in [("work", "work"), *((CLASSES[kind], kind) for kind in kinds)]
+    )
+    return f'<div class="bars">{"".join(rows)}</div><p class="legend">{keys}</p><p class="caption">{escape(note)}</p>'
+
+
+def _bar(name: str, found: Diagnosis, share: float) -> str:
+    """One bar; its losses are the shares of its own device time, which is ``share`` of today's."""
+    losses = {loss.kind: loss.share * share for loss in found.losses}
+    work = max(0.0, share - sum(losses.values()))
+    parts = [("work", work), *((CLASSES[kind], lost) for kind, lost in losses.items())]
+    spans = "".join(f'<span class="{kind}" style="width:{100 * max(part, 0):.2f}%"></span>' for kind, part in parts)
+    words = ", ".join(f"{kind} {100 * lost:.1f} %" for kind, lost in losses.items())
+    label = f"{name}: {100 * share:.1f} % of today's device time; {words}"
+    return (
+        f'<div class="bar-row"><span>{escape(name)}</span>'
+        f'<div class="bar" role="img" aria-label="{escape(label)}">{spans}</div>'
+        f'<span class="fig">{100 * share:.1f} %</span></div>'
+    )
+
+
+class Dot(NamedTuple):
+    """A configuration in the pictures."""
+
+    setup: Setup
+    ratio: float
+
+
+def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
+    """Every configuration as a dot: cost against memory and against the number of sizes."""
+    with Sheet() as sheet:
+        wide = sheet.figure(PAGE_WIDTH_IN, 3.5)
+        left, right = wide.subplots(1, 2, sharey=True)
+        _draw(left, explored, base, answer, by="memory")
+        _draw(right, explored, base, answer, by="sizes")
+        left.set_ylabel("device time, of today's")
+        left.legend(loc="upper right")
+        label = "Predicted device time of every configuration against memory and number of compiled sizes"
+        svg_wide = sheet.render(wide, name="wide", label=label)
+        narrow = sheet.figure(NARROW_IN, 6.4)
+        upper, lower = narrow.subplots(2, 1)
+        _draw(upper, explored, base, answer, by="memory")
+        _draw(lower, explored, base, answer, by="sizes")
+        for axes in (upper, lower):
+            axes.set_ylabel("device time, of today's")
+        upper.legend(loc="upper right")
+        svg_narrow = sheet.render(narrow, name="narrow", label=label)
+    caption = (
+        "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
+        "Open, with its 95 % interval: measured. The line is what runs today."
+    )
+    return (
+        f'<figure><div class="scroll wide-only">{svg_wide}</div><div class="narrow-only">{svg_narrow}</div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by: str) -> None:
+    def place(setup: Setup) -> float:
+        if by == "sizes":
+            return float(len(setup.decode_buckets))
+        memory = setup.kv_slots if setup.kv_slots is not None else setup.num_gpu_blocks
+        return float(memory or 0)
+
+    # A wall of bad configurations would hide those that compete.
+    least = min(score for _, score in explored.screened)
+    shown = [Dot(setup, score) for setup, score in explored.screened if score < 1.15 + (1 - least)]
+    axes.plot([place(dot.setup) for dot in shown], [dot.ratio for dot in shown], ".", color=MUTED, alpha=0.35, ms=4)
+    axes.axhline(1.0, color=INK, lw=0.7)
+    if explored.best is None or explored.smallest is None:
+        axes.set_xlabel(_axis(base, by))
+        return
+    options = {BEST: explored.best, SMALLEST: explored.smallest}
+    for number, (name, option) in enumerate(options.items()):
+        if number and explored.best.setup == explored.smallest.setup:
+            continue
+        color = condition_color(number)
+        axes.plot(
+            place(option.setup), option.ratio.ratio, "o", color=color, ms=7, label=f"{name}: {option.setup.label}"
+        )
+        shift = 0.12 if by == "sizes" else 0.02 * max(place(option.setup), 1.0)
+        for each in answer.measured:
+            if each.name == name:
+                _measured(axes, place(option.setup) + shift, each, color)
+    axes.set_xlabel(_axis(base, by))
+
+
+def _measured(axes: Axes, x: float, each: Confirmed, color: str) -> None:
+    ratio = 1 - each.saving
+    if each.low is not None and each.high is not None:
+        axes.plot([x, x], [1 - each.high, 1 - each.low], color=color, lw=1.2)
+    axes.plot(x, ratio, "o", color=color, ms=7, mfc="none")
+
+
+def _axis(base: Baseline, by: str) -> str:
+    if by == "sizes":
+        return "compiled sizes"
+    return "KV slots" if base.setup.kv_slots is not None else "KV blocks"
+
+
+def _server_table(base: Baseline, answer: Answer) -> str:
+    keys: Mapping[str, object] = {} if answer.option is None else base.keys(answer.option.setup)
+    return "\n".join(["[server]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]) if keys else ""
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _overturns(found: Found) -> Iterator[str]:
+    """What the answer does not hold for, or rests on."""
+    option = found.answer.option
+    if option is not None and option.turns is not None:
+        yield f"Costs: {option.turns}."
+    if option is not None and option.unmeasured:
+        yield f"Costs that nobody measured: {option.unmeasured}."
+    for each in found.answer.measured:
+        if each.low is not None and each.high is not None:
+            yield f"Chance: {each.name} saves {100 * each.low:.1f} to {100 * each.high:.1f} % (95 %, at every look)."
+    workload = found.spec.workload
+    yield f"Other sessions: the plans are new draws of this workload ({workload.source}), not of another one."
+    if found.diagnosis is not None and found.diagnosis.origin:
+        yield "Another server: what is simulated or emulated decides nothing of a device."
+
+
+def _how(found: Found) -> Iterator[str]:
+    """In at most five lines."""
+    diagnosis, explored, answer = found.diagnosis, found.explored, found.answer
+    if diagnosis is not None:
+        losses = "; ".join(f"{loss.kind} {loss.percent}" for loss in diagnosis.losses) or diagnosis.unknown
+        yield f"Diagnosed on {diagnosis.num_runs} runs of what runs today: {losses}."
+    if explored is None:
+        return
+    ceiling = 100 * (1 - explored.ceiling.ratio)
+    yield f"No configuration can save more than {ceiling:.1f} % (every size, memory without end)."
+    yield (
+        f"Explored {explored.num_setups:,} configurations in {explored.num_simulated:,} simulations: "
+        f"{'; '.join(explored.bounds)}."
+    )
+    if answer.measured:
+        yield "Fixed the predictions, the rule and new plans before the first run of a candidate (frozen.json)."
+        yield "Measured: " + "; ".join(
+            f"{each.name} {each.words} on {each.num_blocks} plans" for each in answer.measured
+        )
+
+
+def _numbers(explored: Explored, measured: Sequence[Confirmed], base: Baseline) -> str:
+    """A row for each configuration that was predicted on the last plans."""
+    by_name = {each.name: each for each in measured}
+    by_setup: dict[Setup, list[str]] = {}
+    for option, name in ((explored.smallest, SMALLEST), (explored.best, BEST)):
+        if option is not None:
+            by_setup.setdefault(option.setup, []).append(name)
+    rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
+    memory, compile_s = f"{base.memory_gib(base.setup):.1f}", f"{base.compile_s(base.setup):.0f}"
+    today = _cells(base.setup.label, BASE, "1", "", "", memory, compile_s)
+    heads = ("configuration", "", "predicted ratio", "measured ratio (95 %)", "reuse", "GiB a device", "s to compile")
+    classes = ["", "", *[' class="num"'] * 5]
+    head = "".join(f'<th scope="col"{of}>{name}</th>' for name, of in zip(heads, classes, strict=True))
+    region = '<div class="scroll" tabindex="0" role="region" aria-label="Numbers">'
+    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{today}{''.join(rows)}</tbody></table></div>"
+
+
+def _cells(name: str, mark: str, *figures: str) -> str:
+    cells = "".join(f'<td class="num">{figure}</td>' for figure in figures)
+    return f'<tr><th scope="row">{escape(name)}</th><td>{escape(mark)}</td>{cells}</tr>'
+
+
+def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]) -> str:
+    shown = next((measured[name] for name in names if name in measured), None)
+    ratio = ""
+    if shown is not None:
+        ratio = f"{1 - shown.saving:.4f}"
+        if shown.low is not None and shown.high is not None:
+            ratio += f" ({1 - shown.high:.4f} to {1 - shown.low:.4f})"
+    predicted = f"{option.ratio.ratio:.4f} +- {option.ratio.error:.4f}"
+    figures = (f"{100 * option.reuse:.0f} %", f"{option.memory_gib:.1f}", f"{option.compile_s:.0f}")
+    return _cells(option.setup.label, ", ".join(names), predicted, ratio, *figures)
+
+
+def _list(lines: Iterator[str], tag: str = "ul") -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<{tag}>{items}</{tag}>"
