@@ -13,6 +13,7 @@ import typer
 from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
 from harness.cli.terminal import escape_markup, say, terminal, time_left
+from harness.clock import MonotonicClock
 from harness.errors import ExitCode, SpecError
 
 if TYPE_CHECKING:
@@ -91,13 +92,19 @@ def tune(
 def _performer(source: Path) -> Any:
     """Performs the runs of a stage with progress on the terminal."""
 
-    def perform(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+    def perform(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
         from harness.cli.progress import watched
         from harness.runner import run_experiment
 
+        clock = MonotonicClock()
         with watched(terminal(), folder) as (progress, stop):
+
+            def told(event: Any) -> None:
+                progress(event)
+                stop.after_run = stop.after_run or clock.now_ns() >= until_ns
+
             return run_experiment(
-                spec, runs_root=folder, resume=True, on_progress=progress, stop=stop, spec_source=str(source), **options
+                spec, runs_root=folder, resume=True, on_progress=told, stop=stop, spec_source=str(source), **options
             )
 
     return perform

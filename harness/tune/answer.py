@@ -81,8 +81,15 @@ def answer(
     beside = [name for name in by_name if name != chosen]
     rest = f"; {_beside(options[beside[0]], by_name[beside[0]])}" if beside else ""
     words = _capital(options[chosen].words)
-    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{rest}."
+    where = f" ({modelled(spec)})" if modelled(spec) else ""
+    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}{rest}."
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
+
+
+def modelled(spec: ExperimentSpec) -> str:
+    """What the measurement was of, where it was of no device: "simulated", "emulated"."""
+    kind = kind_named(spec.backend)
+    return "" if kind.has_device is not False else "simulated" if kind.is_virtual else "emulated"
 
 
 def _beside(option: Option, shown: Confirmed) -> str:

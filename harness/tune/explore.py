@@ -64,6 +64,8 @@ MARGIN = 0.01
 REPLICATES = 6
 """Plans of one imagined experiment."""
 SEED_RANGE = 2**31
+BEST_OF_EACH = 4
+"""Configurations of the same memory and number of sizes that a picture shows."""
 LEAST_PLANS, MOST_PLANS = 4, 96
 MOST_DRAWS = 100
 FINALISTS = 10
@@ -84,13 +86,14 @@ class Effort(NamedTuple):
 
     def divided(self, by: int) -> Effort:
         """For a simulator that takes so many times as long for a request."""
+        if by == 1:
+            return self
         spent = (self.screening // by, self.choosing // by, self.predicting // by)
-        return Effort(*spent, max(1, self.pairs // 4), max(20, self.sets // by), max(3, self.few // 4))
+        return Effort(*spent, max(1, self.pairs // 2), max(20, self.sets // by), max(3, self.few // 2))
 
 
 FULL, QUICK = Effort(), Effort(300_000, 200_000, 300_000, pairs=2, sets=40, few=4)
-SLOWER = 40
-"""How many times as long a request under paged rules, or behind a router, takes to simulate."""
+PAGED_SLOWNESS, ROUTED_SLOWNESS = 5, 60
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,9 @@ class Question:
     seed: int = 1
 
     @property
-    def is_slow(self) -> bool:
-        """Whether its simulator takes much longer for a request."""
-        return self.server.is_paged or self.server.is_routed
+    def slowness(self) -> int:
+        """How many times as long its simulator takes for a request as that of KV slots."""
+        return ROUTED_SLOWNESS if self.server.is_routed else PAGED_SLOWNESS if self.server.is_paged else 1
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ class Explored:
     """What a search found. best, smallest: None where nothing saves MARGIN.
 
     ceiling: the ratio of a server with every size and memory without end. options: every configuration that was
-    predicted on the last plans, the baseline apart. bounds: what was searched, and why no further, in lines.
+    predicted on the last plans, the baseline apart. bounds: what was searched, and why no further, in lines. screened:
+    the best of each kind, with their ratios on the first plans.
     """
 
     baseline: Setup
@@ -228,7 +232,7 @@ class Plans:
         if key not in self._played:
             arrays = self.groups[group]
             self.num_simulated += len(arrays.plans)
-            if self._question.is_slow:
+            if self._question.slowness > 1:
                 outcome = simulator_of(server)(nominal(arrays, self._question.model), config)
             else:
                 outcome = run_batch(arrays, config, self._question.model)
@@ -239,7 +243,7 @@ class Plans:
 
     def _shared(self, config: EngineConfig, group: int) -> tuple[object, ...]:
         """What decides on these plans; configurations that agree in it give equal figures. Empty: everything does."""
-        if self._question.is_slow:
+        if self._question.slowness > 1:
             return ()
         width = self._widths[group]
         limit = min(config.max_num_seqs, width + 1)
@@ -310,7 +314,7 @@ def explore(
     also: configurations whose ratio is wanted beside those that are found. Raises SpecError where the workload is too
     large to be searched, PlanError where the server itself does not hold a request.
     """
-    return _Search(question, effort.divided(SLOWER) if question.is_slow else effort, tuple(also), on_progress).run()
+    return _Search(question, effort.divided(question.slowness), tuple(also), on_progress).run()
 
 
 class _Search:
@@ -574,8 +578,19 @@ class _Search:
             tuple(dict.fromkeys([*self.bounds, *notes])),
             sum(math.isfinite(score) for score in self._scores.values()),
             simulated,
-            tuple((setup, self._scores[setup]) for setup in ranked if math.isfinite(self._scores[setup])),
+            self._frontier(ranked),
         )
+
+    def _frontier(self, ranked: Sequence[Setup]) -> tuple[tuple[Setup, float], ...]:
+        """The best of each number of requests at once, memory and number of sizes, with their first ratios."""
+        kept: dict[tuple[object, ...], int] = {}
+        shown: list[tuple[Setup, float]] = []
+        for setup in ranked:
+            key = (*setup._replace(decode_buckets=()), len(setup.decode_buckets))
+            kept[key] = kept.get(key, 0) + 1
+            if kept[key] <= BEST_OF_EACH and math.isfinite(self._scores[setup]):
+                shown.append((setup, self._scores[setup]))
+        return tuple(shown)
 
     def _block_sd(self, setup: Setup) -> float:
         """Spread of the log ratio over single plans; each of a pair with its own jitter would differ a little more."""
@@ -587,7 +602,7 @@ class _Search:
         ratios = predictor.ratios(setup)
         low, high = np.quantile(ratios, [0.05, 0.95], method="weibull")
         sizes = (*setup.decode_buckets, *self.base.setup.decode_buckets)
-        turns = predictor.turns(setup) if with_turns and not self.question.is_slow else None
+        turns = predictor.turns(setup) if with_turns and not self.question.server.is_routed else None
         return Option(
             setup,
             self.base.words(setup),

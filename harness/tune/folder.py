@@ -22,7 +22,6 @@ from harness.tune.setups import Setup
 FORMAT = 1
 ASKED, EXPLORED, FROZEN = "tune.json", "explored.json", "frozen.json"
 CONFIRM, TUNED, PAGE = "confirm.toml", "tuned.toml", "tune.html"
-MOST_DOTS = 400
 _OTHER = "Give another folder with --runs, or rename the experiment"
 
 
@@ -114,7 +113,7 @@ def explored_table(found: Explored) -> dict[str, Any]:
         "bounds": found.bounds,
         "num_setups": found.num_setups,
         "num_simulated": found.num_simulated,
-        "screened": [[setup, score] for setup, score in found.screened[:MOST_DOTS]],
+        "screened": [[setup, score] for setup, score in found.screened],
     }
 
 

@@ -108,7 +108,7 @@ def hint(sealed: Sequence[SealedRun], source: str | Path = "", effort: Effort = 
         if diagnosis.unknown or (diagnosis.eager is not None and diagnosis.eager.sizes):
             return nothing
         others, question = _tested(sealed, first), question_of(valid)
-        found = None if question.is_slow else explore(question, effort, also=others)
+        found = None if question.server.is_routed else explore(question, effort, also=others)
     except HarnessError:
         # Sealed by another version, no valid run, or more sessions than a quick search takes.
         return None

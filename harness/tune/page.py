@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.html import plain_page
 from harness.judge.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.model.spec import ExperimentSpec
-from harness.tune.answer import Answer, to_copy
+from harness.tune.answer import Answer, modelled, to_copy
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored, Option
@@ -59,6 +59,7 @@ def tune_page(found: Found) -> str:
 
 def _head(found: Found) -> str:
     state = found.answer.state
+    where = f", {modelled(found.spec)}" if modelled(found.spec) else ""
     mark = "" if state == "confirmed" else ' class="open"'
     origin = "" if found.diagnosis is None else found.diagnosis.origin
     banner = f'<p class="banner">{escape(origin)}</p>' if origin else ""
@@ -70,7 +71,7 @@ def _head(found: Found) -> str:
     )
     why = f'<p class="dim">{escape(found.answer.why)}</p>' if found.answer.why else ""
     return (
-        f'{banner}{alert}<p class="tune-state"><b{mark}>{escape(state)}</b></p>'
+        f'{banner}{alert}<p class="tune-state"><b{mark}>{escape(state)}</b>{escape(where)}</p>'
         f'<p class="tune-answer">{escape(found.answer.sentence)}</p>{why}'
     )
 
@@ -125,7 +126,6 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
         _draw(left, explored, base, answer, by="memory")
         _draw(right, explored, base, answer, by="sizes")
         left.set_ylabel("device time, of today's")
-        left.legend(loc="upper right")
         label = "Predicted device time of every configuration against memory and number of compiled sizes"
         svg_wide = sheet.render(wide, name="wide", label=label)
         narrow = sheet.figure(NARROW_IN, 6.4)
@@ -134,19 +134,29 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
         _draw(lower, explored, base, answer, by="sizes")
         for axes in (upper, lower):
             axes.set_ylabel("device time, of today's")
-        upper.legend(loc="upper right")
         svg_narrow = sheet.render(narrow, name="narrow", label=label)
     caption = (
         "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
-        "Open, with its 95 % interval: measured. The line is what runs today."
+        "Open, with its 95 % interval: measured. The square and the line are what runs today."
+    )
+    options = {BEST: explored.best, SMALLEST: explored.smallest}
+    if explored.best is not None and explored.best == explored.smallest:
+        options.pop(SMALLEST)
+    keys = "".join(
+        f'<span><i class="key k{place}"></i>{name}: {escape(option.setup.label)}</span>'
+        for place, (name, option) in enumerate(options.items())
+        if option is not None
     )
     return (
-        f'<figure><div class="scroll wide-only">{svg_wide}</div><div class="narrow-only">{svg_narrow}</div>'
+        f'<p class="legend">{keys}</p><figure><div class="scroll wide-only">{svg_wide}</div>'
+        f'<div class="narrow-only">{svg_narrow}</div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
 def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     def place(setup: Setup) -> float:
         if by == "sizes":
             return float(len(setup.decode_buckets))
@@ -158,6 +168,8 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
     shown = [Dot(setup, score) for setup, score in explored.screened if score < 1.15 + (1 - least)]
     axes.plot([place(dot.setup) for dot in shown], [dot.ratio for dot in shown], ".", color=MUTED, alpha=0.35, ms=4)
     axes.axhline(1.0, color=INK, lw=0.7)
+    axes.plot(place(base.setup), 1.0, "s", color=INK, ms=5)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     if explored.best is None or explored.smallest is None:
         axes.set_xlabel(_axis(base, by))
         return
@@ -166,9 +178,7 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
         if number and explored.best.setup == explored.smallest.setup:
             continue
         color = condition_color(number)
-        axes.plot(
-            place(option.setup), option.ratio.ratio, "o", color=color, ms=7, label=f"{name}: {option.setup.label}"
-        )
+        axes.plot(place(option.setup), option.ratio.ratio, "o", color=color, ms=7)
         shift = 0.12 if by == "sizes" else 0.02 * max(place(option.setup), 1.0)
         for each in answer.measured:
             if each.name == name:
@@ -245,7 +255,15 @@ def _numbers(explored: Explored, measured: Sequence[Confirmed], base: Baseline) 
     rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
     memory, compile_s = f"{base.memory_gib(base.setup):.1f}", f"{base.compile_s(base.setup):.0f}"
     today = _cells(base.setup.label, BASE, "1", "", "", memory, compile_s)
-    heads = ("configuration", "", "predicted ratio", "measured ratio (95 %)", "reuse", "GiB a device", "s to compile")
+    heads = (
+        "configuration",
+        "named",
+        "predicted ratio",
+        "measured ratio (95 %)",
+        "reuse",
+        "GiB a device",
+        "s to compile",
+    )
     classes = ["", "", *[' class="num"'] * 5]
     head = "".join(f'<th scope="col"{of}>{name}</th>' for name, of in zip(heads, classes, strict=True))
     region = '<div class="scroll" tabindex="0" role="region" aria-label="Numbers">'

@@ -5,12 +5,14 @@ The same command goes on after any interruption: sealed runs are not made again,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
@@ -50,7 +52,9 @@ SEARCH_S = 20.0
 class Perform(Protocol):
     """Performs what is missing of an experiment in a folder; the stages' only way to a server."""
 
-    def __call__(self, spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome: ...
+    def __call__(self, spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
+        """until_ns: of the monotonic clock; no run begins after it."""
+        ...
 
 
 Say = Callable[[str], None]
@@ -70,7 +74,7 @@ class Stages:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tune:
     """One tune of an experiment with one condition. candidates: addresses of servers that somebody else started."""
 
@@ -81,6 +85,7 @@ class Tune:
     on_search: Callable[[float], None] = lambda _share: None
     effort: Effort = FULL
     candidates: Mapping[str, str] = field(default_factory=dict[str, str])
+    clock: Clock = field(default_factory=MonotonicClock)
 
     @property
     def wishes(self) -> TuneSpec:
@@ -140,6 +145,7 @@ class Tune:
 
     def run(self, *, only_explore: bool = False) -> Stages:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
+        _ = self.until_ns
         folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
         stages = Stages(self.spec)
         if not only_explore:
@@ -198,6 +204,11 @@ class Tune:
             why = str(error)
             self.say(f"  {why}")
         runs = list(RunStore(folder.path).sealed(spec.name))
+        if not why and self.is_over:
+            why = f"the budget of {self.wishes.budget} ended before the rule had decided"
+            self.say(f"  {why}")
+        if num_invalid := sum(not run.is_valid for run in runs):
+            self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
         shown = confirmed(spec, runs) if runs else ()
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans")
@@ -210,14 +221,23 @@ class Tune:
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
         """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""
-        outcome = self.perform(spec, folder.path, **options)
+        outcome = self.perform(spec, folder.path, self.until_ns, **options)
         for _ in range(RETRIES):
             if outcome.was_interrupted or all(will_fail_again(run) for run in outcome.invalid_runs):
                 break
-            outcome = self.perform(spec, folder.path, retry_invalid=True, **options)
-        if outcome.was_interrupted or not outcome.is_complete:
+            outcome = self.perform(spec, folder.path, self.until_ns, retry_invalid=True, **options)
+        if (outcome.was_interrupted or not outcome.is_complete) and not self.is_over:
             raise TuneStoppedError
         return outcome
+
+    @cached_property
+    def until_ns(self) -> int:
+        """When the budget of this call ends, of the monotonic clock."""
+        return self.clock.now_ns() + round(self.wishes.budget_s * NS_PER_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self.clock.now_ns() >= self.until_ns
 
     def _ended(self, folder: TuneFolder, stages: Stages, found: Answer) -> Stages:
         folder.write_text(TUNED, tuned_text(self.spec, found))
@@ -233,6 +253,12 @@ class Tune:
 
 def _candidates(stages: Stages) -> Mapping[str, Option]:
     return {} if stages.explored is None else candidates_of(stages.explored)
+
+
+def _commonest(runs: Sequence[SealedRun]) -> str:
+    """The commonest reason why runs are INVALID."""
+    reasons = Counter(reason.partition(":")[0] for run in runs for reason in run.invalid_reasons)
+    return reasons.most_common(1)[0][0]
 
 
 def wall_seconds(runs: Sequence[SealedRun]) -> list[float]:

@@ -142,7 +142,8 @@ class Baseline:
             written["max_num_seqs"] = setup.max_num_seqs
         if setup.decode_buckets != self.setup.decode_buckets:
             written["decode_buckets"] = list(setup.decode_buckets)
-        written |= {key: getattr(setup, key) for key in ("kv_slots", "num_gpu_blocks") if key in levers}
+        memory = {key: getattr(setup, key) for key in ("kv_slots", "num_gpu_blocks") if key in levers}
+        written |= {key: number for key, number in memory.items() if number is not None}
         if "prefix_caching" in levers:
             written["prefix_caching"] = setup.prefix_caching
         if "router" in levers:

@@ -34,7 +34,7 @@ def experiment(**changes: Any) -> ExperimentSpec:
     return parse_experiment(table | changes, where="test")
 
 
-def perform(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+def perform(spec: ExperimentSpec, folder: Path, _until_ns: int, **options: Any) -> ExperimentOutcome:
     return run_experiment(spec, runs_root=folder, resume=True, **options)
 
 
@@ -66,7 +66,7 @@ def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(whole: Path) -> No
     assert stages.answer is not None
     assert stages.answer.state == "confirmed"
     assert stages.answer.sentence.startswith("16 KV slots in place of 8: ")
-    assert "confirmed on 6 new plans" in stages.answer.sentence
+    assert "confirmed on 6 new plans (simulated)" in stages.answer.sentence
     folder = whole / "runs" / "small-tune"
     text = (folder / "tuned.toml").read_text(encoding="utf-8")
     assert stages.answer.sentence in text
@@ -95,7 +95,7 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path,
     stopped = 0
     for _ in range(40):
 
-        def interrupted(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+        def interrupted(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
             stop = StopFlag()
             made: list[str] = []
 
@@ -104,7 +104,7 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path,
                 if len(made) == 2:
                     stop.after_run = True
 
-            return perform(spec, folder, stop=stop, on_progress=sealed, **options)
+            return perform(spec, folder, until_ns, stop=stop, on_progress=sealed, **options)
 
         try:
             stages, _ = tuned(tmp_path, perform=interrupted)
@@ -117,10 +117,10 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path,
 
 
 def test_a_candidate_that_does_not_start_leaves_what_was_measured_and_one_line(tmp_path: Path) -> None:
-    def failing(spec: ExperimentSpec, folder: Path, **options: Any) -> ExperimentOutcome:
+    def failing(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
         if spec.name.endswith("confirm"):
             raise ServerError("the server ended while it started", where="best/0", hint="Read server.log")
-        return perform(spec, folder, **options)
+        return perform(spec, folder, until_ns, **options)
 
     stages, said = tuned(tmp_path, perform=failing)
     assert stages.answer is not None

@@ -1,0 +1,112 @@
+"""The page of a tune says the answer first, names what is simulated, and has the numbers of its pictures in a table."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from harness.errors import ExitCode
+from harness.judge.planning.monte_carlo import DrawnRatio
+from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.model.spec.base import tomllib
+from harness.tune.answer import answer, to_copy, tuned_text
+from harness.tune.confirm import BEST, SMALLEST, Confirmed
+from harness.tune.explore import Explored, Option
+from harness.tune.folder import explored_from, explored_table
+from harness.tune.page import Found, tune_page
+from harness.tune.setups import Baseline, Setup
+
+pytestmark = pytest.mark.same_everywhere
+
+
+def experiment(backend: str = "sim", **server: object) -> ExperimentSpec:
+    table = {"name": "small", "backend": backend, "server": server, "condition": [{"name": "base"}]}
+    return parse_experiment(table, where="test")
+
+
+def option(setup: Setup, ratio: float) -> Option:
+    base = Baseline(experiment().server)
+    drawn = DrawnRatio(ratio, 0.002, 100)
+    memory, seconds = base.memory_gib(setup), base.compile_s(setup)
+    return Option(setup, base.words(setup), drawn, ratio - 0.02, ratio + 0.02, 0.02, 0.9, memory, seconds)
+
+
+SLOTS = option(Setup(8, (1, 2, 4, 8), 16, None), 0.93)
+BOTH = option(Setup(16, (1, 4, 6, 8, 10, 16), 16, None), 0.922)
+
+
+def explored(smallest: Option | None = SLOTS, best: Option | None = BOTH) -> Explored:
+    base = Baseline(experiment().server).setup
+    screened = ((SLOTS.setup, 0.93), (BOTH.setup, 0.92))
+    ceiling = DrawnRatio(0.91, 0.002, 100)
+    return Explored(base, ceiling, (BOTH, SLOTS), best, smallest, ("kv_slots: up to 16",), 700, 1000, screened)
+
+
+def shown(name: str, saving: float, verdict: str = "less") -> Confirmed:
+    return Confirmed(name, saving, saving - 0.02, saving + 0.02, verdict, 12, "a")
+
+
+def test_the_smallest_change_is_the_answer_where_the_best_is_not_shown_to_be_better() -> None:
+    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    assert found.state == "confirmed"
+    assert found.option == SLOTS
+    assert found.sentence == (
+        "16 KV slots in place of 8: 7.0 % less device time (5.0 to 9.0), confirmed on 12 new plans (simulated); "
+        "compile {1,4,6,8,10,16} for 16 requests at once: 7.5 % less device time (5.5 to 9.5)."
+    )
+    better = answer(experiment(), explored(), [shown(SMALLEST, 0.04), shown(BEST, 0.09)], best_is_better=True)
+    assert better.option == BOTH
+
+
+def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_code() -> None:
+    found = answer(experiment(), explored(), [shown(SMALLEST, 0.01, ""), shown(BEST, 0.012, "")])
+    assert found.state == "not told apart"
+    assert found.exit_code is ExitCode.CANNOT_TELL
+    assert found.sentence.startswith("Keep {1,2,4,8}/8 for now: 16 KV slots in place of 8 is not told apart from it")
+    assert found.option is None
+    dearer = answer(experiment(), explored(), [shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")])
+    assert dearer.state == "keep"
+    assert "costs more on 12 new plans (3.0 % more device time (1.0 to 5.0)" in dearer.sentence
+
+
+def test_only_a_prediction_is_called_predicted() -> None:
+    found = answer(experiment(), explored())
+    assert found.state == "predicted"
+    assert "predicted, not measured" in found.sentence
+    assert "confirmed" not in found.sentence
+    kept = answer(experiment(), explored(None, None))
+    assert kept.state == "keep"
+    assert kept.option is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "server", "command"),
+    [
+        ("emulator", {}, "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16"),
+        ("rbln", {"artifact": "model"}, 'compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8]}'),
+        ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-num-seqs 8"),
+    ],
+)
+def test_the_command_to_copy_is_that_of_the_backend(backend: str, server: dict[str, object], command: str) -> None:
+    spec = experiment(backend, **server)
+    chosen = answer(spec, explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    assert any(command in line for line in to_copy(spec, chosen))
+    assert "max_num_seqs" in tomllib.loads(tuned_text(spec, chosen))["server"]
+
+
+def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simulator() -> None:
+    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    page = tune_page(Found(experiment(), found, None, explored()))
+    words = re.sub(r"<[^>]+>", " ", page)
+    assert found.sentence in words
+    assert "simulated" in words
+    for number in ("0.9220 +- 0.0020", "0.9300 +- 0.0020", "0.9300 (0.9100 to 0.9500)", "0.9250 (0.9050 to 0.9450)"):
+        assert number in words
+    assert "<script" not in page
+    assert page.count("<svg") == 2
+
+
+def test_what_a_search_found_is_read_again_as_it_was() -> None:
+    assert explored_from(json.loads(json.dumps(explored_table(explored())))) == explored()
