@@ -121,3 +121,9 @@ class RuleFailedError(HarnessError):
     """A decision rule said FAIL."""
 
     exit_code = ExitCode.RULE_FAILED
+
+
+class UndecidedError(HarnessError):
+    """No decision rule said FAIL, and not every one that was asked could say PASS."""
+
+    exit_code = ExitCode.CANNOT_TELL

@@ -177,10 +177,17 @@ def gate(
 
 def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_target_s: float | None) -> GateResult:
     """The gate, as one more look at the new runs, which is recorded beside them."""
-    from harness.judge.decisions.gate import judge, pair_keys
+    from harness.judge.decisions.gate import judge, pair_keys, same_run
     from harness.judge.decisions.gate_looks import placed, read_looks, write_looks
 
     ours, theirs = (_side(address, runs, session_target_s) for address in (new, against))
+    is_same_place = Path(new).resolve() == Path(against).resolve()
+    if same := ours[0].key if is_same_place else same_run(ours, theirs):
+        raise SpecError(
+            f"both sides hold the same runs (first {same})",
+            where="harness gate",
+            hint="Name the runs of another server, or of another day, as --against",
+        )
     folder = _records_of(new, runs)
     if folder is None:
         result = judge(ours, theirs, policy)

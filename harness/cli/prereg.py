@@ -113,8 +113,9 @@ def decide(
     frozen run is missing, or INVALID with repetitions left, every decision is WITHHELD. Each look is an entry of the
     ledger.
 
-    Exit codes: 0 no decision is FAIL (WITHHELD and NOT SUBJECT fail nothing), 4 at least one
-    is, 2 no such runs or rule, or a rule that was not frozen, 1 records that are damaged or mixed.
+    Exit codes: 0 every decision is PASS or NOT SUBJECT, and one is PASS; 4 at least one is FAIL; 5 these runs do not
+    decide (one is WITHHELD, or all are NOT SUBJECT); 2 no such runs or rule, or a rule that was not frozen; 1 records
+    that are damaged or mixed.
 
     Example: `harness decide demo --rule superiority --runs runs/today`
     """
@@ -181,6 +182,8 @@ def publish(
 
     It holds runs, freeze, ledger, verdict, checksums and, with a key, a signature.
 
+    Exit codes: those of `harness decide`; the archive is there whatever it says.
+
     Example: `harness prereg publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
     """
     from harness.judge.prereg import publish as publish_runs
@@ -189,6 +192,7 @@ def publish(
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
     _show(judgement)
     print_folded(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")
+    judgement.require_passed()
 
 
 def check(
@@ -200,7 +204,8 @@ def check(
     Says what was asked, predicted and decided, on how many blocks and from what origin; which runs are INVALID; what
     the archive proves, by whom and since when; and what it cannot prove. `index.html` in the archive says the same.
 
-    Exit codes: 0 it holds and no decision is FAIL, 4 it holds and at least one is, 1 it does not hold.
+    Exit codes: 1 it does not hold; else those of `harness decide`: 0 it passed, 4 a decision is FAIL, 5 it does not
+    decide.
 
     Example: `harness prereg check configuration.zip --signers allowed_signers`
     """

@@ -304,7 +304,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed or gate worse, "
-    "5 gate cannot tell, 130 interrupted.",
+    "5 nothing decided or gate cannot tell, 130 interrupted.",
 )
 
 

@@ -136,6 +136,13 @@ def test_more_blocks_are_the_next_look_and_the_looks_lie_beside_the_runs(tmp_pat
     assert harness("verify", "--runs", str(tmp_path / "new")).returncode == 0
 
 
+def test_runs_are_not_judged_against_themselves(folders: Path) -> None:
+    base = str(folders / "base" / "small")
+    told = harness("gate", base, "--against", base)
+    assert told.returncode == 2
+    assert "both sides hold the same runs" in told.stderr
+
+
 def test_one_of_against_and_save_baseline_is_needed(folders: Path) -> None:
     neither = harness("gate", str(folders / "base" / "small"))
     assert (neither.returncode, "--save-baseline" in neither.stderr) == (2, True)

@@ -118,7 +118,9 @@ def test_every_command_of_a_page_runs(
             start_server(words.removesuffix("&"), folder, shell, request)
             continue
         done = called(words, folder, shell)
-        assert done.returncode == 0, f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
+        # At the size of a test, a decision may be open.
+        is_rule = words.startswith(("harness decide ", "harness prereg publish ", "harness prereg check "))
+        assert done.returncode in ((0, 5) if is_rule else (0,)), f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
         printed[command] = " ".join(done.stdout.split())
     for command, answer in ANSWERS.get(name, {}).items():
         assert re.search(answer, printed[command]), f"{command}\n{printed[command]}"

@@ -50,10 +50,11 @@ def history(
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
     from harness.extras.history.page import history_lines, history_table, write_history
-    from harness.extras.history.points import histories
+    from harness.extras.history.points import histories, refuse_same_runs
 
     targets = None if session_target is None else {"session_s": session_target}
     points = [point for place in places for point in _placed(place, runs, targets)]
+    refuse_same_runs(points)
     results = histories(points, figures or ["cost"])
     table = history_table(results)
     if form not in (TableForm.csv, TableForm.json):

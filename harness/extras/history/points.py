@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from harness.errors import SpecError
 from harness.judge.analysis.cost.devices import estimate_of
 from harness.judge.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.judge.compare.measures import log_values, mean_of
-from harness.judge.decisions.gate import FIGURES, GateRun
+from harness.judge.decisions.gate import FIGURES, GateRun, same_run
 from harness.measure.records import layout
 from harness.measure.records.manifest import LaunchReport, table_at
 from harness.measure.records.run import origin_of
@@ -109,6 +110,21 @@ def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]
         hint = "Name two or more folders with runs of the same experiment and condition, or baselines"
         raise SpecError("no condition has this figure in more than one place", where="history", hint=hint)
     return known
+
+
+def refuse_same_runs(placed: Sequence[Placed]) -> None:
+    """Raises SpecError where two points are of the same runs."""
+    for one, other in combinations(placed, 2):
+        if Path(one.place).resolve() == Path(other.place).resolve() and one.key == other.key:
+            same = one.runs[0].key
+        else:
+            same = same_run(one.runs, other.runs)
+        if same:
+            raise SpecError(
+                f"holds the same runs as {one.place} (first {same})",
+                where=other.place,
+                hint="Name each folder once: a history has one point for each",
+            )
 
 
 def _history(key: tuple[str, str], places: Sequence[Placed], figure: str) -> History | None:

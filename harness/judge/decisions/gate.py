@@ -6,10 +6,12 @@ Definitions: docs/gate.md, "How it decides".
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from itertools import pairwise
 
 from harness.errors import SpecError
@@ -44,7 +46,7 @@ class GateVerdict(str, Enum):
 FIGURES: Mapping[str, Measure] = {name: measure for name, measure in MEASURES.items() if name not in OF_SERVERS}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GateRun:
     """The figures of one valid run, of sealed records or of a saved baseline.
 
@@ -69,6 +71,11 @@ class GateRun:
         made = self.manifest
         began = made.provenance.get("captured_at_utc", "")
         return f"{made.experiment}/{made.condition}/{made.replicate} {made.plan_hash[:12]} {began}".strip()
+
+    @cached_property
+    def seal(self) -> str:
+        """SHA-256 of its manifest: equal for a run and its copies, wherever they lie."""
+        return hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
 
 
 def gate_run(run: SealedRun) -> GateRun:
@@ -396,6 +403,15 @@ _FIXED: Mapping[str, Callable[[Manifest], object]] = {
     "answers as a stream": lambda manifest: manifest.requested_client.get("stream", True),
     "measurement window": lambda manifest: dict(table_at(manifest.requested_experiment, "window")),
 }
+
+
+def same_run(new: Sequence[GateRun], base: Sequence[GateRun]) -> str:
+    """The key of a run that both sides hold; empty where there is none.
+
+    Simulated runs of one second may be equal to the byte and are not the same: their folders tell.
+    """
+    seals = {run.seal for run in base if not run.manifest.kind.is_virtual}
+    return next((run.key for run in new if run.seal in seals), "")
 
 
 def _check_alike(new: Sequence[GateRun], base: Sequence[GateRun]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
+from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError, UndecidedError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import CASES, EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.judge.planning.stopping import SequentialStatus, declared_status, sequential_status
@@ -70,13 +70,25 @@ class Judgement:
         return [*lines, *(f"started and not sealed: {abort}" for abort in self.aborts)]
 
     def require_passed(self) -> Judgement:
-        """This judgement; RuleFailedError when a rule is FAIL. WITHHELD and NOT SUBJECT are no failures."""
+        """This judgement.
+
+        RuleFailedError when a rule is FAIL; UndecidedError when one is WITHHELD, or none is PASS: such runs decide
+        nothing, as those that are NOT SUBJECT.
+        """
         if self.failed:
             first = self.failed[0]
             raise RuleFailedError(
                 f"{len(self.failed)} of {len(self.decisions)} decisions are FAIL, first {first.rule} on "
                 f"{first.subject}",
                 where=self.experiment,
+            )
+        outcomes = [decision.outcome for decision in self.decisions]
+        if Outcome.WITHHELD in outcomes or Outcome.PASS not in outcomes:
+            counts = ", ".join(f"{outcomes.count(one)} {one.value}" for one in dict.fromkeys(outcomes))
+            raise UndecidedError(
+                f"these runs do not decide everything that was asked ({counts or 'no decision'})",
+                where=self.experiment,
+                hint="The reasons stand with the decisions",
             )
         return self
 

@@ -50,3 +50,9 @@ def test_the_plots_are_a_page_or_a_picture(places: list[str], tmp_path: Path) ->
 def test_one_place_has_no_history(places: list[str]) -> None:
     alone = harness("history", places[0])
     assert (alone.returncode, "more than one place" in alone.stderr) == (2, True)
+
+
+def test_a_folder_named_twice_is_refused(places: list[str]) -> None:
+    told = harness("history", places[0], places[0])
+    assert told.returncode == 2
+    assert "holds the same runs as" in told.stderr

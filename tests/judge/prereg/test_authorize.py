@@ -388,7 +388,8 @@ def test_nothing_is_decided_before_every_frozen_run_is_sealed(place: Workplace) 
 def test_exploratory_runs_are_not_subject_to_a_decision(place: Workplace) -> None:
     place.run_exploratory()
     decided = harness(place, "decide", "small", "--runs", "runs")
-    assert decided.returncode == 0
+    assert decided.returncode == 5
+    assert "these runs do not decide everything that was asked (1 NOT SUBJECT)" in decided.stderr
     assert "NOT SUBJECT" in decided.stdout
     assert "would be PASS" in decided.stdout
 
