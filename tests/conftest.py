@@ -34,6 +34,14 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_audit() -> None:
+    """See ``tests.support.one_audit``."""
+    from tests.support.one_audit import audit_once
+
+    audit_once()
+
+
 class _OneProcessPerServer(LoadGroupScheduling):
     """``--dist loadgroup``: the tests that share a server of the twin run in one process, which starts it once.
 

@@ -53,8 +53,9 @@ def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_inv
         "waits": "none",
         "generate_tokens": {"distribution": "uniform", "low": 9, "high": 500},
     }
-    (reason,) = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, limits=limits, workload=workload)
-    assert reason.startswith("schedule-moved: the emulator's host stalled: its schedule moved by ")
+    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, limits=limits, workload=workload)
+    said = "schedule-moved: the emulator's host stalled: its schedule moved by "
+    assert [reason for reason in reasons if reason.startswith(said)], reasons
 
 
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])

@@ -31,14 +31,8 @@ def small_experiment(**changes: Any) -> ExperimentSpec:
             "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
             "wait_cap_s": 2.0,
         },
-        # Scaled time scales the host's own delays too: these limits are about the test machine, not the method.
-        "limits": {
-            "rearrival_lag_p99_ms": 500.0,
-            "start_spread_ms": 500.0,
-            "schedule_moved_share": 1.0,
-            "first_token_held_ms": 5000.0,
-            "read_together_ms": 5000.0,
-        },
+        # How busy the test machine is decides nothing; a test of a limit sets it.
+        "limits": UNHURRIED,
         "condition": [{"name": "base"}, {"name": "more", "server": {"decode_buckets": [1, 2, 3, 4, 8]}}],
     }
     return ExperimentSpec.model_validate({**table, **changes})

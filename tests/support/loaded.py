@@ -24,7 +24,11 @@ import harness.judge.report.page
 import harness.measure.emulator.server
 import harness.measure.server.doctor
 import harness.runner.backends
+from harness.clock import ScaledClock
 from harness.judge.report.svg import Sheet
+from harness.model.experiment import build_plan
+from harness.model.spec import ClientSpec, WorkloadSpec
+from tests.support.one_audit import audit_once, audited_once
 
 for package in (harness.cli, harness.judge.advise, harness.judge.catalogue, harness.runner.backends):
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -36,3 +40,7 @@ with Sheet() as sheet:
     figure.savefig(io.BytesIO(), format="svg")
 
 harness.judge.report.page._environment().get_template("page.html.j2")
+
+# Commands have no audit of their own either: they are forked with this one.
+audit_once()
+audited_once(build_plan(WorkloadSpec(num_sessions=3), 1, 0), ClientSpec(), ScaledClock(1.0))

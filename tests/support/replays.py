@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.null_server import NullServer
-from harness.measure.client.run import ReplayResult, Target, replay
+from harness.measure.client.run import ReplayEvent, ReplayResult, Target
+from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, RequestSpec
@@ -81,9 +84,11 @@ def run(
     timeout_s: float = 20,
     is_strict: bool = True,
     request: RequestSpec | None = None,
-    **more: Any,
+    on_event: Callable[[ReplayEvent], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> ReplayResult:
-    return replay(
+    """A replay in this thread, without the process that ``replay`` starts to note stalls of the host."""
+    return replay_here(
         plan,
         Target(
             Endpoint(server.host, server.port),
@@ -94,7 +99,8 @@ def run(
             is_strict=is_strict,
             request=request or RequestSpec(),
         ),
-        **more,
+        on_event=on_event,
+        is_stopped=(stop or threading.Event()).is_set,
     )
 
 

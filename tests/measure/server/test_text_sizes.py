@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from harness.clock import NS_PER_S, ScaledClock
+from harness.measure.client.single import replay_here
+from harness.measure.client.target import Target, endpoint_of
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.schema import values_of
 from harness.measure.records.store import RunStore
+from harness.measure.server.text_sizes import forget, text_sizes_of
+from harness.model.experiment import build_plan
+from harness.model.spec import ClientSpec
 from harness.runner import run_experiment
-from tests.measure.server.test_probe import run
+from tests.measure.server.test_probe import experiment, run
 from tests.support.experiments import small_experiment
 from tests.support.plain_server import PlainServer, plain_server
 
@@ -27,42 +35,61 @@ def measured(root: Path, plain: PlainServer, workload: dict[str, Any], **keys: A
     """The manifest of a run on ``plain``, and by what share each prompt was counted otherwise than planned."""
     with plain_server(plain) as there:
         outcome = run(root, there, workload=workload, **keys)
-    assert [each.invalid_reasons for each in outcome.runs] == [(), ()]
-    (sealed, _) = RunStore(root).sealed("asked")
-    pairs = values_of(sealed.table("requests"), "prompt_tokens", "planned_prompt_tokens")
-    return sealed.manifest, [abs(counted - planned) / planned for counted, planned in pairs]
+    assert [each.invalid_reasons for each in outcome.runs] == [()]
+    (sealed,) = RunStore(root).sealed("asked")
+    return sealed.manifest, shares_of(sealed.table("requests"))
+
+
+def sized(plain: PlainServer, workload: dict[str, Any], client: Any = "epoll") -> tuple[dict[str, Any], list[float]]:
+    """The sizes that a replay on ``plain`` is made with, and the shares as above; nothing is recorded."""
+    with plain_server(plain) as there:
+        spec = experiment(there, workload=workload)
+        plan = build_plan(spec.workload, 1, 0)
+        endpoint, options = endpoint_of(spec.server), ClientSpec(name=client)
+        target = Target(endpoint, plain.model, options, ScaledClock(1.0), 60 * NS_PER_S, is_strict=False)
+        target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=False))
+        result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
+        forget(endpoint)
+    assert set(result.requests["status"].to_pylist()) == {"ok"}
+    return result.audit["text_sizes"], shares_of(result.requests)
+
+
+def shares_of(requests: pa.Table) -> list[float]:
+    pairs = values_of(requests, "prompt_tokens", "planned_prompt_tokens")
+    return [abs(counted - planned) / planned for counted, planned in pairs]
 
 
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])
 @pytest.mark.parametrize("tokenizes", [True, False])
 @pytest.mark.parametrize("form", ["text", "chat"])
-def test_long_prompts_of_a_byte_tokenizer_are_counted_as_planned(
-    tmp_path: Path, form: str, tokenizes: bool, client: str
-) -> None:
-    server = PlainServer(paths=BOTH, has_metrics=True, tokenizer="bytes", tokenizes=tokenizes, max_model_len=32_768)
-    keys: dict[str, Any] = {"client": {"name": client}, "server": {"slot_tokens": 32_768}}
-    manifest, shares = measured(tmp_path, server, of_length(20_000, form), **keys)
+def test_long_prompts_of_a_byte_tokenizer_are_counted_as_planned(form: str, tokenizes: bool, client: str) -> None:
+    server = PlainServer(paths=BOTH, has_metrics=True, tokenizer="bytes", tokenizes=tokenizes)
+    sizes, shares = sized(server, of_length(20_000, form), client)
     assert max(shares) <= 0.01
-    sizes = manifest.client_audit["text_sizes"]
     assert sizes["source"] == ("tokenize" if tokenizes else "usage")
     assert 0.15 < sizes["words_per_token"] < 0.2
+
+
+def test_a_run_whose_prompts_are_as_planned_has_no_warning_of_drift(tmp_path: Path) -> None:
+    server = PlainServer(has_metrics=True, tokenizer="bytes", max_model_len=32_768)
+    manifest, shares = measured(tmp_path, server, of_length(20_000), server={"slot_tokens": 32_768})
+    assert max(shares) <= 0.01
+    assert manifest.client_audit["text_sizes"]["source"] == "usage"
     assert {finding.severity for finding in manifest.findings if finding.code == "prompt-drift"} <= {"info"}
 
 
-def test_words_of_one_and_two_tokens_are_exact_where_the_tokenizer_is_asked(tmp_path: Path) -> None:
-    server = PlainServer(has_metrics=True, tokenizer="pieces", tokenizes=True)
-    manifest, shares = measured(tmp_path, server, of_length(200))
-    assert set(manifest.client_audit["text_sizes"]["word_tokens"]) == {1.0, 2.0}
+def test_words_of_one_and_two_tokens_are_exact_where_the_tokenizer_is_asked() -> None:
+    sizes, shares = sized(PlainServer(tokenizer="pieces", tokenizes=True), of_length(200))
+    assert set(sizes["word_tokens"]) == {1.0, 2.0}
     assert max(shares) == 0.0
 
 
 @pytest.mark.parametrize("form", ["text", "chat"])
-def test_usage_alone_tells_sizes_that_follow_from_the_letters_of_a_word(tmp_path: Path, form: str) -> None:
-    server = PlainServer(paths=BOTH, has_metrics=True, tokenizer="pieces")
-    manifest, shares = measured(tmp_path, server, of_length(2000, form))
+def test_usage_alone_tells_sizes_that_follow_from_the_letters_of_a_word(form: str) -> None:
+    sizes, shares = sized(PlainServer(paths=BOTH, tokenizer="pieces"), of_length(2000, form))
     assert max(shares) <= 0.01
-    assert manifest.client_audit["text_sizes"]["source"] == "usage"
-    assert set(manifest.client_audit["text_sizes"]["word_tokens"]) == {1.0, 2.0}
+    assert sizes["source"] == "usage"
+    assert set(sizes["word_tokens"]) == {1.0, 2.0}
 
 
 def test_a_mean_that_words_of_one_and_two_tokens_miss_is_called_one(tmp_path: Path) -> None:
@@ -74,18 +101,15 @@ def test_a_mean_that_words_of_one_and_two_tokens_miss_is_called_one(tmp_path: Pa
     assert "That is a mean by the letters of a word: which words are longer is not known" in drift.evidence
 
 
-def test_short_prompts_of_a_byte_tokenizer_are_exact(tmp_path: Path) -> None:
-    server = PlainServer(has_metrics=True, tokenizer="bytes", tokenizes=True)
-    _, shares = measured(tmp_path, server, of_length(200, shared_prefix_tokens=64))
+def test_short_prompts_of_a_byte_tokenizer_are_exact() -> None:
+    _, shares = sized(PlainServer(tokenizer="bytes", tokenizes=True), of_length(200, shared_prefix_tokens=64))
     assert shares[0] == 0.0
 
 
 @pytest.mark.parametrize("form", ["text", "chat"])
-def test_where_a_word_is_a_token_only_the_template_changes_the_words(tmp_path: Path, form: str) -> None:
-    server = PlainServer(paths=BOTH, has_metrics=True)
-    manifest, shares = measured(tmp_path, server, of_length(300, form))
+def test_where_a_word_is_a_token_only_the_template_changes_the_words(form: str) -> None:
+    sizes, shares = sized(PlainServer(paths=BOTH), of_length(300, form))
     assert max(shares) == 0.0
-    sizes = manifest.client_audit["text_sizes"]
     assert (sizes["words_per_token"], set(sizes["word_tokens"])) == (1.0, {1.0})
     assert (sizes["first_tokens"], sizes["turn_tokens"]) == ((3, 6) if form == "chat" else (0, 0))
 
@@ -93,7 +117,7 @@ def test_where_a_word_is_a_token_only_the_template_changes_the_words(tmp_path: P
 def test_a_server_is_asked_once_before_the_first_run_of_an_experiment(tmp_path: Path) -> None:
     server = PlainServer(has_metrics=True, tokenizer="bytes", tokenizes=True)
     with plain_server(server) as there:
-        assert len(run(tmp_path / "first", there, workload=of_length(200)).runs) == 2
+        assert len(run(tmp_path / "first", there, workload=of_length(200), replicates=2).runs) == 2
         assert server.num_tokenized == 1
         server.tokenizer = "words"
         second = run(tmp_path / "second", there, workload=of_length(200))
@@ -109,10 +133,10 @@ def test_token_ids_need_no_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "as_objects"), [("content", False), ("inputs", True)])
-def test_other_servers_tokenizers_are_asked_in_their_own_words(tmp_path: Path, key: str, as_objects: bool) -> None:
-    server = PlainServer(has_metrics=True, tokenizer="bytes", tokenizes=True, text_key=key, ids_as_objects=as_objects)
-    manifest, shares = measured(tmp_path, server, of_length(2000))
-    assert manifest.client_audit["text_sizes"]["source"] == "tokenize"
+def test_other_servers_tokenizers_are_asked_in_their_own_words(key: str, as_objects: bool) -> None:
+    server = PlainServer(tokenizer="bytes", tokenizes=True, text_key=key, ids_as_objects=as_objects)
+    sizes, shares = sized(server, of_length(2000))
+    assert sizes["source"] == "tokenize"
     assert max(shares) <= 0.01
 
 
@@ -155,10 +179,9 @@ def test_a_server_that_refuses_the_longer_request_gets_a_word_a_token_and_the_fi
         '[{"id": "a"}]',
     ],
 )
-def test_an_answer_that_is_no_list_of_tokens_leaves_the_sizes_to_usage(tmp_path: Path, answer: str) -> None:
-    server = PlainServer(has_metrics=True, tokenizer="bytes", tokenizes=True, tokenized=answer)
-    manifest, shares = measured(tmp_path, server, of_length(2000))
-    assert manifest.client_audit["text_sizes"]["source"] == "usage"
+def test_an_answer_that_is_no_list_of_tokens_leaves_the_sizes_to_usage(answer: str) -> None:
+    sizes, shares = sized(PlainServer(tokenizer="bytes", tokenizes=True, tokenized=answer), of_length(2000))
+    assert sizes["source"] == "usage"
     assert max(shares) <= 0.01
 
 
