@@ -80,6 +80,6 @@ def test_a_client_that_stood_still_makes_its_run_invalid(client: str) -> None:
 
     server: Any
     with RawServer(answer) as server:
-        result = run(plan_of(session(0), session(1)), server, client, stop=StandsStillOnce())
+        result = run(plan_of(session(0), session(1)), server, client, stop=StandsStillOnce(), is_watched=True)
     assert result.audit["client_pause_max_ms"] >= 1500
     assert "client-stalled" in [finding.code for finding in check_freezes(manifest(client_audit=result.audit))]

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.null_server import NullServer
-from harness.measure.client.run import ReplayEvent, ReplayResult, Target
+from harness.measure.client.run import ReplayEvent, ReplayResult, StopSignal, Target, replay
 from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
@@ -85,23 +85,22 @@ def run(
     is_strict: bool = True,
     request: RequestSpec | None = None,
     on_event: Callable[[ReplayEvent], None] | None = None,
-    stop: threading.Event | None = None,
+    stop: StopSignal | None = None,
+    is_watched: bool = False,
 ) -> ReplayResult:
-    """A replay in this thread, without the process that ``replay`` starts to note stalls of the host."""
-    return replay_here(
-        plan,
-        Target(
-            Endpoint(server.host, server.port),
-            model="null",
-            options=ClientSpec(name=client, stream=stream),
-            clock=ScaledClock(scale),
-            request_timeout_ns=int(timeout_s * NS_PER_S),
-            is_strict=is_strict,
-            request=request or RequestSpec(),
-        ),
-        on_event=on_event,
-        is_stopped=(stop or threading.Event()).is_set,
+    """A replay. is_watched: beside the process that notes stalls of the host, as a run's."""
+    target = Target(
+        Endpoint(server.host, server.port),
+        model="null",
+        options=ClientSpec(name=client, stream=stream),
+        clock=ScaledClock(scale),
+        request_timeout_ns=int(timeout_s * NS_PER_S),
+        is_strict=is_strict,
+        request=request or RequestSpec(),
     )
+    if is_watched:
+        return replay(plan, target, on_event=on_event, stop=stop)
+    return replay_here(plan, target, on_event=on_event, is_stopped=(stop or threading.Event()).is_set)
 
 
 def rows_of(result: ReplayResult) -> list[dict[str, Any]]:
