@@ -22,7 +22,7 @@ from harness.model.traces.importing import TRACE_FORMATS, import_trace
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.model.traces.recording import read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
-from tests.support.sound_traces import atif_document, lmcache_rows, mini_swe_agent, openhands_events
+from tests.support.sound_traces import atif_document, lmcache_rows, mini_swe_agent, opencode_session, openhands_events
 
 LINES_A_FILE = 100
 HANGS_AFTER_S = 30
@@ -152,6 +152,7 @@ RECORDS: dict[str, Callable[[int], Any]] = {
     "atif": lambda at: atif_document(f"s{at}", first_s=at),
     "openhands": lambda at: {"instance_id": at, "history": [*openhands_events(f"s{at}", first_s=at)]},
     "swe-agent": lambda at: mini_swe_agent(f"s{at}", first_s=at) if at % 2 else _swe_agent(at),
+    "opencode": lambda at: opencode_session(f"s{at}", first_s=at),
     "lmcache": lambda at: [*lmcache_rows(f"s{at // 3}")][at % 3],
 }
 CSV_HEAD = b"session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"

@@ -191,6 +191,28 @@ def mini_swe_agent(session: str, turns: int = TURNS, first_s: float = 0.0) -> An
     return {"trajectory_format": "mini-swe-agent-1.1", "info": {"exit_status": "x"}, "messages": messages}
 
 
+def opencode_session(session: str, turns: int = TURNS, first_s: float = 0.0) -> Any:
+    """A session that calls a tool in every turn, as opencode exports it."""
+
+    def ms(seconds: float) -> int:
+        return round(1000 * (1_772_359_200 + first_s + seconds))
+
+    messages: list[Any] = [{"info": {"role": "user", "time": {"created": ms(0)}}, "parts": [{"type": "text"}]}]
+    for turn in range(turns):
+        cache = {"read": 1000 * bool(turn), "write": 0}
+        tokens = {"input": 200 * turn + 1000 * (not turn), "output": 100, "reasoning": 20, "cache": cache}
+        state = {"status": "completed", "time": {"start": ms(10 * turn + 3), "end": ms(10 * turn + 8)}}
+        parts = [
+            {"type": "step-start"},
+            {"type": "text", "time": {"start": ms(10 * turn + 2), "end": ms(10 * turn + 3)}},
+            {"type": "tool", "tool": "x", "callID": f"{turn}", "state": state},
+            {"type": "step-finish"},
+        ]
+        time = {"created": ms(10 * turn), "completed": ms(10 * turn + 8)}
+        messages.append({"info": {"role": "assistant", "time": time, "tokens": tokens}, "parts": parts})
+    return {"info": {"id": session, "version": "1.18.33", "time": {"created": ms(0)}}, "messages": messages}
+
+
 def lmcache_rows(session: str, turns: int = TURNS) -> Iterator[Any]:
     """Calls with their whole prompts."""
     messages: list[Any] = [{"role": "system", "content": f"{session} " * 40}]
@@ -220,6 +242,7 @@ SOUND: dict[str, Callable[[], Lines]] = {
         lambda name, first_s: iter([{"instance_id": name, "history": [*openhands_events(name, first_s=first_s)]}])
     ),
     "swe-agent": _each(lambda name, first_s: iter([mini_swe_agent(name, first_s=first_s)])),
+    "opencode": _each(lambda name, first_s: iter([opencode_session(name, first_s=first_s)])),
     "lmcache": _each(lambda name, _: lmcache_rows(name)),
 }
 """The lines of one sound file of each format. A CSV file begins with its header."""

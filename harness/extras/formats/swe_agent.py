@@ -33,6 +33,9 @@ PASSED = {"exit": "why the run ended"}
 BY_CHARACTERS = "lengths estimated from characters, 4 to a token"
 
 
+BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
+
+
 def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
     """The calls of each trajectory."""
     for place, path in enumerate(files):
@@ -110,7 +113,9 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
             continue
         if role != "assistant":
             notes.part()
-            asked_ns, is_human = moment_ns, is_human or (role == "user" and place < 2)
+            # What a person adds has no time of its own: it was typed before the observation beside it was written.
+            asked_ns = asked_ns if moment_ns is None else moment_ns
+            is_human = is_human or (role == "user" and (place < 2 or text_of(extra, "interrupt_type") in BY_PERSON))
             continue
         response = record_of(extra.get("response"))
         counts = usage_of(record_of(response.get("usage")))
@@ -142,5 +147,6 @@ FORMAT = TraceFormat(
     ),
     (frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
     suffixes=(".traj", ".traj.json", ".json"),
+    is_special=True,  # mini-swe-agent's documents have the keys of opencode's too
     passed=PASSED,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.sound_traces import SESSIONS, SOUND, TURNS, Lines
 KINDS = sorted(TRACE_FORMATS)
 NUM_REQUESTS = SESSIONS * TURNS
 ESTIMATED = ("atif", "lmcache", "otel")  # of which every file is labelled
-DOCUMENTS = ("atif", "openhands", "swe-agent", "weka")  # a row is a whole session
+DOCUMENTS = ("atif", "opencode", "openhands", "swe-agent", "weka")  # a row is a whole session
 
 
 def written(folder: Path, kind: str, lines: Lines, name: str = "in") -> Path:
@@ -118,6 +119,7 @@ def renamed(lines: Lines) -> Lines:
         ('"one"', '"two"'),
         ("2026-03-01T10", "2026-03-01T12"),
         ("17723592", "17723692"),
+        ("17723593", "17723693"),
     )
     changes += (
         ('"timestamp": 60000', '"timestamp": 90000'),
@@ -193,10 +195,11 @@ def test_an_empty_file_beside_others_is_counted_and_alone_is_refused_as_empty(tm
 
 def test_many_answers_of_a_token_or_two_are_labelled(tmp_path: Path, kind: str) -> None:
     keys = {"codex": '"output_tokens": 100', "tracelab": '"output_tokens": 100', "weka": '"out": 90', "csv": ",90,"}
+    keys |= {"opencode": '"output": 100, "reasoning": 20'}
     counted = dict.fromkeys(("atif", "openhands", "swe-agent"), '"completion_tokens": 100')
     key = counted | {"claude": '"output_tokens": 400', "otel": '"gen_ai.usage.output_tokens": 100'} | keys
     old = key.get(kind, '"output_length": 60')
-    lines = [line.replace(old, old.replace(old.strip(",").rpartition(" ")[2], "2")) for line in SOUND[kind]()]
+    lines = [line.replace(old, re.sub(r"\d+(?=,?$)|(?<=: )\d+(?=, )", "1", old)) for line in SOUND[kind]()]
     assert lines != SOUND[kind]()
     assert any("placeholder" in label for label in imported(written(tmp_path, kind, lines)).head.labels)
 

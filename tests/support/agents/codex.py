@@ -137,12 +137,12 @@ def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
         thread = codex.ask("thread/start")["thread"]["id"]
         codex.turn_of_user(thread, "Look at this folder. script:main")
         pause(3.0)
-        codex.turn_of_user(thread, "Let a helper count the files.")
+        codex.turn_of_user(thread, "Let a helper count the files. script:main")
         pause(1.5)
         fork = codex.ask("thread/fork", threadId=thread)["thread"]["id"]
         codex.turn_of_user(fork, "Now the other way. script:fork")
         codex.ask("thread/compact/start", threadId=thread)
         codex.until_turn_ended(thread)
         pause(2.0)
-        codex.turn_of_user(thread, "Once more.")
+        codex.turn_of_user(thread, "Once more. script:main")
     return sorted(home.glob("sessions/**/rollout-*.jsonl"))

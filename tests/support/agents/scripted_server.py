@@ -1,13 +1,14 @@
 """A model server whose answers are written beforehand, for real agents on loopback, and the account of what it saw.
 
-It speaks ``/v1/responses`` and ``/v1/chat/completions``. A conversation is known by the last ``script:NAME`` that its
-user wrote; a tool's length, a failed attempt and a count of tokens stand in the script. Nothing here runs a model.
+It speaks ``/v1/responses`` and ``/v1/chat/completions``. A conversation is known by the ``script:NAME`` that ends what
+its user wrote; a tool's length, a failed attempt and a count of tokens stand in the script. No model runs.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from harness.clock import NS_PER_S, MonotonicClock
 
 CLOCK = MonotonicClock()
 CHARACTERS_PER_TOKEN = 4
-MARK = re.compile(r"script:([a-z-]+)")
+MARK, LAST_MARK = re.compile(r"script:([a-z-]+)"), re.compile(r"script:([a-z-]+)\s*$")
 AGENT = re.compile(r"""agent_id\\*":\s*\\*"([\w-]+)""")
 Kind = Literal["none", "human", "tool"]
 Failure = Literal["refused", "cut"]
@@ -134,24 +135,27 @@ def rendered(body: dict[str, Any]) -> str:
 
 
 def marked(body: dict[str, Any]) -> str:
-    """The script that the conversation's user named last."""
-    name = ""
-    for item in body.get("input") or body.get("messages") or []:
-        if item.get("role") == "user":
-            for found in MARK.finditer(json.dumps(item.get("content"))):
-                name = found[1]
-    return name
+    """The script that ends what a user wrote last; where none does, as in a text of all that was said, the first."""
+    texts = [
+        text for item in body.get("input") or body["messages"] for text in _texts(item) if item.get("role") == "user"
+    ]
+    last = [found[1] for text in texts if (found := LAST_MARK.search(text))]
+    anywhere = MARK.search("\n".join(texts))
+    return last[-1] if last else anywhere[1] if anywhere else ""
+
+
+def _texts(item: dict[str, Any]) -> list[str]:
+    content = item.get("content") or ""
+    return [content] if isinstance(content, str) else [part.get("text", "") for part in content]
 
 
 def for_agent(answer: Answer, prompt: str) -> Answer:
     """The answer with the id of the sub-agent that its prompt names last."""
     ids = AGENT.findall(prompt)
-    if not ids or not answer.calls:
+    if not ids:
         return answer
-    calls = [
-        replace(call, arguments=json.loads(json.dumps(call.arguments).replace("$agent", ids[-1])))
-        for call in answer.calls
-    ]
+    named = [json.loads(json.dumps(call.arguments).replace("$agent", ids[-1])) for call in answer.calls]
+    calls = [replace(call, arguments=arguments) for call, arguments in zip(answer.calls, named, strict=True)]
     return replace(answer, calls=tuple(calls))
 
 
@@ -242,6 +246,7 @@ def chat_document(name: str, answer: Answer, tokens: Sequence[int]) -> Event:
 def chat_events(name: str, answer: Answer, tokens: Sequence[int]) -> Iterator[Event]:
     """The chunks of ``/v1/chat/completions``."""
     base = {"id": f"chat-{name}", "object": "chat.completion.chunk", "created": 0, "model": "scripted"}
+    yield base | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     delta = chat_message(name, answer)
     yield base | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     yield base | {"choices": [{"index": 0, "delta": {}, "finish_reason": _reason(answer)}]}
@@ -285,6 +290,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream(list(responses_events(name, answer, tokens)), wait_until_ns, named=True, cut=bool(failure))
         elif body.get("stream"):
             self._stream(list(chat_events(name, answer, tokens)), wait_until_ns, named=False, cut=bool(failure))
+        elif failure:
+            CLOCK.sleep_until_ns(wait_until_ns)
+            self._cut()
         else:
             CLOCK.sleep_until_ns(wait_until_ns)
             self._document(200, chat_document(name, answer, tokens))
@@ -319,13 +327,16 @@ class _Handler(BaseHTTPRequestHandler):
             if place == 1:
                 CLOCK.sleep_until_ns(until_ns)
                 if cut:
-                    self.close_connection = True
-                    self.connection.close()
+                    self._cut()
                     return
             self._chunk((f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n")
         if not named:
             self._chunk("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
 
     def _chunk(self, text: str) -> None:
         content = text.encode()

@@ -1,0 +1,180 @@
+"""opencode's exported sessions (``opencode export``): ``info``, and ``messages`` with their parts.
+
+An answer's message has its token counts and the moment at which it was asked for; its parts say when its text and its
+reasoning ended and when tools ran. Its ``completed`` is that of its tools, so it is not read as the answer's end. A
+fork begins with copies of its parent's messages under new ids; a sub-agent is named by the tool that started it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from harness.extras.formats.trajectories import hold_sum, uncounted
+from harness.model.traces.base import (
+    Progress,
+    ReadNotes,
+    Record,
+    TraceFormat,
+    json_records,
+    list_of,
+    record_of,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
+from harness.model.traces.rounds import Conversation, Log, Round, mark_replay, through_rounds
+
+NS_PER_MS = 1_000_000
+HELD_TO = "1.18.33"
+SEVERAL = "an answer of several calls"
+SEVERAL_BEFORE = "an answer of several calls before theirs was not read"
+NO_END = "answers without text: they are taken to end where their first tool starts"
+
+
+def opencode_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The calls of each session. A session that no tool of the files names is its parent's by its own word."""
+    sessions: list[_Session] = []
+    for path in files:
+        for at, document in json_records(path, notes, progress):
+            info, messages = record_of(document.get("info")), list_of(document.get("messages"))
+            if not text_of(info, "id") or not messages:
+                notes.row_broken("no session with its id and its messages", at)
+                continue
+            notes.holds(len(messages))
+            notes.check_release("opencode", text_of(info, "version"), HELD_TO)
+            session = _Session(info, notes)
+            for place, message in enumerate(map(record_of, messages)):
+                session.take(message, f"{at}, message {place}")
+            session.hold(record_of(info.get("tokens")))
+            if session.rounds:
+                sessions.append(session)
+    named = {child for session in sessions for turn in session.rounds for child in turn.children}
+    for session in sessions:
+        yield session.log(is_named=session.session in named)
+
+
+class _Session(Conversation):
+    """The messages of one exported session."""
+
+    def __init__(self, info: Record, notes: ReadNotes) -> None:
+        super().__init__(text_of(info, "id"))
+        self._notes, self._above = notes, text_of(info, "parentID")
+        self._began_ns = _instant_ns(info, "created") or 0
+        self._ended_ns: list[int] = []
+        self._lost = ""
+
+    def hold(self, tokens: Record) -> None:
+        """Compare the sums that the session states with those of its calls."""
+        counts = _counts(tokens)
+        if counts is not None:
+            hold_sum(self._notes, "prompt tokens", counts[0], (turn.input_tokens for turn in self.rounds))
+            hold_sum(self._notes, "output tokens", counts[2], (turn.output_tokens for turn in self.rounds))
+
+    def log(self, *, is_named: bool) -> Log:
+        """The rounds so far; those from before the session began are its parent's."""
+        mark_replay(self.rounds, self._ended_ns, self._began_ns, is_fork=False)
+        if not is_named:
+            for turn in self.rounds:
+                turn.parent = self._above
+        return self.known()
+
+    def take(self, message: Record, at: str) -> None:
+        """Read one message."""
+        self.unread.num_rows += 1
+        info, parts = record_of(message.get("info")), [record_of(part) for part in list_of(message.get("parts"))]
+        moment_ns, role = _instant_ns(info, "created"), text_of(info, "role")
+        if role not in ("user", "assistant"):
+            self._notes.row_unknown(f"role {role}", at)
+            self.unread.add()
+        elif moment_ns is None:
+            self._notes.row_broken("a message without its time", at)
+            self.unread.add()
+        elif role == "user":
+            self._notes.part()
+            self.take_input(moment_ns, is_human=not all(map(_is_of_program, parts)))
+        else:
+            self._answer(info, parts, moment_ns, at)
+
+    def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
+        counts = _counts(record_of(info.get("tokens")))
+        num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
+        if counts is None or not counts[0]:
+            self._lost = uncounted({} if counts else record_of(info.get("tokens")), at, self._notes)
+            return
+        if num_steps > 1:
+            self._notes.row_broken(SEVERAL, at)
+            self._lost = SEVERAL_BEFORE
+            return
+        self._notes.call()
+        ended_ns = self._end_ns(info, parts)
+        turn = self.begin(ended_ns)
+        # It was asked for when its message was made: tools and people were ready by then.
+        turn.submitted_ns, turn.at = min(moment_ns, ended_ns), at
+        turn.unknown_wait, self._lost = self._lost or turn.unknown_wait, ""
+        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.visible_tokens = counts
+        turn.identity = ("opencode", moment_ns, ended_ns, *counts)
+        self._ended_ns.append(ended_ns)
+        self.rounds.append(turn)
+        self._tools(turn, parts)
+        self.is_compacted = info.get("summary") is True
+
+    def _tools(self, turn: Round, parts: list[Record]) -> None:
+        for state in (record_of(part.get("state")) for part in parts if text_of(part, "type") == "tool"):
+            start_ns, end_ns = _instant_ns(state, "start"), _instant_ns(state, "end")
+            if start_ns is not None and end_ns is not None:
+                turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
+                self.take_input(max(start_ns, end_ns), is_human=False)
+            if child := text_of(state, "metadata", "sessionId"):
+                turn.children.append(child)
+
+    def _end_ns(self, info: Record, parts: list[Record]) -> int:
+        """When the last text or reasoning ended; without any, when the first tool started."""
+        told = [_instant_ns(part, "end") for part in parts if text_of(part, "type") in ("text", "reasoning")]
+        tools = [_instant_ns(record_of(part.get("state")), "start") for part in parts]
+        starts = [start for start in tools if start is not None]
+        ends = [end for end in told if end is not None]
+        created_ns = _instant_ns(info, "created") or 0
+        if not ends and starts:
+            self._notes.assume(NO_END)
+            return max(min(starts), created_ns)
+        return max([*ends, created_ns]) if ends else max(_instant_ns(info, "completed") or 0, created_ns)
+
+
+def _counts(tokens: Record) -> tuple[int, int, int, int] | None:
+    """(prompt, cached, answer, visible): ``input`` leaves out what the cache held, and ``output`` the reasoning."""
+    cache = record_of(tokens.get("cache"))
+    numbers = [tokens_of(tokens.get(name)) for name in ("input", "output")]
+    more = [tokens_of(value) for value in (tokens.get("reasoning", 0), cache.get("read", 0), cache.get("write", 0))]
+    counts = [count for count in (*numbers, *more) if count is not None]
+    if len(counts) < 5:
+        return None
+    new, visible, reasoning, read, written = counts
+    return new + read + written, read, visible + reasoning, visible
+
+
+def _is_of_program(part: Record) -> bool:
+    """Whether opencode itself wrote this part of a user's message."""
+    return part.get("synthetic") is True or (text_of(part, "type") == "compaction" and part.get("auto") is True)
+
+
+def _instant_ns(record: Record, name: str) -> int | None:
+    return seconds_ns(record_of(record.get("time")).get(name), NS_PER_MS)
+
+
+FORMAT = TraceFormat(
+    "opencode's exported sessions (opencode export)",
+    through_rounds(opencode_logs),
+    (
+        "a message was made in this session: a fork's export begins with copies; those that are another session's "
+        "calls are dropped and counted, and the fork goes on from there",
+        "an answer's end is written: it is that of its text or reasoning, else the start of its first tool, labelled",
+        "an answer has its token counts and is one call: one without, or of several, is broken, and the wait after it "
+        "unknown",
+        "the session's own sums are those of its calls: a difference is named with both numbers",
+        "an attempt that failed is written: it is not; a call's time begins with the first attempt",
+    ),
+    (frozenset({"info", "messages"}),),
+    suffixes=(".json",),
+    held_to=HELD_TO,
+)
