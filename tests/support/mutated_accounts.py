@@ -24,6 +24,7 @@ from tests.support.sound_traces import SOUND
 # Rows that are whole calls, which no other row counts or names: without one the rest is a recording of fewer calls.
 WITHOUT_LINKS = ("mooncake", "bailian", "otel", "weka", "atif", "openhands", "swe-agent")
 ROWS_INSIDE = {"atif": "steps", "openhands": "history", "swe-agent": "messages", "weka": "requests"}
+ROWS_INSIDE["opencode"] = "messages"
 # LMCache's rows have no type: what would be renamed is a role in a prompt, which makes it another prompt.
 UNTYPED = ("lmcache",)
 TYPES = re.compile(r'"(type|source|role|kind|gen_ai\.operation\.name)": "(\w+)"')

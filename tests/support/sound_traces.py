@@ -210,7 +210,11 @@ def opencode_session(session: str, turns: int = TURNS, first_s: float = 0.0) -> 
         ]
         time = {"created": ms(10 * turn), "completed": ms(10 * turn + 8)}
         messages.append({"info": {"role": "assistant", "time": time, "tokens": tokens}, "parts": parts})
-    return {"info": {"id": session, "version": "1.18.33", "time": {"created": ms(0)}}, "messages": messages}
+    told = [message["info"]["tokens"] for message in messages[1:]]
+    sums = {name: sum(tokens[name] for tokens in told) for name in ("input", "output", "reasoning")}
+    cache = {name: sum(tokens["cache"][name] for tokens in told) for name in ("read", "write")}
+    info = {"id": session, "version": "1.18.33", "time": {"created": ms(0)}, "tokens": sums | {"cache": cache}}
+    return {"info": info, "messages": messages}
 
 
 def lmcache_rows(session: str, turns: int = TURNS) -> Iterator[Any]:

@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from tests.support.agents import codex, mini_swe_agent
+from tests.support.agents import codex, mini_swe_agent, opencode
 from tests.support.agents.scripted_server import ScriptedServer, serving
 from tests.support.agents.truth import SeenRequest, differences, requests_seen, truth_of
 from tests.support.agents.without_texts import write_without_texts
 
-AGENTS: dict[str, ModuleType] = {module.NAME: module for module in (codex, mini_swe_agent)}
+AGENTS: dict[str, ModuleType] = {module.NAME: module for module in (codex, mini_swe_agent, opencode)}
 
 
 def play(agent: ModuleType, folder: Path) -> tuple[str, list[Path], list[SeenRequest], ScriptedServer]:
