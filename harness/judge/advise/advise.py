@@ -284,6 +284,8 @@ class Validation:
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write (experiment file, criteria file); raises RecordsError when the disk refuses."""
         experiment, criteria = folder / f"{self.name}.toml", folder / f"{self.name}-criteria.toml"
+        if not str(folder).isprintable():
+            raise RecordsError("has characters that no TOML file can hold", where=str(folder), hint="Choose another")
         with RecordsError.on_os_error("cannot be written", where=folder, hint="Choose another"):
             folder.mkdir(parents=True, exist_ok=True)
             criteria.write_text(self._criteria(), encoding="utf-8")

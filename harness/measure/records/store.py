@@ -170,7 +170,10 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     if text.endswith(".toml"):
         from harness.model.spec import load_toml
 
-        return _by_name(runs, str(load_toml(place).get("name", place.stem)))
+        name = load_toml(place).get("name")
+        if not isinstance(name, str):
+            raise SpecError("names no experiment", where=text, hint="Write name = ..., or give the name itself")
+        return _by_name(runs, name)
     if place.is_dir() and ("/" in text or not (runs / text).is_dir()):
         return _in_folder(place)
     if ("/" in text or place.suffix[1:].isalpha()) and not (runs / text).is_dir():

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.errors import PlanError
-from harness.model.compiled.records import IntArray
 from harness.model.plan.model import Followers, Plan
 
+IntArray = NDArray[np.int64]
 LEAVES, SENDS = range(2)
 # In the provenance of a plan whose first sessions begin in the middle: requests that only warm it up.
 STEADY_START = "warm_up_requests"
