@@ -45,7 +45,7 @@ def test_a_pipe_is_no_trace_release(pipe: Path) -> None:
 def test_a_trace_comes_through_a_pipe_as_a_dash(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "trace", "import", "-", "-o", str(tmp_path / "out.jsonl")]
     done = subprocess.run(command, input=gzip.compress(5 * LINE), capture_output=True, check=True)
-    assert b"mooncake, 5 lines read" in done.stdout
+    assert b"mooncake, 5 rows read" in done.stdout
 
 
 def test_a_file_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

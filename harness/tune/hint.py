@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError
+from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun
 from harness.model.plan.build import derive_seed
@@ -104,6 +105,9 @@ def hint(sealed: Sequence[SealedRun], source: str | Path = "", effort: Effort = 
         first = sealed[0].spec
         diagnosis, source = diagnose(sealed), source or first.name
         valid = [run for run in sealed if run.condition == first.baseline_name and run.is_valid]
+        if any(log.num_drafts for run in valid if (log := step_log_of(run)) is not None):
+            # Under speculative decoding a captured size counts tokens: requests at once say nothing of sizes.
+            return None
         nothing = Hint(first.baseline_name, diagnosis, None, None, shlex.join(["harness", "tune", str(source)]))
         if diagnosis.unknown or (diagnosis.eager is not None and diagnosis.eager.sizes):
             return nothing

@@ -31,7 +31,6 @@ COMMANDS = (
     *("table demo --runs runs", "table demo --runs runs --predicted", "table demo --runs runs --reuse-by-wait"),
     *("run demo --dry-run --runs none", "simulate demo --draws 1", "predict ratios paper", "trace show coding-agent"),
     *("power demo --runs runs", "decide demo --rule superiority --runs runs"),
-    "history runs/demo runs/demo",
     "compare runs/demo/base-waits --baseline runs/demo/bucket6-waits",
     "gate runs/demo/bucket6-waits --against runs/demo/base-waits",
     "predict advise demo --runs runs -o advice",

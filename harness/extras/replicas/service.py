@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.errors import SpecError
 from harness.extras.replicas.doors import check_program
 from harness.extras.replicas.launch import launch_replicas
 from harness.extras.replicas.predicted import DrawsOnReplicas
@@ -13,6 +14,14 @@ from harness.runner.backends.base import Replicas
 
 def check_router(server: ServerSpec, kind: BackendKind) -> None:
     """Refuse a router that this host cannot start, or that a virtual kind does not model: ServerError, SpecError."""
+    words = " ".join(server.door.command)
+    # Sealed runs keep the command as it was filled in, so that only a run to come is held to this.
+    if server.door.kind == "command" and ("{port}" not in words or ("{urls}" not in words and "{hosts}" not in words)):
+        raise SpecError(
+            "command needs {port}, where it listens, and {urls} or {hosts}, the replicas: both are free ports "
+            "of each run",
+            where="server.router.command",
+        )
     if kind.is_virtual:
         check_simulated_router(server)
     else:

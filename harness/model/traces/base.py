@@ -164,6 +164,9 @@ class ReadNotes:
 
     def check(self, num_requests: int) -> None:
         """Assert that every row was counted once, and that every call is a request or dropped."""
+        if not any(self.rows.values()):
+            # The reader of another package, which counts nothing.
+            return
         assert sum(self.rows.values()) == self.num_rows, (self.rows, self.num_rows)
         assert self.num_calls + self.num_more == num_requests + self.dropped.total(), (num_requests, self)
 

@@ -186,7 +186,7 @@ def test_a_router_that_is_not_installed_is_named_before_anything_starts(tmp_path
 
 def test_a_router_that_ends_at_once_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="the router: ended by itself with exit code 3"):
-        routed(tmp_path, kind="command", command=("sh", "-c", "exit 3"))
+        routed(tmp_path, kind="command", command=("sh", "-c", "exit 3", "{port}", "{urls}"))
 
 
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])

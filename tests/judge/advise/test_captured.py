@@ -47,6 +47,7 @@ def served_with(monkeypatch: pytest.MonkeyPatch, **effective: Any) -> None:
 
     monkeypatch.setattr(captured, "step_log_of", changed)
     monkeypatch.setattr(diagnose, "step_log_of", changed)
+    monkeypatch.setattr("harness.tune.hint.step_log_of", changed)
 
 
 def test_sizes_are_proposed_for_steps_without_a_graph(eager: list[SealedRun], tmp_path: Path) -> None:
