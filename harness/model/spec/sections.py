@@ -169,9 +169,7 @@ class TuneSpec(Spec):
         description="keys of [server] that may change: kv_slots, num_gpu_blocks, max_num_seqs, decode_buckets, "
         "prefix_caching, router; default: all that this server has",
     )
-    goal: Literal["cost", "sessions"] = Field(
-        default="cost", description="least device time, or most sessions at a time whose targets in [slo] hold"
-    )
+    goal: Literal["cost"] = Field(default="cost", description="least device time")
     memory: str = Field(default="", description="of one device, '14GiB'; default: no limit on a modelled server")
     agents: tuple[int, ...] = Field(
         default=(),
