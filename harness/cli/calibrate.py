@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 DEFAULT_SEED = 20261117
 # Predicts how long the sweeps of a vLLM last, where no other cost model is named.
 PACE_OF_VLLM = "emulated-gpu"
-QUICK: dict[str, Any] = {
-    "layout": "joined",
-    "context_tokens": (512, 1500),
-    "generate_tokens": 70,
-    "prefill_tokens": (128, 500, 2000, 4000),
-    "prefill_repeats": 3,
-}
 
 
 def calibrate(
@@ -84,7 +77,7 @@ def calibrate(
     Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
     from harness.model.spec import check_name
-    from harness.runner.calibrate import CalibrationSpec, check_folder, fit_runs, write_cost_file
+    from harness.runner.calibrate import QUICK_SWEEPS, CalibrationSpec, check_folder, fit_runs, write_cost_file
 
     console = terminal()
     check_folder(output)
@@ -95,7 +88,7 @@ def calibrate(
     if retry_invalid and not resume:
         hint = f"Say: harness server calibrate {name} ... --resume --retry-invalid"
         raise SpecError("goes with --resume", where="--retry-invalid", hint=hint)
-    layout: dict[str, Any] = QUICK if quick else {"layout": "joined"} if joined else {}
+    layout: dict[str, Any] = QUICK_SWEEPS if quick else {"layout": "joined"} if joined else {}
     server, sections, scale = _tables(experiment, changes or [])
     spec = CalibrationSpec(
         name=f"calibrate-{name}",

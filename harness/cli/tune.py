@@ -34,7 +34,7 @@ def tune(
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option("--candidate", metavar="NAME=URL", help="Attached: the server of a candidate. Repeatable."),
+        typer.Option("--candidate", metavar="NAME=URL", help="Server, or compiled model, of a candidate. Repeatable."),
     ] = None,
     only: Annotated[
         Literal["explore"] | None, typer.Option("--only", help="`explore`: search, and measure nothing.")
@@ -66,7 +66,7 @@ def tune(
         say(console, line, markup=False)
 
     with time_left("searching") as on_search:
-        made = Tune(spec, runs, _performer(source), tell, on_search, candidates=_urls(candidate or []))
+        made = Tune(spec, runs, _performer(source), tell, on_search, candidates=_places(candidate or []))
         if dry_run:
             made.forecast()
             return
@@ -110,13 +110,16 @@ def _performer(source: Path) -> Any:
     return perform
 
 
-def _urls(candidates: Sequence[str]) -> dict[str, str]:
-    """Addresses by the name of their candidate; SpecError for what is no NAME=URL."""
-    urls: dict[str, str] = {}
+def _places(candidates: Sequence[str]) -> dict[str, str]:
+    """Addresses or folders by the name of their candidate; SpecError for what is no NAME=URL."""
+    places: dict[str, str] = {}
     for text in candidates:
-        name, separator, url = text.partition("=")
-        if not separator or name not in ("smallest", "best") or not url.startswith(("http://", "https://")):
-            hint = "Write smallest=http://HOST:PORT, or best=http://HOST:PORT"
+        name, separator, place = text.partition("=")
+        is_place = place.startswith(("http://", "https://")) or Path(place).is_dir()
+        if not separator or name not in ("smallest", "best") or not is_place:
+            hint = "Write smallest=http://HOST:PORT or best=http://HOST:PORT; of a compiled model its folder"
             raise SpecError(f"{text!r} is no NAME=URL of a candidate", where="--candidate", hint=hint)
-        urls[name] = url
-    return urls
+        if name in places:
+            raise SpecError(f"{name!r} is given twice", where="--candidate", hint="Leave one of them out")
+        places[name] = place
+    return places

@@ -52,6 +52,14 @@ CONTEXT_TOKENS = (512, 1500, 3000)
 PREFILL_TOKENS = (128, 256, 384, 500, 512, 1000, 2000, 3000, 4000, 6000)
 # Beside them on a vLLM, where a return computes the end of its last block only.
 SHORT_PREFILL_TOKENS = (8, 16, 32, 64)
+QUICK_SWEEPS: dict[str, Any] = {
+    "layout": "joined",
+    "context_tokens": (512, 1500),
+    "generate_tokens": 70,
+    "prefill_tokens": (128, 500, 2000, 4000),
+    "prefill_repeats": 3,
+}
+"""Fields of a CalibrationSpec for fewer lengths and one server start: rough and soon done."""
 # A group must end before the next begins: predicted duration times this, and a pause.
 MARGIN, PAUSE_S = 1.6, 0.3
 # On a vLLM prompts arrive while another request decodes. It begins so much earlier, and lasts so much longer than

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import tomli_w
 
 from harness.errors import ExitCode
-from harness.kinds import kind_named
+from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import MARGIN, Explored, Option
-from harness.tune.setups import Baseline
+from harness.tune.setups import Baseline, Setup
 
 State = Literal["keep", "confirmed", "not told apart", "predicted"]
 EXIT_CODES = {
@@ -154,13 +154,18 @@ def tuned_text(spec: ExperimentSpec, found: Answer) -> str:
 
 def to_copy(spec: ExperimentSpec, found: Answer) -> Iterator[str]:
     """The commands that start the chosen server, for its kind."""
+    return commands(spec, Baseline(server_of(spec)).setup if found.option is None else found.option.setup)
+
+
+def commands(spec: ExperimentSpec, setup: Setup, backend: str = "") -> Iterator[str]:
+    """The commands that start a server with this configuration. backend: as runs name it; default: the experiment's."""
     server = server_of(spec)
-    setup = Baseline(server).setup if found.option is None else found.option.setup
     sizes = ",".join(map(str, setup.decode_buckets))
-    kind = kind_named(spec.backend)
+    kind = kind_of_run(backend or spec.backend)
+    has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in Baseline(server).levers(setup)
     if server.is_vllm:
         captured = f" --cudagraph-capture-sizes {' '.join(map(str, setup.decode_buckets))}" if sizes else ""
-        blocks = "" if server.num_gpu_blocks is None else f" --num-gpu-blocks-override {setup.num_gpu_blocks}"
+        blocks = f" --num-gpu-blocks-override {setup.num_gpu_blocks}" if has_blocks else ""
         caching = " --enable-prefix-caching" if setup.prefix_caching else " --no-enable-prefix-caching"
         yield f"vllm serve {server.model or 'MODEL'} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching}"
         return
@@ -171,5 +176,5 @@ def to_copy(spec: ExperimentSpec, found: Answer) -> Iterator[str]:
             yield f"serve it with --num-gpu-blocks-override {setup.kv_slots}"
         return
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
-    memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if setup.num_gpu_blocks is not None else ""
+    memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""
     yield f"harness server emulator --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"

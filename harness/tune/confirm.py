@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import tomli_w
 from pydantic import BaseModel
@@ -24,10 +25,12 @@ from harness.judge.planning.stopping import (
     of_each,
     sequential_status,
 )
+from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.base import tomllib
+from harness.model.spec.sections import Basis
 from harness.tune.explore import MARGIN, SEED_RANGE, Explored, Option
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
 from harness.tune.setups import Baseline
@@ -88,15 +91,28 @@ def candidates_of(explored: Explored) -> dict[str, Option]:
     return {SMALLEST: explored.smallest, BEST: explored.best}
 
 
-def confirm_text(
-    spec: ExperimentSpec, candidates: Mapping[str, Option], budget: int, urls: Mapping[str, str] | None = None
-) -> str:
-    """The experiment file of the measurement. budget: blocks at most. urls: of servers that somebody else starts."""
-    base_server = spec.server_of(next(one for one in spec.condition if one.name == spec.baseline_name))
-    base, urls = Baseline(base_server), urls or {}
+def place_key(spec: ExperimentSpec) -> str:
+    """The key of [server] that somebody has to fill in for a candidate: "url", "artifact", or "" where nobody has."""
+    if not kind_named(spec.backend).is_restarted:
+        return "url"
+    return "artifact" if server_of(spec).artifact else ""
+
+
+class Measurement(NamedTuple):
+    """What is measured. budget: blocks at most. places: values of ``place_key`` by candidate. channel: what counts."""
+
+    candidates: Mapping[str, Option]
+    budget: int
+    places: Mapping[str, str] = MappingProxyType({})
+    channel: Basis = "a"
+
+
+def confirm_text(spec: ExperimentSpec, wanted: Measurement) -> str:
+    """The experiment file of the measurement."""
+    base, key, budget = Baseline(server_of(spec)), place_key(spec), wanted.budget
     conditions = [_base(spec, BASE)]
-    for name, option in candidates.items():
-        keys = {**base.keys(option.setup), **({"url": urls[name]} if name in urls else {})}
+    for name, option in wanted.candidates.items():
+        keys = {**base.keys(option.setup), **({key: wanted.places[name]} if key and name in wanted.places else {})}
         conditions.append({**_base(spec, name), "server": keys})
     table = plain_table(spec)
     table |= {
@@ -106,26 +122,26 @@ def confirm_text(
         "replicates": budget,
         "base_seed": derive_seed(spec.base_seed, "tune/confirm") % SEED_RANGE,
         "baseline": BASE,
-        "stop": {"margin": MARGIN, "alpha": ALPHA, "budget": budget, "looks": looks_within(budget)},
+        "stop": {
+            "margin": MARGIN,
+            "alpha": ALPHA,
+            "budget": budget,
+            "looks": looks_within(budget),
+            "channel": wanted.channel,
+        },
         "condition": conditions,
     }
     head = "# Written by `harness tune`: new plans of the same sessions, fixed with the predictions before any run.\n"
     return head + tomli_w.dumps(table)
 
 
-def freeze(
-    folder: TuneFolder,
-    spec: ExperimentSpec,
-    candidates: Mapping[str, Option],
-    budget: int,
-    urls: Mapping[str, str] | None = None,
-) -> ExperimentSpec:
+def freeze(folder: TuneFolder, spec: ExperimentSpec, wanted: Measurement) -> ExperimentSpec:
     """Write and fix the measurement; the experiment of an earlier call where there is one."""
     if folder.frozen() is None:
-        folder.write_text(CONFIRM, confirm_text(spec, candidates, budget, urls))
+        folder.write_text(CONFIRM, confirm_text(spec, wanted))
         predicted = {
             name: {"ratio": option.ratio.ratio, "error": option.ratio.error, "low": option.low, "high": option.high}
-            for name, option in candidates.items()
+            for name, option in wanted.candidates.items()
         }
         folder.freeze(
             {"frozen_at_utc": utc_now().isoformat(timespec="seconds"), "predicted": predicted}, [CONFIRM, EXPLORED]

@@ -67,10 +67,10 @@ class Diagnosis:
     """Losses of one condition, over its valid runs. Times in ns.
 
     device_ns: modelled device time (A); None where steps, reuse or costs are not known. unknown: why there is no
-    advice, "" where there can be. waiting_session_ns: that sessions waited behind the prompts of others. overload: how
-    many times more device time the sessions ask for than passes until the last one arrives; None: not more, or not
-    known. eager: decode steps without a graph, where there were any. start_ms, lag_ms: mean lateness of the client in
-    model ms, of exponential delays.
+    advice, "" where there can be. has_rules, has_costs: whether those of the server are known. waiting_session_ns: that
+    sessions waited behind the prompts of others. overload: how many times more device time the sessions ask for than
+    passes until the last one arrives; None: not more, or not known. eager: decode steps without a graph, where there
+    were any. start_ms, lag_ms: mean lateness of the client in model ms, of exponential delays.
     """
 
     condition: str
@@ -85,6 +85,8 @@ class Diagnosis:
     overload: float | None
     origin: str
     unknown: str
+    has_rules: bool
+    has_costs: bool
     eager: EagerSteps | None
     start_ms: float
     lag_ms: float
@@ -141,6 +143,8 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         overload=sum(known) / len(known) if known and len(known) == len(overloads) else None,
         origin=summary.origin,
         unknown=unknown,
+        has_rules=has_rules(valid[0]),
+        has_costs=has_costs(valid[0]),
         eager=eager_steps(valid),
         # The mean of N evenly spread starts is half the spread. The median of an exponential is ln 2 times its mean.
         start_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
@@ -155,20 +159,29 @@ def why_unknown(valid: Sequence[SealedRun]) -> str:
 
 def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
     """(whether this is missing, why there is no advice then), the first cause first."""
-    first, figures = valid[0], [run_figures(run) for run in valid]
-    is_fresh = kind_of_run(first.manifest.backend).is_restarted
-    is_usual = first.server.cost_model == DEFAULT_COSTS
-    is_auto = str(first.manifest.requested_server.get("rules", AUTO)) == AUTO
-    shows_rules = "rules" in (first.manifest.effective.get("shown") or ())
-    has_rules = is_fresh or first.server.is_vllm or not is_auto or shows_rules
-    yield not has_rules, "nothing shows the rules of this server; write them: server.rules"
+    figures = [run_figures(run) for run in valid]
+    yield not has_rules(valid[0]), "nothing shows the rules of this server; write them: server.rules"
     is_silent = any(run.reuse.num_rearrivals and run.reuse.num_reused is None for run in figures)
     yield is_silent, "the server does not state what it reused (--enable-prompt-tokens-details)"
     steps = "no log shows the steps of this server; start it with its step log (docs/vllm-steps.md)"
     yield not all(run.has_steps for run in figures), steps
     costs = "no costs of this server are known; fit them (harness server calibrate) and name them: server.cost_model"
-    yield is_usual and (first.server.is_paged or not (is_fresh or _shows_costs(first))), costs
+    yield not has_costs(valid[0]), costs
     yield any(run.a_ns is None for run in figures), "the device time of these runs cannot be modelled"
+
+
+def has_rules(run: SealedRun) -> bool:
+    """Whether the scheduling rules of its server are known."""
+    is_auto = str(run.manifest.requested_server.get("rules", AUTO)) == AUTO
+    shows_rules = "rules" in (run.manifest.effective.get("shown") or ())
+    return kind_of_run(run.manifest.backend).is_restarted or run.server.is_vllm or not is_auto or shows_rules
+
+
+def has_costs(run: SealedRun) -> bool:
+    """Whether the costs of its server are known: named, those that it runs by, or those that it shows."""
+    is_fresh = kind_of_run(run.manifest.backend).is_restarted
+    is_usual = run.server.cost_model == DEFAULT_COSTS
+    return not is_usual or not (run.server.is_paged or not (is_fresh or _shows_costs(run)))
 
 
 def _shows_costs(run: SealedRun) -> bool:

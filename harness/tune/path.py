@@ -19,18 +19,22 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.spec import ExperimentSpec, TuneSpec
+from harness.model.spec.sections import Basis
 from harness.runner import ExperimentOutcome
 from harness.runner.experiment import checked, will_fail_again
 from harness.runner.progress import predicted_replay_s
-from harness.tune.answer import Answer, answer, tuned_text, without_search
+from harness.tune.answer import Answer, answer, commands, tuned_text, without_search
 from harness.tune.confirm import (
     BASE,
+    Measurement,
     best_is_better,
     blocks_within,
     candidates_of,
     confirmed,
     freeze,
+    place_key,
     power,
+    server_of,
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
@@ -38,6 +42,7 @@ from harness.tune.explore import FULL, QUICK, Effort, Explored, Option, Question
 from harness.tune.folder import PAGE, TUNED, TuneFolder
 from harness.tune.hint import question_of_run
 from harness.tune.page import Found, tune_page
+from harness.tune.price import Price, calibration_of, fitted, names_costs, needs_calibration, price_of
 from harness.tune.setups import checked_levers
 
 DIAGNOSE_RUNS = 3
@@ -76,7 +81,11 @@ class Stages:
 
 @dataclass
 class Tune:
-    """One tune of an experiment with one condition. candidates: addresses of servers that somebody else started."""
+    """One tune of an experiment with one condition.
+
+    candidates: addresses of servers that somebody else started, or folders of compiled models, by candidate. channel:
+    what the measurement counts. seen_as: the backend as its runs name it.
+    """
 
     spec: ExperimentSpec
     runs: Path
@@ -86,6 +95,8 @@ class Tune:
     effort: Effort = FULL
     candidates: Mapping[str, str] = field(default_factory=dict[str, str])
     clock: Clock = field(default_factory=MonotonicClock)
+    channel: Basis = "a"
+    seen_as: str = ""
 
     @property
     def wishes(self) -> TuneSpec:
@@ -113,9 +124,10 @@ class Tune:
         each_s = self._run_s(run)
         self.say(f"budget {wishes.budget}; at most:")
         self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * each_s)}")
-        self.say(f"  price: the costs of {run.server.cost_model!r}, which the file names")
+        price_s = self._price_s(run)
+        self.say(f"  price: {self._how_priced(run)}{_about(price_s) if price_s else ''}")
         self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
-        before_s = DIAGNOSE_RUNS * each_s + SEARCH_S
+        before_s = DIAGNOSE_RUNS * each_s + price_s + SEARCH_S
         blocks = blocks_within(wishes.budget_s - before_s, 3 * each_s, before_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
@@ -143,16 +155,34 @@ class Tune:
         kind = kind_named(run.spec.backend)
         return 0.0 if kind.is_virtual else predicted_replay_s(run) + kind.lifecycle_s
 
+    def _price_s(self, run: PlannedRun) -> float:
+        """Wall seconds of a calibration; 0 where none is made."""
+        if not needs_calibration(server_of(self.spec), self.spec.backend):
+            return 0.0
+        return sum(self._run_s(each) for each in checked(resolve(calibration_of(self.spec, run.server))).runs)
+
+    def _how_priced(self, run: PlannedRun) -> str:
+        if needs_calibration(server_of(self.spec), self.spec.backend):
+            return "no costs are named, so a quick calibration of today's server, before all else"
+        if names_costs(server_of(self.spec)) or kind_named(run.spec.backend).has_device is False:
+            return f"the costs of {run.server.cost_model!r}"
+        return "no costs are named: those that the server shows, else time in flight alone"
+
     def run(self, *, only_explore: bool = False) -> Stages:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
         folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
         stages = Stages(self.spec)
         if not only_explore:
-            stages = Stages(self.spec, self._diagnose(folder))
-            assert stages.diagnosis is not None
-            if stages.diagnosis.unknown:
-                return self._ended(folder, stages, without_search(stages.diagnosis))
+            self._calibrate(folder)
+            diagnosis = self._diagnose(folder)
+            stages = Stages(self.spec, diagnosis)
+            if not diagnosis.has_rules:
+                return self._ended(folder, stages, without_search(diagnosis))
+            price = price_of(self.first.server, diagnosis)
+            self.say(f"price: {price.words}")
+            self.seen_as = diagnosis.backend
+            self._priced(price)
         explored = self._explore(folder)
         stages = Stages(self.spec, stages.diagnosis, explored)
         if only_explore:
@@ -163,6 +193,24 @@ class Tune:
         """What makes it another tune; its budget does not."""
         wishes = self.wishes.model_dump(mode="json", exclude={"budget"})
         return {"experiment": plain(self.spec), "tune": wishes}
+
+    def _calibrate(self, folder: TuneFolder) -> None:
+        """Measure today's costs where none are named and the backend can start servers."""
+        server = self.first.server
+        if not needs_calibration(server_of(self.spec), self.spec.backend):
+            return
+        self.say("price: no costs are named; a quick calibration of today's server")
+        sweeps = calibration_of(self.spec, server)
+        self._performed(sweeps, folder)
+        path = fitted(folder.path, list(RunStore(folder.path).sealed(sweeps.name)))
+        self._priced(Price(str(path), False, "a", ""))
+
+    def _priced(self, price: Price) -> None:
+        """From here on with these costs; what a measurement counts follows from them."""
+        self.channel = price.channel
+        if price.cost_model != self.first.server.cost_model:
+            server = self.spec.server.model_copy(update={"cost_model": price.cost_model})
+            self.spec = self.spec.model_copy(update={"server": server})
 
     def _diagnose(self, folder: TuneFolder) -> Diagnosis:
         self.say("diagnose: what today's server loses")
@@ -187,13 +235,13 @@ class Tune:
         candidates = candidates_of(explored)
         if not candidates:
             return answer(self.spec, explored)
-        kind, run = kind_named(self.spec.backend), self.first
-        if not kind.is_restarted and not set(candidates) <= set(self.candidates):
-            return answer(self.spec, explored, why=self._wanted_servers(explored))
+        run = self.first
+        if wanted := self._wanted(candidates):
+            return answer(self.spec, explored, why=wanted)
         each_s = max([self._run_s(run), *wall_seconds(RunStore(folder.path).sealed())])
         before_s = DIAGNOSE_RUNS * each_s + SEARCH_S
         blocks = blocks_within(self.wishes.budget_s - before_s, (1 + len(candidates)) * each_s, before_s)
-        spec = freeze(folder, self.spec, candidates, blocks, self.candidates)
+        spec = freeze(folder, self.spec, Measurement(candidates, blocks, self.candidates, self.channel))
         self.say(f"confirm: today's server and {len(candidates)} candidates on at most {spec.replicates} new plans")
         why = ""
         try:
@@ -215,9 +263,18 @@ class Tune:
         better = bool(runs) and best_is_better(spec, runs)
         return answer(self.spec, explored, shown, best_is_better=better, why=why)
 
-    def _wanted_servers(self, explored: Explored) -> str:
-        names = ", ".join(f"--candidate {name}=URL" for name in candidates_of(explored))
-        return f"start the servers of the candidates, and give their addresses: {names}"
+    def _wanted(self, candidates: Mapping[str, Option]) -> str:
+        """What somebody has to start or compile before the candidates can be measured; "" where nothing is missing."""
+        key = place_key(self.spec)
+        missing = [name for name in candidates if key and name not in self.candidates]
+        for name in missing:
+            for line in commands(self.spec, candidates[name].setup, self.seen_as):
+                self.say(f"  {name}: {line}")
+        if not missing:
+            return ""
+        what = "start these servers beside today's" if key == "url" else "compile these models"
+        options = " ".join(f"--candidate {name}={'URL' if key == 'url' else 'FOLDER'}" for name in missing)
+        return f"{what}, then give the same command with {options}"
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
         """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""
