@@ -23,7 +23,7 @@ from harness.model.traces.recording import load_trace
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, is_paged
-from tests.model.traces.test_mooncake import sharing
+from tests.extras.formats.test_mooncake import sharing
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from harness.cli.tree import app
 from harness.model.traces.importing import TRACE_FORMATS
-from tests.model.traces.test_mooncake import sharing
+from tests.extras.formats.test_mooncake import sharing
 from tests.support.sound_traces import SOUND
 
 

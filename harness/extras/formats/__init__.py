@@ -1,12 +1,17 @@
-"""Trace formats that few have: agentic Mooncake, spans, trajectories of agents, Weka and LMCache."""
+"""Trace formats of others: agents' logs and trajectories but Claude's, spans, and recordings of services."""
 
 from harness.plugins import Plugin
 
 _AT = "harness.extras.formats"
 PLUGIN = Plugin(
     name="formats",
-    summary="traces as agentic Mooncake, OpenTelemetry, ATIF, OpenHands, opencode, SWE-agent, Weka and LMCache",
+    summary="traces of Codex, other agents, OpenTelemetry, TraceLab, Mooncake, Bailian, Weka and LMCache",
     trace_formats={
+        "tracelab": f"{_AT}.tracelab:FORMAT",
+        "codex": f"{_AT}.codex:FORMAT",
+        "bailian": f"{_AT}.mooncake:BAILIAN",
+        "mooncake": f"{_AT}.mooncake:FORMAT",
+        "csv": f"{_AT}.columns:FORMAT",
         "agentic-mooncake": f"{_AT}.agentic:FORMAT",
         "otel": f"{_AT}.otel:FORMAT",
         "atif": f"{_AT}.atif:FORMAT",

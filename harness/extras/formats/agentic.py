@@ -16,6 +16,15 @@ from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.extras.formats.blocks import (
+    MOONCAKE_BLOCK_TOKENS,
+    TOO_MANY_NAMES,
+    BlockNames,
+    kept_tokens,
+    lengths_of,
+    settled_block_tokens,
+)
+from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.base import (
     Progress,
@@ -28,16 +37,7 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.blocks import (
-    MOONCAKE_BLOCK_TOKENS,
-    TOO_MANY_NAMES,
-    BlockNames,
-    kept_tokens,
-    lengths_of,
-    settled_block_tokens,
-)
 from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.mooncake import REPEATED
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 Key = tuple[int, str]

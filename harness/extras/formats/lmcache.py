@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.extras.formats.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
 from harness.model.traces.base import (
     Progress,
     ReadNotes,
@@ -26,7 +27,6 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.rounds import CHARACTERS_PER_TOKEN

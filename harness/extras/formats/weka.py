@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
 from harness.model.plan.model import WaitKind
 from harness.model.traces.base import (
     Progress,
@@ -24,7 +25,6 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.rounds import PLACEHOLDER_TOKENS

@@ -20,8 +20,8 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED
 from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.model import Plan, RequestPlan
-from harness.model.traces.mooncake import MOONCAKE_BLOCK_TOKENS
 
+MOONCAKE_BLOCK_TOKENS = 512
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """Instants of a run have no date of their own: spans count from here."""
 

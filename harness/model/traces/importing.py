@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
-from harness.model.traces import claude, codex, columns, mooncake, tracelab
+from harness.model.traces import claude
 from harness.model.traces.base import Progress, ReadNotes, ReadOptions, TraceFormat, json_records, sha256_of
 from harness.model.traces.recording import (
     Recording,
@@ -25,17 +25,7 @@ from harness.plugins import Registry
 LINES_LOOKED_AT = 50
 # In production traces about one answer in a hundred has 1 or 2 tokens.
 SHARE_OF_SHORT_ANSWERS = 0.1
-TRACE_FORMATS: Mapping[str, TraceFormat] = Registry(
-    "trace_formats",
-    {
-        "tracelab": tracelab.FORMAT,
-        "claude": claude.FORMAT,
-        "codex": codex.FORMAT,
-        "bailian": mooncake.BAILIAN,
-        "mooncake": mooncake.FORMAT,
-        "csv": columns.FORMAT,
-    },
-)
+TRACE_FORMATS: Mapping[str, TraceFormat] = Registry("trace_formats", {"claude": claude.FORMAT})
 """By name; those of plug-ins come last."""
 
 
@@ -180,10 +170,10 @@ def _distinct(files: list[tuple[Path, bool]], notes: ReadNotes) -> list[tuple[Pa
 def detect(path: Path) -> str | None:
     """The format of a file: the first, special ones before all others, whose keys one of its first records has.
 
-    None where no known format fits.
+    A format without keys is known by the ends of its files' names. None where no known format fits.
     """
-    if path.suffix == ".csv":
-        return "csv"
+    if of_name := [name for name, form in TRACE_FORMATS.items() if not form.keys and path.name.endswith(form.suffixes)]:
+        return of_name[0]
     found: set[str] = set()
     for place, (_, record) in enumerate(json_records(path, ReadNotes())):
         found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= record.keys() for keys in form.keys)}

@@ -10,7 +10,8 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.model.traces.blocks import kept_tokens
+from harness.extras.formats.blocks import kept_tokens
+from harness.model.traces.base import ReadNotes
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
 
@@ -167,6 +168,7 @@ def test_two_formats_in_one_folder_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not here")
 def test_the_recorded_traces_import_whole(tmp_path: Path) -> None:
+    notes = ReadNotes()
     expected = {"mooncake/conversation_trace.jsonl": 12_031, "otel": 54}
     for source, count in expected.items():
         _, notes = import_trace([RECORDED / source], tmp_path / "out.jsonl", name="t")

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.model.traces.base import Progress, Read, ReadNotes, Record, TraceFormat, list_of, parsed_lines, seconds_ns
-from harness.model.traces.blocks import (
+from harness.extras.formats.blocks import (
     MOONCAKE_BLOCK_TOKENS,
     TOO_MANY_NAMES,
     BlockNames,
@@ -20,6 +19,7 @@ from harness.model.traces.blocks import (
     lengths_of,
     settled_block_tokens,
 )
+from harness.model.traces.base import Progress, Read, ReadNotes, Record, TraceFormat, list_of, parsed_lines, seconds_ns
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 BAILIAN_BLOCK_TOKENS = 16

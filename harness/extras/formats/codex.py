@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from harness.extras.formats.codex_rows import ITEMS, PASSED
 from harness.model.traces.base import ReadNotes, Record, TraceFormat, counts_of, instant_ns, record_of, text_of
-from harness.model.traces.passed import CODEX as PASSED
-from harness.model.traces.passed import CODEX_ITEMS as ITEMS
 from harness.model.traces.rounds import (
     BURST_NS,
     ENDS_ROUND,

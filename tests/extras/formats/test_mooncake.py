@@ -104,7 +104,7 @@ def test_requests_that_all_have_one_instant_are_labelled(tmp_path: Path) -> None
 
 
 def test_two_files_that_number_their_blocks_anew_share_nothing_and_parts_of_one_trace_do(tmp_path: Path) -> None:
-    numbered = [
+    numbered: list[dict[str, Any]] = [
         {"timestamp": 3000 * row, "input_length": 1024, "output_length": 5, "hash_ids": [2 * row, 2 * row + 1]}
         for row in range(3)
     ]
