@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar, cast
 
+from harness.children import own_command
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError, SpecError
 
@@ -47,15 +47,15 @@ def distributed(where: str) -> Any:
 
 
 @contextmanager
-def helper_process(module: str, function: str) -> Generator[tuple[subprocess.Popen[bytes], Connection]]:
-    """A process that calls ``function`` with the descriptor of a line, and the other end of the line.
+def helper_process(function: str) -> Generator[tuple[subprocess.Popen[bytes], Connection]]:
+    """A process that calls a function ("package.module:name") with the descriptor of a line; and the line's other end.
 
     It has ended after the block: it should end by itself when the block tells it to, and must when the line ends.
     """
     ours, theirs = cast("tuple[Connection, Connection]", multiprocessing.Pipe())
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", f"from {module} import {function}; {function}({theirs.fileno()})"],
+            own_command(function, theirs.fileno()),
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             # The harness alone answers Ctrl-C.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from harness.api import experiment_with
+from harness.children import own_command
 from harness.cli.addresses import BackendOption, changes_of
 from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
@@ -35,7 +35,8 @@ def emulator(context: typer.Context) -> None:
 
     Example: `harness server emulator --port 8000 --decode-buckets 1,2,4,8`
     """
-    os.execv(sys.executable, [sys.executable, "-m", "harness.measure.emulator", *context.args])
+    command = own_command("harness.measure.emulator.__main__:main", *context.args)
+    os.execv(command[0], command)
 
 
 def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:

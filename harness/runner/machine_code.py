@@ -6,10 +6,10 @@ Existing machine code is kept.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from harness.children import own_command
 from harness.kinds import kind_named
 from harness.model.compiled import has_machine_code
 from harness.model.engine import EngineConfig, load_cost_model
@@ -75,7 +75,7 @@ def missing(parts: Sequence[str]) -> list[str]:
 def make(parts: Sequence[str]) -> None:
     """Compile ``parts``, or load them: the first in this process, the others in a second one at the same time."""
     first, *others = parts
-    command = [sys.executable, "-m", "harness.runner.machine_code", *others]
+    command = own_command("harness.runner.machine_code:warm_up", *others)
     beside = subprocess.Popen(command, stderr=subprocess.DEVNULL) if others else None
     try:
         PARTS[first].warm_up()
@@ -86,9 +86,11 @@ def make(parts: Sequence[str]) -> None:
         PARTS[part].warm_up()
 
 
-if __name__ == "__main__":
-    # Parts by name, one after another; without a name, all of them.
-    for part in sys.argv[1:]:
+def warm_up(*parts: str) -> None:
+    """Compile or load these parts, one after another, in this process."""
+    for part in parts:
         PARTS[part].warm_up()
-    if not sys.argv[1:]:
-        make(list(PARTS))
+
+
+if __name__ == "__main__":
+    make(list(PARTS))

@@ -1,4 +1,7 @@
-"""Every command of the start and of the guides runs as its page has it, or the page says why a test cannot."""
+"""Every command of the start and of the guides runs as its page has it, or the page says why a test cannot.
+
+The folder is full of files named as modules, of which none may be loaded.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness
 from tests.support.processes import comes_true
+from tests.support.strangers import Strangers
 
 FOLLOWED_ELSEWHERE = {"walks"}
 """`make walks` runs it."""
@@ -88,8 +92,10 @@ def shell(tmp_path: Path) -> dict[str, str]:
     programs, home = tmp_path / "bin", tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     programs.mkdir()
-    for name, words in {"harness": "-m harness", "python": ""}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+    # As pip writes it.
+    script = f"#!{sys.executable}\nimport sys\nfrom harness.__main__ import main\nsys.exit(main())\n"
+    for name, text in {"harness": script, "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}.items():
+        (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     key = home / ".ssh" / "id_ed25519"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
@@ -105,6 +111,7 @@ def test_every_command_of_a_page_runs(
 ) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
+    strangers = Strangers(folder)
     for block in blocks_of(page_text(name)):
         if "file" in block.marks:
             (folder / block.marks["file"]).write_text(block.text)
@@ -122,6 +129,7 @@ def test_every_command_of_a_page_runs(
         is_rule = words.startswith(("harness decide ", "harness prereg publish ", "harness prereg check "))
         assert done.returncode in ((0, 5) if is_rule else (0,)), f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
         printed[command] = " ".join(done.stdout.split())
+    assert strangers.loaded == ""
     for command, answer in ANSWERS.get(name, {}).items():
         assert re.search(answer, printed[command]), f"{command}\n{printed[command]}"
 

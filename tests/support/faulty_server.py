@@ -142,4 +142,4 @@ class FaultyServer(Server):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], FaultyServer)
+    main(sys.argv[1], FaultyServer)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
+from harness.children import OWN_PATH, own_command, script_command
 from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.measure.records import layout
@@ -94,7 +95,7 @@ class RemoteHost:
         script = HOST_SCRIPT.read_text(encoding="utf-8") + f"\nmain({action!r}, json.loads({json.dumps(job)!r}))\n"
         try:
             done = subprocess.run(
-                self.command(self.python, "-"),
+                self.command(*script_command(self.python)),
                 input=script,
                 capture_output=True,
                 text=True,
@@ -118,7 +119,7 @@ class RemoteHost:
 
         The answer was stamped somewhere within the exchange, so half its duration is the uncertainty.
         """
-        code = "import sys, time\nfor _ in sys.stdin: print('clock', time.time_ns(), flush=True)"
+        code = f"{OWN_PATH}import time\nfor _ in sys.stdin: print('clock', time.time_ns(), flush=True)"
         clock = MonotonicClock()
         best = ClockOffset(0, 1 << 62)
         try:
@@ -249,7 +250,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     job_file = _write_job(run_folder, host, folder, local_port=port, remote_port=remote_port)
     return LaunchPlan(
         backend=backend,
-        argv=(sys.executable, "-m", "harness.extras.remote.ssh", str(job_file)),
+        argv=own_command(f"{__name__}:hold_server", job_file),
         host=LOOPBACK,
         port=port,
         model=model,
@@ -296,12 +297,13 @@ def _write_job(run_folder: Path, host: RemoteHost, folder: str, *, local_port: i
     return path
 
 
-def hold_server(job: dict[str, Any]) -> int:
+def hold_server(job_file: str) -> int:
     """The local process of a remote server: it holds the connection, and fetches the observer's file when that ends.
 
     The end of the connection is the end of the server. SIGTERM asks the other side to stop; the server then shuts down
     cleanly and its last log lines still arrive. Nothing is restarted. Returns the exit status.
     """
+    job: dict[str, Any] = json.loads(Path(job_file).read_text(encoding="utf-8"))
     host = RemoteHost(job["host"], job["python"], tuple(job["ssh"]))
     forward = f"127.0.0.1:{job['local_port']}:127.0.0.1:{job['remote_port']}"
     words = host.command(
@@ -366,6 +368,3 @@ def _print_ssh_messages(ssh_log: Path) -> None:
 
 
 SERVICE = OtherHost(check_remote_server, remote_plan)
-
-if __name__ == "__main__":
-    sys.exit(hold_server(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from harness.children import own_command
 from harness.errors import ServerError
 from harness.extras.replicas.router import Door
 from harness.measure.records import layout
@@ -107,7 +107,7 @@ def _harness(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -
     routed = str(config.with_name(layout.ROUTED))
     door = Door(LOOPBACK, port, tuple(urls), router.policy, router.session_header, routed)
     _write(config, json.dumps(door._asdict(), indent=2) + "\n")
-    return sys.executable, "-m", "harness.extras.replicas.router", str(config)
+    return own_command("harness.extras.replicas.router:main", config)
 
 
 def _vllm_router(router: RouterSpec, urls: Sequence[str], port: int, _config: Path) -> Sequence[str]:

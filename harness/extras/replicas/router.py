@@ -177,12 +177,7 @@ async def serve(door: Door) -> None:
         await runner.cleanup()
 
 
-def main() -> int:
-    """``python -m harness.extras.replicas.router FILE``; exit status of the process."""
-    table = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def main(config: str) -> None:
+    """Route until ended. config: a file with a ``Door`` as JSON."""
+    table = json.loads(Path(config).read_text(encoding="utf-8"))
     asyncio.run(serve(Door(*(table[name] for name in Door._fields))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

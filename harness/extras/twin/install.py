@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from harness.children import OWN_PATH
 from harness.errors import ServerError, SpecError
 from harness.extras.twin.environment import (
     COMMON_LOCK,
@@ -110,7 +111,7 @@ def install_twin(
     if "torch" not in stamp:
         chosen, torch_wheel = choose_python(python, torch_options, on_progress)
         on_progress(f"environment: {where} with {chosen}")
-        _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
+        _run([chosen, "-I", "-m", "venv", "--clear", str(where)], "cannot make the environment")
         _record(where, stamp, python=chosen)
         on_progress(f"torch {TORCH}")
         _install(where, ["--no-deps", torch_wheel], ["--no-deps", *torch_options], on_progress)
@@ -126,7 +127,7 @@ def install_twin(
     num_files = check_released_files(twin)
     # Byte code is written here, or every server start would compile the modules again.
     variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
-    command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
+    command = [str(twin.python), "-c", f"{OWN_PATH}import {', '.join(SERVED_MODULES)}"]
     _run(command, "the installed packages do not load", env=variables)
     versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
     size_mib = sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
@@ -142,7 +143,7 @@ def _install(where: Path, by_uv: Sequence[str], by_pip: Sequence[str], on_progre
         uv_install(python, by_uv)
     except (OSError, subprocess.CalledProcessError) as error:
         on_progress(f"pip installs them, uv could not ({getattr(error, 'output', '') or error})")
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
+        pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
         _run([*pip, *by_pip], "pip failed", timeout_s=3600)
 
 
@@ -215,7 +216,8 @@ def check_released_files(twin: TwinEnvironment) -> int:
 
 def _why_not_python(python: str) -> str:
     try:
-        version = _run([python, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], "").strip()
+        code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+        version = _run([python, "-I", "-c", code], "").strip()
     except TwinInstallError:
         return "does not run, or has no venv"
     return "" if version in PYTHONS else f"Python {version or '?'} is not one of {', '.join(PYTHONS)}"
@@ -223,7 +225,7 @@ def _why_not_python(python: str) -> str:
 
 def _torch_for(python: str, torch_options: Sequence[str]) -> tuple[str, str]:
     """Why pip finds no CPU build of torch ("" where it finds one), and the URL of the build."""
-    command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    command = [python, "-I", "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
     try:
         report = _run([*command, "--report", "-", *torch_options], "pip finds none")
     except TwinInstallError as error:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Collection, Generator
 from typing import TYPE_CHECKING, Any
 
+from harness.children import own_command
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock, ScaledClock, monotonic_ns
 from harness.errors import SpecError
 
@@ -248,7 +249,7 @@ class StallMeter:
 
     def __enter__(self) -> StallMeter:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.measure.client.host"],
+            own_command(f"{__name__}:watch_in_process"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # The harness alone answers Ctrl-C.
@@ -407,8 +408,8 @@ def pause_facts(pauses_ns: list[list[int]], requests: pa.Table, scale: float) ->
     return {"client_pause_max_ms": max(touching, default=0) / scale / NS_PER_MS}
 
 
-if __name__ == "__main__":
-    # The same slice as the replay, so that the marks show what would have delayed the replay.
+def watch_in_process() -> None:
+    """``watch`` with the same slice as the replay, so that the marks show what would have delayed the replay."""
     with SchedulerSlice() as turns:
         turns.ask(SHORT_SLICE_NS)
         watch()

@@ -13,14 +13,15 @@ import json
 import os
 import re
 import select
+import shlex
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from harness.children import own_command
 from harness.clock import NS_PER_S, monotonic_ns, realtime_minus_monotonic_ns
 from harness.errors import ServerError
 from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
@@ -283,7 +284,7 @@ class NullServer:
 
     def __init__(self, config: NullServerConfig | None = None, command: Sequence[str] | None = None) -> None:
         self._config = config or NullServerConfig()
-        self._command = command or [sys.executable, "-m", "harness.measure.client.null_server"]
+        self._command = command or own_command(f"{__name__}:main")
         self.host = "127.0.0.1"
         self.port = 0
 
@@ -301,9 +302,7 @@ class NullServer:
         line = self._process.stdout.readline() if ready else b""
         if not line:
             self.__exit__()
-            raise ServerError(
-                "the null server did not start", hint="Run `python -m harness.measure.client.null_server` by hand"
-            )
+            raise ServerError("the null server did not start", hint=f"Run it by hand: {shlex.join(self._command)}")
         self.port = int(json.loads(line)["port"])
         return self
 
@@ -354,14 +353,10 @@ class NullServer:
             connection.close()
 
 
-def main(arguments: Sequence[str], server_class: type[Server] = Server) -> None:
-    """Serve on a loopback port, which is printed as one JSON line, until ended."""
-    server = server_class(**(json.loads(arguments[0]) if arguments else {}))
+def main(config: str = "{}", server_class: type[Server] = Server) -> None:
+    """Serve on a loopback port, printed as a line of JSON, until ended. config: a ``NullServerConfig`` as JSON."""
+    server = server_class(**json.loads(config))
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         # Past Python's buffer, which would be flushed, and complain, when nobody listens any more.
         os.write(1, json.dumps({"port": server.listener.getsockname()[1]}).encode() + b"\n")
         server.serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

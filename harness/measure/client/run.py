@@ -162,7 +162,7 @@ def _replay_in_processes(
         hands = deal_sessions(plan, target.options.processes)
         folders = [Path(name) / str(place) for place in range(len(hands))]
         with ExitStack() as stack:
-            parts = [_Part(*stack.enter_context(helper_process(__name__, work.__name__))) for _ in hands]
+            parts = [_Part(*stack.enter_context(helper_process(f"{__name__}:work"))) for _ in hands]
             for part, sessions, folder in zip(parts, hands, folders, strict=True):
                 folder.mkdir()
                 part.send(Task(plan, sessions, replace(target, records=folder), folder, on_event is not None))
@@ -270,9 +270,9 @@ def _sessions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Recor
             yield int(session[first]), batch.slice(first, past - first)
 
 
-def work(fd: int) -> None:
+def work(fd: str) -> None:
     """One client process: take the task from the line ``fd``, prepare, wait for the start, replay, send the outcome."""
-    line = Connection(fd)
+    line = Connection(int(fd))
     task: Task = line.recv()
     stopped = threading.Event()
 

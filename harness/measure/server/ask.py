@@ -201,7 +201,7 @@ def _reason(error: BaseException) -> str:
 @contextmanager
 def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generator[Get]:
     """GETs ``url`` from a process of its own: a replay in this one does not pay for it. For one thread."""
-    with helper_process(__name__, answer_requests.__name__) as (process, line):
+    with helper_process(f"{__name__}:answer_requests") as (process, line):
 
         def get(deadline_s: float) -> Reply:
             try:
@@ -219,7 +219,7 @@ def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generat
             line.send(None)
 
 
-def answer_requests(fd: int) -> None:
+def answer_requests(fd: str) -> None:
     """The process that asks. URL and headers come from the line ``fd``, then deadlines; each is answered by a Reply."""
     with suppress(OSError):
         # The kernel lets such a process preempt others less when it wakes (sched(7)); a replay may share its core.
@@ -228,7 +228,7 @@ def answer_requests(fd: int) -> None:
     sys.modules["click"] = None  # pyright: ignore[reportArgumentType]
     # Loads everything while the server still starts.
     ask_url("", deadline_s=1.0)
-    with Connection(fd) as line, suppress(EOFError, OSError):
+    with Connection(int(fd)) as line, suppress(EOFError, OSError):
         url, headers = line.recv()
         while (deadline_s := line.recv()) is not None:
             reply, url = ask_metrics(url, deadline_s=deadline_s, headers=headers)

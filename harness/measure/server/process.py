@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from harness.children import own_command
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.target import Endpoint
@@ -196,7 +196,7 @@ class ServerProcess:
         )
         with theirs, tempfile.TemporaryFile() as errors:
             supervisor = subprocess.Popen(
-                _supervisor_command(theirs.fileno()),
+                own_command("harness.measure.server.supervisor:main", theirs.fileno(), os.getpid()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -438,13 +438,6 @@ class ServerProcess:
 def _scratch_folder() -> str:
     parent = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent if len(parent) <= LONGEST_SCRATCH_PARENT else "/tmp")
-
-
-def _supervisor_command(control_fd: int) -> list[str]:
-    """The interpreter that runs the supervisor from this very source, whatever the working folder."""
-    root = str(Path(__file__).resolve().parents[3])
-    code = f"import sys; sys.path[0] = {root!r}; from harness.measure.server.supervisor import main; main()"
-    return [sys.executable, "-c", code, str(control_fd), str(os.getpid())]
 
 
 def _group_exists(group: int) -> bool:

@@ -25,7 +25,6 @@ import shutil
 import signal
 import socket
 import struct
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -77,12 +76,11 @@ class Job:
     scratch: str = ""
 
 
-def main() -> None:
-    """Read the job from the control socket (descriptor number in argv[1]), run it, report, and exit 0."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+def main(control_fd: str, parent: str) -> None:
+    """Read the job from the control socket (its descriptor), run it, report. parent: pid of the harness."""
+    control = socket.socket(fileno=int(control_fd))
     # The server must not keep the connection to the harness open.
     control.set_inheritable(False)
-    parent_pid = int(sys.argv[2])
     # A Ctrl-C or a hang-up reaches the harness, which decides.
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -92,7 +90,7 @@ def main() -> None:
         if not data:
             return
         received += data
-    _Supervisor(Job(**json.loads(received)), control, parent_pid).run()
+    _Supervisor(Job(**json.loads(received)), control, int(parent)).run()
 
 
 class _Supervisor:

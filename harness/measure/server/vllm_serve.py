@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.children import script_command
 from harness.errors import ServerError
 from harness.model.spec import ServerSpec
 from harness.redact import filled_env
@@ -66,7 +67,7 @@ def find_stack(environment: str, packages: Sequence[str], hint: str, package: st
     try:
         script = _FIND % (tuple(packages),)
         done = subprocess.run(
-            [str(python), "-"], input=script, capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
+            script_command(python), input=script, capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
         )
         found: dict[str, tuple[str, str]] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from harness.children import own_command
 from harness.kinds import KINDS, BackendKind
 from harness.measure.records import layout
 from harness.measure.server.doctor import Check
@@ -29,6 +30,7 @@ from harness.runner.backends.base import (
 from harness.runner.run import LaunchOptions
 
 EMULATED_MODEL = "emulated-qwen3-4b"
+EMULATOR = "harness.measure.emulator.__main__:main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class EmulatorBackend(ServerBackend):
         write_config(files["config"], config)
         return LaunchPlan(
             backend=self.kind.name,
-            argv=(sys.executable, "-m", "harness.measure.emulator", "--config", str(files["config"])),
+            argv=own_command(EMULATOR, "--config", files["config"]),
             # Unbuffered: lines must reach the log when they are written.
             env={"PYTHONUNBUFFERED": "1"},
             host=LOOPBACK,

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
+from harness.children import own_command
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.judge.prereg import RunAuthorization
 from harness.measure.records import layout
@@ -313,7 +314,7 @@ class ProcessWorker(Worker):
         self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.runner.fleet.worker", str(theirs.fileno())],
+                own_command("harness.runner.fleet.worker:main", theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 # Only the driver handles a Ctrl-C in the terminal.

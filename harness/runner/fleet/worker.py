@@ -1,4 +1,4 @@
-"""``python -m harness.runner.fleet.worker FD``: the process that makes the runs of one device of this host.
+"""The process that makes the runs of one device of this host.
 
 It ends when its driver ends: it gives up the current run and stops its server.
 """
@@ -117,8 +117,9 @@ class DeviceProcess:
             self._connection.send(message)
 
 
-def main() -> None:
-    connection: Connection = Connection(int(sys.argv[1]))
+def main(fd: str) -> None:
+    """Make the runs that the driver at the other end of the line ``fd`` sends, until it ends."""
+    connection: Connection = Connection(int(fd))
     try:
         job: Job = connection.recv()
     except (EOFError, OSError):  # the driver was killed before it sent one
@@ -129,7 +130,3 @@ def main() -> None:
     process.work()
     # The listener holds the connection in a read that nothing ends.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

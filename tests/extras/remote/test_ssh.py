@@ -11,7 +11,7 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.support import stand_in_ssh
 from tests.support.processes import comes_true, is_alive, start_launched
 from tests.support.sshd import running_sshd, short_folder, write_command
 from tests.support.stacks import BEFORE, TARGET, write_artifact, write_patched_stack
+from tests.support.strangers import Strangers
 
 # A server with the words of ``vllm serve``: says its pid and what it sees, and ends in good order on SIGTERM.
 VLLM = """
@@ -111,7 +112,7 @@ def _begun(tmp_path: Path, plan: LaunchPlan) -> ServerProcess:
 
 
 @contextmanager
-def _started(tmp_path: Path, plan: LaunchPlan) -> Iterator[ServerProcess]:
+def _started(tmp_path: Path, plan: LaunchPlan) -> Generator[ServerProcess]:
     with _begun(tmp_path, plan) as process:
         process.wait_healthy(plan.host, plan.port, deadline_s=60)
         yield process
@@ -239,6 +240,18 @@ def test_its_clock_is_placed_on_ours_with_an_honest_uncertainty(other_host: Path
     # The greeting of the login shell is no time.
     assert 0 < offset.uncertainty_ns < 1000 * NS_PER_MS
     assert abs(offset.offset_ns - realtime_minus_monotonic_ns()) <= offset.uncertainty_ns + NS_PER_MS
+
+
+def test_nothing_of_the_folder_there_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_command(tmp_path / "ssh", f'exec "{sys.executable}" "{stand_in_ssh.__file__}" "$@"')
+    home = tmp_path / "home"
+    home.mkdir()
+    strangers = Strangers(home)
+    monkeypatch.chdir(home)
+    host = RemoteHost("npu1", sys.executable, (str(tmp_path / "ssh"),))
+    host.call("write", {"path": str(tmp_path / "written"), "text": "x"})
+    assert host.read_clock(rounds=2).uncertainty_ns > 0
+    assert ((tmp_path / "written").read_text(), strangers.loaded) == ("x", "")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from harness.children import own_command
 from harness.extras.replicas.figures import figures_of_sealed
 from harness.extras.replicas.router import Door, keys_of
 from harness.judge.analysis import run_figures
@@ -37,12 +37,12 @@ def listens(port: int) -> bool:
 
 
 @contextmanager
-def routing(folder: Path, urls: list[str], policy: str) -> Iterator[str]:
+def routing(folder: Path, urls: list[str], policy: str) -> Generator[str]:
     """The address of a router that answers; it ends with the block, and in order."""
     door = Door("127.0.0.1", free_port(), tuple(urls), policy, "X-Session-Id", str(folder / layout.ROUTED))
     config = folder / f"{policy}.json"
     config.write_text(json.dumps(door._asdict()))
-    process = subprocess.Popen([sys.executable, "-m", "harness.extras.replicas.router", str(config)])
+    process = subprocess.Popen(own_command("harness.extras.replicas.router:main", config))
     try:
         assert comes_true(lambda: process.poll() is not None or listens(door.port), STARTS_WITHIN_S)
         assert process.poll() is None, "the router ended by itself"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
+from harness.children import own_command
 from harness.clock import ScaledClock
 from harness.errors import ServerError
 from harness.measure.server.life import LOOPBACK
@@ -27,7 +27,7 @@ def test_the_emulator_is_launched_from_one_readable_file(tmp_path: Path) -> None
     plan = EmulatorBackend().launch(SERVER, LaunchOptions(port, tmp_path, time_scale=4.0, log_format="precise"))
     config_path = tmp_path / "server.config.json"
     config = json.loads(config_path.read_text())
-    assert plan.argv == (sys.executable, "-m", "harness.measure.emulator", "--config", str(config_path))
+    assert plan.argv == own_command("harness.measure.emulator.__main__:main", "--config", config_path)
     assert config["server"] == SERVER.model_dump(mode="json")
     assert (config["time_scale"], config["port"], config["log_format"]) == (4.0, port, "precise")
     assert (plan.host, plan.port, plan.model) == (LOOPBACK, port, config["model"])
