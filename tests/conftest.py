@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,14 @@ def one_audit() -> None:
     audit_once()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def bare_reports() -> None:
+    """See ``tests.support.bare_reports``."""
+    from tests.support.bare_reports import leave_out
+
+    leave_out()
+
+
 class _OneProcessPerServer(LoadGroupScheduling):
     """``--dist loadgroup``: the tests that share a server of the twin run in one process, which starts it once.
 
@@ -56,7 +65,7 @@ class _OneProcessPerServer(LoadGroupScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadGroupScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
     return _OneProcessPerServer(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 

@@ -11,10 +11,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support import bare_reports
 from tests.support.forked import start_forked
 
 GIVEN_UP_AFTER_S = 600
@@ -31,7 +31,7 @@ def harness(
     """The exit code and both outputs of ``harness WORDS``; environment: variables beside those of the test.
 
     limits: of the shell, by their number in ``resource``. checkout: whose modules run, where it is not this one.
-    draws: whether a report has its figures, which are most of what it costs.
+    draws: whether a report has its figures and its hint, which are most of what it costs.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
@@ -57,14 +57,7 @@ def _call(words: tuple[str, ...], limits: Mapping[int, int], checkout: Path | No
             del sys.modules[name]
         sys.path.insert(0, str(checkout))
     if not draws:
-        from harness.judge.report import page
-
-        page.plots_of = without_figures
+        bare_reports.leave_out()
     from harness.cli import main
 
     main()
-
-
-def without_figures(_view: object) -> defaultdict[str, str]:
-    """In place of ``plots_of``: a page that is read for its words alone."""
-    return defaultdict(str)

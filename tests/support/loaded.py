@@ -24,6 +24,7 @@ import harness.judge.report.page
 import harness.measure.emulator.server
 import harness.measure.server.doctor
 import harness.runner.backends
+import tests.support.bare_reports  # noqa: F401
 from harness.clock import ScaledClock
 from harness.judge.report.svg import Sheet
 from harness.model.experiment import build_plan
@@ -39,7 +40,7 @@ with Sheet() as sheet:
     figure.subplots().plot([1, 2], [1, 2])
     figure.savefig(io.BytesIO(), format="svg")
 
-harness.judge.report.page._environment().get_template("page.html.j2")
+harness.judge.report.page._environment().get_template("page.html.j2")  # pyright: ignore[reportPrivateUsage]
 
 # Commands have no audit of their own either: they are forked with this one.
 audit_once()

@@ -74,7 +74,7 @@ def test_a_configuration_that_was_tested_is_not_suggested_again(tmp_path: Path) 
         'name = "x"\nbackend = "sim"\nreplicates = 2\nbase_seed = 771\n[workload]\nnum_sessions = 8\n'
         'wait_cap_s = 20.0\n[[condition]]\nname = "base"\n[[condition]]\nname = "more"\nserver.kv_slots = 16\n'
     )
-    done = harness("run", "x.toml", "--runs", "runs", cwd=tmp_path)
+    done = harness("run", "x.toml", "--runs", "runs", cwd=tmp_path, draws=True)
     assert done.returncode == 0, done.stderr
     last = " ".join(done.stdout.split()).rpartition("next: ")[2]
     assert last.startswith("no change of slots or sizes is predicted to save 1 % more than 16 KV slots in place of 8")
@@ -89,7 +89,7 @@ def test_a_configuration_that_was_tested_is_not_suggested_again(tmp_path: Path) 
 def test_a_server_whose_costs_nobody_named_gets_no_advice_and_no_figures_of_them(tmp_path: Path) -> None:
     runs = sealed(tmp_path, MANY)
     for run in runs:
-        run.manifest.__dict__["backend"] = "attached"
+        object.__setattr__(run.manifest, "backend", "attached")
     diagnosis = diagnose(runs)
     assert "no costs of this server are known" in diagnosis.unknown
     assert diagnosis.device_ns is None

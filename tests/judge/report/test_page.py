@@ -8,6 +8,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,7 +29,7 @@ from harness.judge.summary import summarise
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.table import Table, to_rich
-from tests.support.command_line import without_figures
+from tests.support.bare_reports import with_figures
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 RIGHT_TO_LEFT = "\u202e"
@@ -95,9 +96,7 @@ class Page(HTMLParser):
 
 def written(runs: Sequence[SealedRun], path: Path, *, draws: bool = False, **options: Any) -> Path:
     """What ``write_report`` writes; draws: its figures too, which only tests that look at them need."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not draws:
-            patch.setattr("harness.judge.report.page.plots_of", without_figures)
+    with with_figures() if draws else nullcontext():
         return write_report(runs, path, **options)
 
 

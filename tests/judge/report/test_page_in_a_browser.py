@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -15,10 +16,11 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from harness.judge.decisions.decide import Decision, Outcome
 from harness.judge.report import write_report
 from harness.judge.report.view import Results
+from tests.support.bare_reports import with_figures
 from tests.support.report_runs import seal_demo
 
 pytestmark = pytest.mark.same_everywhere
-LOOKS = {
+LOOKS: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1400, "height": 900}},
     "phone": {"viewport": {"width": 390, "height": 844}},
     "dark phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"},
@@ -49,7 +51,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    return write_report(seal_demo(folder, num_replicates=2), folder / "report.html")
+    with with_figures():
+        return write_report(seal_demo(folder, num_replicates=2), folder / "report.html")
 
 
 @pytest.fixture

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from harness.judge.report import write_report
 from harness.runner import run_experiment
+from tests.support.bare_reports import with_figures
 from tests.support.experiments import small_experiment
 
 
 def page_of(folder: Path, **changes: object) -> str:
     spec = small_experiment(**{"backend": "sim", "replicates": 4, **changes})
-    return write_report(run_experiment(spec, runs_root=folder).runs, folder / "report.html").read_text()
+    runs = run_experiment(spec, runs_root=folder).runs
+    with with_figures():
+        return write_report(runs, folder / "report.html").read_text()
 
 
 def test_a_fleet_has_a_page_on_its_devices_and_one_device_has_none(tmp_path: Path) -> None:
