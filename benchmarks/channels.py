@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figure import Figure
+from harness.analysis.compare.channels import Comparison, compare
+from harness.analysis.compare.family import Family
+from harness.analysis.compare.stopping import PairedBlocks, looks_at
+from harness.analysis.compare.verdict import Verdict
+from harness.analysis.cost.agreement import MAX_TAU, Agreement
+from harness.analysis.cost.padding import Padding
+from harness.analysis.cost.reconstruct import ChannelA
+from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
+from harness.analysis.stats import FloatArray
 from harness.clock import NS_PER_S
-from harness.judge.analysis.cost.agreement import MAX_TAU, Agreement
-from harness.judge.analysis.cost.padding import Padding
-from harness.judge.analysis.cost.reconstruct import ChannelA
-from harness.judge.analysis.figures import Lateness, ReuseFigures, RunFigures
-from harness.judge.analysis.stats import FloatArray
-from harness.judge.compare.channels import Comparison, compare
-from harness.judge.compare.family import Family
-from harness.judge.compare.verdict import Verdict
-from harness.judge.planning.stopping import PairedBlocks, looks_at
 from harness.model.spec.sections import StopSpec
 
 EXPERIMENTS, SEED = 2_000, 20261125

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarks.figure import Figure, Measured
+from harness.analysis.stats import MIN_REPLICATES, t_quantile
 from harness.errors import SpecError
-from harness.judge.analysis.stats import MIN_REPLICATES, t_quantile
 from harness.outputs import write_text
 
 LEVEL = 0.99

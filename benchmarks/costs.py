@@ -16,16 +16,16 @@ import numpy as np
 from benchmarks.channels import TEMPLATE
 from benchmarks.figure import Figure
 from benchmarks.stopping import PRESET, SUPERIORITY_ALPHA
+from harness.analysis.calibration.fit import fit_decode
+from harness.analysis.calibration.fit_points import StepPoint
+from harness.analysis.compare.channels import ChannelRatio, compare
+from harness.analysis.compare.stopping import looks_at
+from harness.analysis.cost.cost_errors import errors_of_means
+from harness.analysis.cost.reconstruct import ChannelA
+from harness.analysis.figures import RunFigures
+from harness.analysis.stats import FloatArray, of_blocks
 from harness.clock import NS_PER_MS
-from harness.judge.analysis.calibration.fit import fit_decode
-from harness.judge.analysis.calibration.fit_points import StepPoint
-from harness.judge.analysis.cost.cost_errors import errors_of_means
-from harness.judge.analysis.cost.reconstruct import ChannelA
-from harness.judge.analysis.figures import RunFigures
-from harness.judge.analysis.stats import FloatArray, of_blocks
-from harness.judge.compare.channels import ChannelRatio, compare
 from harness.judge.decisions.decide import cheaper_p
-from harness.judge.planning.stopping import looks_at
 from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.cost import FS_PER_MS, FitErrors, size_name, to_fs
 from harness.model.spec import StopSpec

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
+from harness.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, Percentile, percentiles_of
+from harness.analysis.sessions import session_percentiles
+from harness.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.judge.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, Percentile, percentiles_of
-from harness.judge.analysis.sessions import session_percentiles
-from harness.judge.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
 from harness.model.sim.plans import plan_arrays

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
-from harness.judge.analysis.cost.devices import BlockRatio, device_effect
-from harness.judge.analysis.stats import FloatArray, Interval, mean_interval
+from harness.analysis.cost.devices import BlockRatio, device_effect
+from harness.analysis.stats import FloatArray, Interval, mean_interval
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim.plans import plan_arrays

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from harness.analysis import run_figures
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.judge.analysis import run_figures
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore

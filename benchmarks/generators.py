@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.emulator import wait_for_address
 from benchmarks.wire import Seen, wire
+from harness.analysis.serving import latencies
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import HarnessError, SpecError
-from harness.judge.analysis.serving import latencies
 from harness.measure.records.store import RunStore
 from harness.runner.backends.emulator import EMULATED_MODEL
 

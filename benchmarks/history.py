@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.figure import Figure
+from harness.analysis.stats import FloatArray
 from harness.extras.history.points import change_points
-from harness.judge.analysis.stats import FloatArray
 
 SERIES, SEED, ALPHA = 1_000, 20261123, 0.05
 LENGTHS = (6, 8, 12, 24, 48, 96)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from benchmarks.figure import Figure
 from benchmarks.wire import Seen, wire
+from harness.analysis.validity.stalls import check_read_together
 from harness.clock import NS_PER_MS
-from harness.judge.analysis.validity.stalls import check_read_together
 from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target

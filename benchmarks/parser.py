@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.figure import cpu_s
-from harness.judge.analysis.logs.parse import ParseCounts, parse_log
+from harness.analysis.logs.parse import ParseCounts, parse_log
 
 CHUNK_LINES = 500
 LINES_PER_S_MARK = 200_000

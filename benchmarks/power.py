@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from benchmarks.figure import Figure
 from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
+from harness.analysis.compare.stopping import boundary_of, of_each
+from harness.analysis.stats import FloatArray
 from harness.judge.advise.power import Components, Goal, family_of, needed_together
-from harness.judge.analysis.stats import FloatArray
 from harness.judge.planning.family import Aim
-from harness.judge.planning.stopping import boundary_of, of_each
 from harness.model.spec import StopSpec, load_experiment
 
 EXPERIMENTS, POPULATION, LOOKS, SEED = 4_000, 4_000, 60, 20261126

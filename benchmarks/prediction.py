@@ -14,10 +14,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
+from harness.analysis.stats import FloatArray, binomial_cdf
 from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
 from harness.errors import HarnessError, SpecError
-from harness.judge.analysis.stats import FloatArray, binomial_cdf
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.compiled.records import records_of
 from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
+from harness.analysis.compare.predictions import drawn_ratio
 from harness.clock import NS_PER_S, process_cpu_ns
-from harness.judge.decisions.predictions import drawn_ratio
 from harness.judge.prereg import predict_experiment
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import load_cost_model

@@ -17,13 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from harness.analysis.summary import ExperimentSummary, summarise
     from harness.api import compare, open_runs, power, sweep
     from harness.cli.progress import TerminalProgress
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
     from harness.judge.catalogue import analyse
     from harness.judge.prereg import Judgement, decide
-    from harness.judge.report import write_report
-    from harness.judge.summary import ExperimentSummary, summarise
     from harness.measure.records.run import SealedRun
     from harness.measure.records.store import RunStore
     from harness.model.engine import CostModel, load_cost_model
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from harness.model.plan.waits import WaitDistribution, load_waits
     from harness.model.sim import SimResult, simulate
     from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
+    from harness.present.report import write_report
     from harness.runner import ExperimentOutcome, run_experiment
 
 __version__ = "0.1.0"
@@ -42,14 +42,14 @@ _NAMES = {
     "harness.model.engine": ("CostModel", "load_cost_model"),
     "harness.errors": ("HarnessError", "RuleFailedError", "RunInvalidError", "SpecError"),
     "harness.model.experiment": ("build_plan",),
-    "harness.judge.summary": ("ExperimentSummary", "summarise"),
+    "harness.analysis.summary": ("ExperimentSummary", "summarise"),
     "harness.judge.catalogue": ("analyse",),
     "harness.model.plan.model": ("Plan",),
     "harness.model.plan.waits": ("WaitDistribution", "load_waits"),
     "harness.judge.prereg": ("Judgement", "decide"),
     "harness.measure.records.run": ("SealedRun",),
     "harness.measure.records.store": ("RunStore",),
-    "harness.judge.report": ("write_report",),
+    "harness.present.report": ("write_report",),
     "harness.runner": ("ExperimentOutcome", "run_experiment"),
     "harness.model.sim": ("SimResult", "simulate"),
     "harness.model.spec": ("ExperimentSpec", "ServerSpec", "WorkloadSpec", "load_experiment"),

@@ -15,7 +15,7 @@ from harness.errors import SpecError
 from harness.table import Table, table_of
 
 if TYPE_CHECKING:
-    from harness.judge.compare.across import PeerSide, Side
+    from harness.analysis.compare.across import PeerSide, Side
     from harness.measure.records.run import SealedRun
     from harness.model.spec import ExperimentSpec
 
@@ -107,7 +107,7 @@ def compared(
 
     targets: keys of [slo] that differ from those of the experiments.
     """
-    from harness.judge.compare.across import compare_all, compare_with_peer, pairs_of
+    from harness.analysis.compare.across import compare_all, compare_with_peer, pairs_of
 
     peer = _peer_side([Path(place) for place in places])
     base = None if baseline is None else _peer_side([Path(baseline)])
@@ -140,8 +140,8 @@ def sides_at(address: str, runs: Path, targets: Mapping[str, float] | None = Non
 
     targets: keys of [slo] that differ from those of the experiments.
     """
-    from harness.judge.analysis.stats import grouped
-    from harness.judge.compare.across import Side
+    from harness.analysis.compare.across import Side
+    from harness.analysis.stats import grouped
     from harness.measure.records.archive import runs_folder
     from harness.measure.records.store import RunStore, sealed_runs
 

@@ -7,33 +7,10 @@ not have; it still opens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness.errors import SpecError
-from harness.plugins import plugins
-
-
-@dataclass(frozen=True, slots=True)
-class BackendKind:
-    """One kind of server, as experiments and sealed runs name it.
-
-    label: in reports, so that no reader confuses two kinds. has_device: its times come from a device; None: unknown.
-    scales_time: model time may differ from wall time. is_virtual: no process is started and no wall time passes.
-    has_stack: the real vllm-rbln, which can be patched and observed. has_observer: it can be observed alone.
-    is_restarted: every run gets a fresh server.
-    lifecycle_s: wall seconds of a run besides its replay, a first estimate.
-    """
-
-    name: str
-    label: str
-    has_device: bool | None = False
-    scales_time: bool = False
-    is_virtual: bool = False
-    has_stack: bool = False
-    has_observer: bool = False
-    is_restarted: bool = True
-    lifecycle_s: float = 2.5
-
+from harness.plugins import BackendKind, plugins
 
 _TABLE = (
     BackendKind(

@@ -82,7 +82,7 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("judge", "model/engine", "model/plan", "model/sim", "model/traces"),
+    *("analysis", "judge", "present", "model/engine", "model/plan", "model/sim", "model/traces"),
     *("differential", "stacks/vllm"),
     *(f"extras/{name}" for name in ("formats", "history", "otel", "other_stacks", "paper", "peers", "perfetto")),
     *(f"extras/{name}" for name in ("prometheus", "releases")),

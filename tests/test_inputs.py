@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness import inputs
+from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
-from harness.judge.analysis.logs.glance import glance
 from harness.measure.records import layout
 from harness.model.traces.importing import import_trace
 from harness.model.traces.waits import is_duckdb, rounds_of

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.judge.report import write_report
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from harness.outputs import BIDI_CONTROLS, check_output, write_atomic, write_text
+from harness.present.report import write_report
 from tests.support.command_line import harness
 
 

@@ -49,7 +49,7 @@ from dataclasses import dataclass
 
 from harness.judge.catalogue import Analysis
 from harness.model.engine.config import ENGINE_KEYS
-from harness.judge.export import Format
+from harness.present.export import Format
 from harness.kinds import KINDS, BackendKind
 from harness.runner.backends.base import Backend
 from harness.runner.backends.sim import perform_simulated_run

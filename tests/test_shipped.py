@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.judge.analysis.stats import of_blocks
-from harness.judge.compare.family import Family
-from harness.judge.compare.pairs import num_comparisons
-from harness.judge.compare.ratio import Ratio
-from harness.judge.compare.result import result_of
-from harness.judge.compare.verdict import Verdict
+from harness.analysis.compare.family import Family
+from harness.analysis.compare.pairs import num_comparisons
+from harness.analysis.compare.ratio import Ratio
+from harness.analysis.compare.result import result_of
+from harness.analysis.compare.verdict import Verdict
+from harness.analysis.stats import of_blocks
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim.plans import plan_arrays

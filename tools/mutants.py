@@ -29,7 +29,7 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
-AREAS = ("model/engine", "judge/compare", "measure/records", "measure/client", "model/traces")
+AREAS = ("model/engine", "analysis/compare", "measure/records", "measure/client", "model/traces")
 EACH = 60
 MAX_CPU_S = 150
 """Of one mutant's tests. What takes longer does not end by itself, and counts as noticed."""

@@ -162,8 +162,8 @@ def _measure(
 
 
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
-    from harness.judge.report.pages import coefficients, extrapolated, write_calibration_report
     from harness.model.engine import load_cost_model
+    from harness.present.report.pages import coefficients, extrapolated, write_calibration_report
 
     rows = [
         (name, f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")

@@ -72,7 +72,7 @@ def _by_pair(table: Table) -> list[Table]:
     """A table per pair, which fits a narrow terminal: a row per measure."""
     from itertools import groupby
 
-    from harness.judge.analysis.stats import GIVEN_COSTS
+    from harness.analysis.stats import GIVEN_COSTS
 
     shown = ("measure", "mean", "baseline_mean", "ratio", "low", "high", "p_adjusted", "verdict")
     named = ("condition", "baseline", "paired", "runs", "source")
@@ -155,13 +155,13 @@ def gate(
         hint = "Set it in the experiment ([slo] session_s), and run that"
         raise SpecError("a baseline has the targets of its experiment", where="--session-target", hint=hint)
     if save_baseline is not None:
-        from harness.judge.export.baseline import save_baseline as save
+        from harness.present.export.baseline import save_baseline as save
 
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
             print(f"wrote {path}")
         return
     from harness.judge.decisions.gate import GateVerdict, gate_policy
-    from harness.judge.report.gate import gate_junit, gate_markdown
+    from harness.present.report.gate import gate_junit, gate_markdown
 
     policy = gate_policy(figures or [], thresholds or [], alpha, power)
     result = _looked(new, against, runs, policy, session_target)
@@ -201,14 +201,14 @@ def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_targ
 
 def _records_of(address: str, runs: Path) -> Path | None:
     """The folder of the experiment whose sealed runs lie at an address; None of a saved baseline."""
-    from harness.judge.export.baseline import is_baseline
+    from harness.present.export.baseline import is_baseline
 
     return None if is_baseline(Path(address)) else valid_runs(address, runs)[0].path.parents[1]
 
 
 def _side(address: str, runs: Path, session_target_s: float | None) -> list[GateRun]:
     from harness.judge.decisions.gate import gate_run
-    from harness.judge.export.baseline import is_baseline, load_baseline
+    from harness.present.export.baseline import is_baseline, load_baseline
 
     place = Path(address)
     if is_baseline(place):
@@ -217,7 +217,7 @@ def _side(address: str, runs: Path, session_target_s: float | None) -> list[Gate
 
 
 def _print(result: GateResult, form: GateForm) -> None:
-    from harness.judge.report.gate import gate_json, gate_lines, gate_markdown, headline, terminal_tables
+    from harness.present.report.gate import gate_json, gate_lines, gate_markdown, headline, terminal_tables
 
     if form != "text":
         print(gate_json(result) if form == "json" else gate_markdown(result), end="")

@@ -52,7 +52,7 @@ def explain(
 
     Example: `harness explain workload`
     """
-    from harness.judge.report.glossary import entries, entries_of
+    from harness.present.report.glossary import entries, entries_of
 
     models = _models()
     if topic == "tables":
@@ -182,7 +182,7 @@ def _explain_more(topic: str) -> None:
 
 def _explain_words(word: str, output: Path | None) -> None:
     """Each entry that explains the word; all of them for "glossary", or as a page of the documents."""
-    from harness.judge.report.glossary import entries, entries_of, markdown
+    from harness.present.report.glossary import entries, entries_of, markdown
 
     if output is not None:
         print_or_write(markdown(), output)

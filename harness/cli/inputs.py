@@ -275,8 +275,8 @@ def trace_show(
     if max_context or scale != "1":
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
-        from harness.judge.report.pages import draw_trace
         from harness.model.traces.recording import load_trace
+        from harness.present.report.pages import draw_trace
 
         draw_trace(load_trace(trace), picture)
         print_folded(f"wrote {picture}")
@@ -292,8 +292,8 @@ def trace_export(
 
     Example: `harness trace export demo/base-waits/0 --format otel -o spans.json --runs runs/today`
     """
-    from harness.judge.export.traces import export_trace
     from harness.outputs import write_atomic
+    from harness.present.export.traces import export_trace
 
     found = named_runs(name, runs)
     if len(found) > 1:

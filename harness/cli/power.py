@@ -68,9 +68,9 @@ def power(
     """
     from harness.cli.run import ensure_machine_code
     from harness.judge.advise.power import Costs, Goal, measured_components, needed_together, simulated_components
-    from harness.judge.report.pages import write_power_page
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import RunStore
+    from harness.present.report.pages import write_power_page
 
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin
@@ -130,8 +130,8 @@ def noise(
 
     Example: `harness predict noise demo --runs runs/today`
     """
-    from harness.judge.analysis.calibration.scatter import cost_bias
-    from harness.judge.analysis.calibration.scatter import scatter as measured
+    from harness.analysis.calibration.scatter import cost_bias
+    from harness.analysis.calibration.scatter import scatter as measured
     from harness.measure.records.store import sealed_runs
     from harness.model.spec import PerturbationSpec
 

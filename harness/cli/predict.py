@@ -24,7 +24,7 @@ from harness.table import WIDE, Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.judge.decisions.predictions import Predictions
+    from harness.analysis.compare.predictions import Predictions
     from harness.model.experiment import PlannedRuns
     from harness.model.sim.search.result import SearchResult
     from harness.model.sim.search.run import Progress
@@ -122,7 +122,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
 
 def _predicted_runs(planned: PlannedRuns, predictions: Predictions, num_draws: int, *, is_narrow: bool) -> Table:
     """A row for each run; where there is little room, the interval of the device time stands below it."""
-    from harness.judge.decisions.predictions import drawn_interval
+    from harness.analysis.compare.predictions import drawn_interval
 
     # Two draws are too few for an interval.
     interval = f"{100 * planned.spec.prediction.level:.0f} % interval" if num_draws > 2 else ""
@@ -154,8 +154,8 @@ def _margin(spec: ExperimentSpec) -> float:
 
 def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     """Predicted device time of every condition over its baseline's, all replicates summed; how sure, and given what."""
-    from harness.judge.compare.answer import source_of_prediction
-    from harness.judge.decisions.predictions import drawn_ratio, mean_ratio, predicted_ratio
+    from harness.analysis.compare.answer import source_of_prediction
+    from harness.analysis.compare.predictions import drawn_ratio, mean_ratio, predicted_ratio
     from harness.model.sim.predict.deciding import planned_break_even, unmeasured_of_runs
 
     spec, margin = planned.spec, _margin(planned.spec)

@@ -22,10 +22,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from harness.analysis.logs.glance import glance
 from harness.cli.terminal import escape_markup, format_duration, say
-from harness.judge.analysis.logs.glance import glance
-from harness.judge.report.terminal import status_lines
 from harness.measure.records import layout
+from harness.present.report.terminal import status_lines
 from harness.runner.progress import (
     BlockLooked,
     ExperimentStarted,

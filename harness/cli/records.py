@@ -210,7 +210,7 @@ def derive(
 
     Example: `harness records derive demo --runs runs/today`
     """
-    from harness.judge.analysis.logs.derive import rebuild
+    from harness.analysis.logs.derive import rebuild
 
     for run in sealed_runs(runs, experiment):
         rebuild(run)
@@ -252,7 +252,7 @@ def export(
 
     Example: `harness records export demo/base-waits --format aiperf -o aiperf-demo --runs runs/today`
     """
-    from harness.judge.export import measured, named_format, write_runs
+    from harness.present.export import measured, named_format, write_runs
 
     chosen = named_format(form)
     if otlp and chosen.send is None:

@@ -32,9 +32,9 @@ from harness.table import Table, TableForm, table_of, written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.judge.report.view import Results
-    from harness.judge.summary import ExperimentSummary
+    from harness.analysis.summary import ExperimentSummary
     from harness.measure.records.run import SealedRun
+    from harness.present.report.view import Results
     from harness.tune.hint import Hint
 
 
@@ -56,8 +56,8 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
-    from harness.judge.report.page import check_report_page
     from harness.measure.records.archive import archive_of
+    from harness.present.report.page import check_report_page
 
     sealed = sealed_runs(runs, experiment)
     # A file beside the runs of an archive would make it another archive.
@@ -90,7 +90,7 @@ def table(
 
     Example: `harness table demo --runs runs/today --serving`
     """
-    from harness.judge.report import on_terminal
+    from harness.present.report import on_terminal
 
     if serving + reuse_by_wait + predicted > 1:
         hint = "Ask for each in a command of its own"
@@ -125,7 +125,7 @@ class Figures(Enum):
 
 def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Figures = Figures.conditions) -> str:
     """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
-    from harness.judge.summary import summarise
+    from harness.analysis.summary import summarise
 
     return _figures_written(summarise(sealed), form, figures)
 
@@ -135,7 +135,7 @@ def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str)
 
     costs: a cost model that prices A of every run; "": each run's own.
     """
-    from harness.judge.summary import summarise
+    from harness.analysis.summary import summarise
     from harness.model.engine import load_cost_model
 
     cost_model = load_cost_model(costs) if costs else None
@@ -152,7 +152,7 @@ def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str)
 
 
 def _figures_written(summary: ExperimentSummary, form: TableForm, figures: Figures) -> str:
-    from harness.judge.report.terminal import for_documents
+    from harness.present.report.terminal import for_documents
 
     if form in (TableForm.csv, TableForm.json):
         to_arrow = {
@@ -166,8 +166,8 @@ def _figures_written(summary: ExperimentSummary, form: TableForm, figures: Figur
 
 
 def _tables(summary: ExperimentSummary, figures: Figures) -> list[Table]:
-    from harness.judge.report import serving_tables, summary_tables
-    from harness.judge.report.terminal import reuse_by_wait_table
+    from harness.present.report import serving_tables, summary_tables
+    from harness.present.report.terminal import reuse_by_wait_table
 
     if figures is Figures.conditions:
         return summary_tables(summary)
@@ -176,8 +176,8 @@ def _tables(summary: ExperimentSummary, figures: Figures) -> list[Table]:
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.compare.experiment_runs import ExperimentRuns
     from harness.judge.catalogue.costs import prediction_table
-    from harness.judge.decisions.verdicts import ExperimentRuns
     from harness.judge.prereg import check_sealed_runs, predictions_for
     from harness.measure.records.run import origin_of
 
@@ -219,9 +219,9 @@ def conclude(
     by: the command, for the ledger of frozen runs. summary: of these runs, where it is not as the experiment says.
     source: the file of the experiment, for the next command.
     """
-    from harness.judge.analysis.cost.speeds import drift
-    from harness.judge.report import on_terminal, summary_tables, write_report
-    from harness.judge.summary import summarise
+    from harness.analysis.speeds import drift
+    from harness.analysis.summary import summarise
+    from harness.present.report import on_terminal, summary_tables, write_report
 
     summary = summary or summarise(sealed)
     console.print()
@@ -239,7 +239,7 @@ def conclude(
 
 def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
     """The question and the answer, before any table."""
-    from harness.judge.report.terminal import answer_lines
+    from harness.present.report.terminal import answer_lines
 
     for line in answer_lines(summary, sealed[0].manifest.question):
         say(console, line)
@@ -247,11 +247,11 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
 
 def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
+    from harness.analysis.compare.experiment_runs import ExperimentRuns
     from harness.judge.catalogue import analyse
     from harness.judge.catalogue.costs import prediction_table
-    from harness.judge.decisions.verdicts import ExperimentRuns
     from harness.judge.prereg import check_sealed_runs, decide, predictions_for
-    from harness.judge.report.view import Results
+    from harness.present.report.view import Results
     from harness.tune.hint import hint
 
     experiment = sealed[0].manifest.requested_experiment

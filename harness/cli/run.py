@@ -87,7 +87,7 @@ def run(
 
     Example: `harness run demo --backend sim --runs runs/first`
     """
-    from harness.judge.report.page import check_report_page
+    from harness.present.report.page import check_report_page
 
     if retry_invalid and not resume:
         raise SpecError(
@@ -137,7 +137,7 @@ def perform(
     """
     from harness.cli.progress import watched
     from harness.cli.results import conclude, conditions_written
-    from harness.judge.report.page import check_report_page
+    from harness.present.report.page import check_report_page
     from harness.runner import run_experiment
 
     console = terminal(is_error=form is not TableForm.text)

@@ -49,7 +49,7 @@ def watch(
 
 def view(runs: Path, width: int) -> RenderableType:
     """A row per experiment below ``runs``: runs sealed and invalid, and the one being made; SpecError without any."""
-    from harness.judge.analysis.logs.glance import glance
+    from harness.analysis.logs.glance import glance
     from harness.measure.records import layout
     from harness.measure.records.store import RunStore
     from harness.runner.fleet.slot import living_mark

@@ -1,4 +1,4 @@
-"""What the figures of runs say: comparisons of conditions, summaries, decisions and the analyses of experiments.
+"""What the figures mean: power, decisions, the paper's catalogue, preregistration, advice.
 
 Reads records and figures alone: no server, no socket, no clock.
 """

@@ -14,9 +14,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from harness.clock import NS_PER_MS, NS_PER_S, utc_now
-from harness.errors import RecordsError, SpecError
-from harness.judge.analysis.calibration.fit import (
+from harness.analysis.calibration.fit import (
     ATTENDED,
     EAGER,
     MAX_SHARE,
@@ -29,7 +27,7 @@ from harness.judge.analysis.calibration.fit import (
     fit_eager,
     fit_prefill,
 )
-from harness.judge.analysis.calibration.fit_points import (
+from harness.analysis.calibration.fit_points import (
     BLOCK_STEPS,
     PointSource,
     PrefillPoint,
@@ -39,7 +37,9 @@ from harness.judge.analysis.calibration.fit_points import (
     reported_f_ms,
     step_points,
 )
-from harness.judge.analysis.stats import Interval
+from harness.analysis.stats import Interval
+from harness.clock import NS_PER_MS, NS_PER_S, utc_now
+from harness.errors import RecordsError, SpecError
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, kind_of
 from harness.model.engine import CostModel, load_cost_model

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.logs.engine_steps import step_log_of
+from harness.analysis.logs.observer import load_observer
+from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError, SpecError
-from harness.judge.analysis.logs.engine_steps import step_log_of
-from harness.judge.analysis.logs.observer import load_observer
-from harness.judge.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.kinds import kind_named
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun

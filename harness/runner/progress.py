@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from harness.analysis.compare.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
-from harness.judge.planning.stopping import SequentialStatus, check_can_decide, sequential_status, whole_blocks
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun, PlannedRuns

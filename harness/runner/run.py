@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis import check_run
+from harness.analysis.figures import Lateness
+from harness.analysis.logs.derive import derive_tables
+from harness.analysis.logs.derived import Derived
+from harness.analysis.logs.engine_steps import read_run_steps
+from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
+from harness.analysis.reuse import with_known_zeros
+from harness.analysis.run_tables import CACHED_COUNTER, counter_increment
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError
-from harness.judge.analysis import check_run
-from harness.judge.analysis.figures import Lateness
-from harness.judge.analysis.logs.derive import Derived, derive_tables
-from harness.judge.analysis.logs.engine_steps import read_run_steps
-from harness.judge.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
-from harness.judge.analysis.reuse import with_known_zeros
-from harness.judge.analysis.validity.scrapes import CACHED_COUNTER, counter_increment
 from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
 from harness.measure.client.host import cores_for_clients, on_cores

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel
 
-from harness.clock import utc_now
-from harness.errors import SpecError
-from harness.judge.compare.verdict import Verdict
-from harness.judge.planning.power import blocks_until_decided
-from harness.judge.planning.stopping import (
+from harness.analysis.compare.stopping import (
     ComparisonLooks,
     SequentialStatus,
     looks_at,
     of_each,
     sequential_status,
 )
+from harness.analysis.compare.verdict import Verdict
+from harness.clock import utc_now
+from harness.errors import SpecError
+from harness.judge.planning.power import blocks_until_decided
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.analysis import extra_prefill_ns, run_figures
+from harness.analysis.figures import RunFigures
+from harness.analysis.logs.engine_steps import covering_sizes, step_log_of
+from harness.analysis.stats import t_quantile
+from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.analysis import extra_prefill_ns, run_figures
-from harness.judge.analysis.figures import RunFigures
-from harness.judge.analysis.logs.engine_steps import covering_sizes, step_log_of
-from harness.judge.analysis.stats import t_quantile
-from harness.judge.summary import summarise
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.plan.model import Plan

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.compare.monte_carlo import DrawnRatio
 from harness.errors import HarnessError, PlanError, SpecError
-from harness.judge.planning.monte_carlo import DrawnRatio
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.experiment import build_plan

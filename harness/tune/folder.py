@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from harness.analysis.compare.monte_carlo import DrawnRatio
 from harness.errors import RecordsError, SpecError
-from harness.judge.planning.monte_carlo import DrawnRatio
 from harness.model.sim.predict.deciding import BreakEven
 from harness.outputs import check_runs_folder, write_atomic
 from harness.tune.explore import Explored, Option

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.clock import NS_PER_S
 from harness.errors import HarnessError
-from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun
 from harness.model.plan.build import derive_seed

@@ -10,8 +10,8 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.html import plain_page
-from harness.judge.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.model.spec import ExperimentSpec
+from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.tune.answer import Answer, modelled, to_copy
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis

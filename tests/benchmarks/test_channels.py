@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.channels import NOISES, REVERSED, WITHHELD, Noise, shares
-from harness.judge.analysis.cost.agreement import Agreement
+from harness.analysis.cost.agreement import Agreement
 
 EXPERIMENTS = 120
 

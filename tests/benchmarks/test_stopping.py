@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, cost_pairs, ever_missed, populations
-from harness.judge.analysis.stats import t_quantile
-from harness.judge.compare.boundaries import t_mixture_boundary
-from harness.judge.planning.stopping import boundary_of
+from harness.analysis.compare.boundaries import t_mixture_boundary
+from harness.analysis.compare.stopping import boundary_of
+from harness.analysis.stats import t_quantile
 from harness.model.spec import StopSpec, load_experiment
 
 

@@ -20,9 +20,9 @@ from benchmarks.generators import (
 )
 from benchmarks.late import FAR_MS, LateRun
 from benchmarks.wire import Seen, wire
+from harness.analysis.validity.stalls import check_read_together
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import SpecError
-from harness.judge.analysis.validity.stalls import check_read_together
 from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target

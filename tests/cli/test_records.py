@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from harness.judge.summary import summarise
+from harness.analysis.summary import summarise
 from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
 from tests.support.command_line import harness

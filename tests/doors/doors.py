@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.analysis.logs.glance import glance
+from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
+from harness.analysis.logs.parse import metrics_table, parse_log
 from harness.api import override_table
 from harness.extras.other_stacks.steps import read_steps, step_tables
 from harness.extras.peers.results import peer_side
-from harness.judge.analysis.logs.glance import glance
-from harness.judge.analysis.logs.observer import SCHEMA, held_back, read_observer
-from harness.judge.analysis.logs.parse import metrics_table, parse_log
 from harness.judge.prereg.frozen import load_preregistration
 from harness.judge.prereg.ledger import object_hash, read_chain
 from harness.judge.prereg.publish import check

@@ -116,7 +116,7 @@ MEASURE = """
 
 
 def test_a_measure_is_its_row(house: CopiedCheckout) -> None:
-    house.edit("harness/judge/compare/measures.py", "    for measure in (\n", f"    for measure in ({MEASURE}")
+    house.edit("harness/analysis/compare/measures.py", "    for measure in (\n", f"    for measure in ({MEASURE}")
     house.write("tried.toml", EXPERIMENT.replace("replicates = 1", "replicates = 3"))
     house.harness("run", "tried.toml", "--backend", "sim")
     assert "requests_per_run" in house.harness("table", "tried", "--format", "csv")

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.calibration.fit_points import PointSource
+from harness.analysis.figures import figures_at, run_figures
 from harness.cli.tree import app
 from harness.errors import SpecError
-from harness.judge.analysis.calibration.fit_points import PointSource
-from harness.judge.analysis.figures import figures_at, run_figures
-from harness.judge.report.pages import decode_residuals, extrapolated, write_calibration_report
 from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from harness.model.engine.cost import attended_tokens
 from harness.model.sim import simulate
 from harness.model.sim.predict.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec
+from harness.present.report.pages import decode_residuals, extrapolated, write_calibration_report
 from harness.runner import run_experiment
 from harness.runner.backends import sim
 from harness.runner.calibrate import (

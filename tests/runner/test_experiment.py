@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.figures import lateness
+from harness.analysis.summary import summarise
 from harness.errors import RecordsError, SpecError
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.figures import lateness
-from harness.judge.report import write_report
-from harness.judge.summary import summarise
 from harness.measure.records import layout
 from harness.measure.records.store import RunStore
 from harness.model.plan.files import read_plan
+from harness.present.report import write_report
 from harness.runner import StopFlag, run_experiment
 from harness.runner.experiment import ExperimentOutcome
 from harness.runner.progress import (

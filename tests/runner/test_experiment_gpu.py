@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis import run_figures
+from harness.analysis.cost.agreement import Agreement
+from harness.analysis.figures import RunFigures
+from harness.analysis.logs.engine_steps import step_log_of
+from harness.analysis.summary import summarise
 from harness.cli.tree import app
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.cost.agreement import Agreement
-from harness.judge.analysis.figures import RunFigures
-from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.prereg.predict import predict_experiment
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
 from harness.model.engine.cost import find_cost_file

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.compare.answer import Asked
+from harness.analysis.compare.stopping import declared_status
+from harness.analysis.compare.verdict import Verdict
 from harness.errors import SpecError
-from harness.judge.compare.answer import Asked
-from harness.judge.compare.verdict import Verdict
 from harness.judge.decisions.decide import decide_stopped
-from harness.judge.planning.stopping import declared_status
-from harness.judge.report import write_report
-from harness.judge.report.terminal import status_lines
 from harness.measure.server.process import free_port
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.present.report import write_report
+from harness.present.report.terminal import status_lines
 from harness.run_key import RunKey
 from harness.runner import ExperimentOutcome, StopFlag, run_experiment
 from harness.runner.backends.emulator import EmulatorBackend

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.analysis.validity.stalls import check_freezes
+from harness.analysis.validity.stalls import check_freezes
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.analysis_tables import manifest

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.analysis.run_tables import join_request_id
 from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, PrefixAware, policy_named
-from harness.judge.analysis.cost.reconstruct import join_request_id
 from harness.measure.emulator.step_log import read_trace
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
-from harness.judge.analysis.logs.parse import ParseCounts, parse_log
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.stacks.rbln.rules.log_grammar import KvLogEvent, LogEvent, OtherEvent
 
 NUM_RANDOM_CUTS = 300

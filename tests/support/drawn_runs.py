@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.judge.analysis.cost.reconstruct import ChannelA
-from harness.judge.analysis.figures import RunFigures, run_figures
+from harness.analysis.cost.reconstruct import ChannelA
+from harness.analysis.figures import RunFigures, run_figures
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, parse_experiment
 from tests.support.report_runs import Shape, seal_run

@@ -20,15 +20,15 @@ import harness.cli
 import harness.judge.advise
 import harness.judge.catalogue
 import harness.judge.prereg
-import harness.judge.report.page
 import harness.measure.emulator.server
 import harness.measure.server.doctor
+import harness.present.report.page
 import harness.runner.backends
 import tests.support.bare_reports  # noqa: F401
 from harness.clock import ScaledClock
-from harness.judge.report.svg import Sheet
 from harness.model.experiment import build_plan
 from harness.model.spec import ClientSpec, WorkloadSpec
+from harness.present.report.svg import Sheet
 from tests.support.one_audit import audit_once, audited_once
 
 for package in (harness.cli, harness.judge.advise, harness.judge.catalogue, harness.runner.backends):
@@ -40,7 +40,7 @@ with Sheet() as sheet:
     figure.subplots().plot([1, 2], [1, 2])
     figure.savefig(io.BytesIO(), format="svg")
 
-harness.judge.report.page._environment().get_template("page.html.j2")  # pyright: ignore[reportPrivateUsage]
+harness.present.report.page._environment().get_template("page.html.j2")  # pyright: ignore[reportPrivateUsage]
 
 # Commands have no audit of their own either: they are forked with this one.
 audit_once()

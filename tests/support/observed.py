@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.judge.analysis.logs.observer import load_observer
+from harness.analysis.logs.observer import load_observer
 from harness.measure.records.run import SealedRun
 
 BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from harness.analysis.compare.monte_carlo import DrawnRatio
 from harness.errors import ExitCode
-from harness.judge.planning.monte_carlo import DrawnRatio
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text

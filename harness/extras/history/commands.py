@@ -80,7 +80,7 @@ def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> It
     """The conditions at an address, each with its valid runs."""
     from harness.extras.history.points import Placed
     from harness.judge.decisions.gate import gate_run
-    from harness.judge.export.baseline import is_baseline, load_baseline
+    from harness.present.export.baseline import is_baseline, load_baseline
 
     if not is_baseline(Path(address)):
         yield from (Placed(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs, targets))

@@ -7,13 +7,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.analysis.figures import cells, same
 from harness.errors import SpecError
 from harness.extras.history.points import History, HistoryPoint
 from harness.html import plain_page
-from harness.judge.analysis.figures import cells, same
 from harness.judge.decisions.gate import FIGURES
-from harness.judge.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.outputs import check_output, write_text
+from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import Table, table_of
 
 if TYPE_CHECKING:

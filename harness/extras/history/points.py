@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.compare.measures import log_values, mean_of
+from harness.analysis.cost.devices import estimate_of
+from harness.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.errors import SpecError
-from harness.judge.analysis.cost.devices import estimate_of
-from harness.judge.analysis.stats import MIN_REPLICATES, Interval, grouped
-from harness.judge.compare.measures import log_values, mean_of
 from harness.judge.decisions.gate import FIGURES, GateRun, same_run
 from harness.measure.records import layout
 from harness.measure.records.manifest import LaunchReport, table_at

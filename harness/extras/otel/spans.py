@@ -15,10 +15,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError, SpecError
-from harness.judge.export.formats import Format
-from harness.judge.export.measured import MeasuredRequest, MeasuredRun, in_unit
 from harness.measure.client.answer import describe_error_body
 from harness.measure.server.ask import NO_ANSWER, Reply, ask_url
+from harness.present.export.formats import Format
+from harness.present.export.measured import MeasuredRequest, MeasuredRun, in_unit
 
 NO_ROOM = (
     "gaps between tokens: a span has the time to its first token, the mean time per token and its end",

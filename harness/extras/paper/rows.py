@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.analysis.figures import total_of
 from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
-from harness.judge.analysis.figures import total_of
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
 from harness.measure.records import layout

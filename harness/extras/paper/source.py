@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge.analysis.figures import totals
-from harness.judge.analysis.stats import grouped, ratio
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.figures import totals
+from harness.analysis.stats import grouped, ratio
 from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
-from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.prereg import check_sealed_runs, decide, predict_runs, predictions_for
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore

@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.judge.export.formats import Format
-from harness.judge.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit
+from harness.present.export.formats import Format
+from harness.present.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit
 
 SCHEMA_VERSION = "1.4"
 NO_ROOM = (

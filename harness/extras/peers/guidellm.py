@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.judge.export.formats import Format
-from harness.judge.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 from harness.measure.records import layout
+from harness.present.export.formats import Format
+from harness.present.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 
 GUIDELLM_VERSION = "0.8.1"
 NO_ROOM = (

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.clock import NS_PER_S
-from harness.judge.export.formats import Format
-from harness.judge.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
+from harness.present.export.formats import Format
+from harness.present.export.measured import MeasuredRequest, MeasuredRun, Summary, in_unit, summary
 
 NO_ROOM = (
     "queueing by the server's log, and whether a prefix was reused or computed again",

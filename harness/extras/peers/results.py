@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.compare.across import PeerSide
+from harness.analysis.compare.measures import Value
+from harness.analysis.stats import quantile
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, in_one_line
 from harness.inputs import open_regular
-from harness.judge.analysis.stats import quantile
-from harness.judge.compare.across import PeerSide
-from harness.judge.compare.measures import Value
 from harness.measure.records.layout import MANIFEST
 
 MS_PER_S = 1000.0

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.judge.export.formats import Format
-from harness.judge.export.measured import MeasuredRequest, MeasuredRun
+from harness.present.export.formats import Format
+from harness.present.export.measured import MeasuredRequest, MeasuredRun
 
 NO_ROOM = (
     "cached prompt tokens, session and turn of a request, its finish reason",

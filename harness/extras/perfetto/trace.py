@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge.analysis.cost.reconstruct import decoding_spans, join_request_id
-from harness.judge.report.timeline import Bar, TimelineView, step_lengths_s, step_segments, timeline
+from harness.analysis.cost.reconstruct import decoding_spans
+from harness.analysis.run_tables import join_request_id
 from harness.measure.records.run import SealedRun, origin_of
 from harness.measure.records.schema import ABORTED
 from harness.outputs import check_output
+from harness.present.report.timeline import Bar, TimelineView, step_lengths_s, step_segments, timeline
 
 US_PER_S = 1_000_000
 # Tracks of a server; those of a client are its sessions, from 1 on, and its machine's stalls.

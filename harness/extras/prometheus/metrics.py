@@ -15,13 +15,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.registry import Collector
 
+from harness.analysis.compare.answer import Answer
+from harness.analysis.compare.measures import MEASURES, OF_SIMULATIONS, Measure, value_over
+from harness.analysis.stats import grouped
+from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
-from harness.judge.analysis.stats import grouped
-from harness.judge.compare.answer import Answer
-from harness.judge.compare.measures import MEASURES, OF_SIMULATIONS, Measure, value_over
-from harness.judge.export.formats import Format
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun, origin_of
+from harness.present.export.formats import Format
 
 NO_ROOM = (
     "requests and steps: a gauge is one figure of a run or of a condition",

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
+from harness.analysis.compare.family import Family
+from harness.analysis.compare.measures import mean_of
+from harness.analysis.figures import cells, same
+from harness.analysis.stats import grouped, paired
 from harness.errors import SpecError
-from harness.judge.analysis.figures import cells, same
-from harness.judge.analysis.stats import grouped, paired
-from harness.judge.compare.family import Family
-from harness.judge.compare.measures import mean_of
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run, ratio_of
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, origin_of

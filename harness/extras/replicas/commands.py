@@ -48,9 +48,9 @@ def measured(
 
     Example: `harness replicas does-affinity-pay`
     """
+    from harness.analysis.stats import grouped
     from harness.extras.replicas.advice import sentence, what_helps
     from harness.extras.replicas.figures import compare_policies, figures_of_sealed, of_each_replica
-    from harness.judge.analysis.stats import grouped
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import sealed_runs
 

@@ -14,27 +14,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.compare.family import Family
+from harness.analysis.compare.measures import Value
+from harness.analysis.compare.ratio import paired_ratio
+from harness.analysis.compare.result import result_of
+from harness.analysis.cost.padding import steps_by_n_b
+from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
+from harness.analysis.logs.core_requests import engines_of, servers_in
+from harness.analysis.logs.replicas import requests_of
+from harness.analysis.reuse import INNER_BLOCKS, ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
+from harness.analysis.run_tables import RequestKey, with_logged_prefills
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError
 from harness.extras.replicas.virtual import ReplicaRun
-from harness.judge.analysis.cost.padding import steps_by_n_b
-from harness.judge.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
-from harness.judge.analysis.logs.core_requests import engines_of, servers_in
-from harness.judge.analysis.logs.replicas import requests_of
-from harness.judge.analysis.reuse import (
-    INNER_BLOCKS,
-    ONE_POOL,
-    Place,
-    ReuseRule,
-    continuations,
-    rearrivals,
-    reuse_rule,
-)
-from harness.judge.analysis.validity.plan_answers import with_logged_prefills
-from harness.judge.compare.family import Family
-from harness.judge.compare.measures import Value
-from harness.judge.compare.ratio import paired_ratio
-from harness.judge.compare.result import result_of
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.engine.paged import PagedScheduler
@@ -96,10 +88,10 @@ class _Done(NamedTuple):
     plan: Plan
     requests: pa.Table
     rule: ReuseRule
-    served_by: Mapping[Place, int]
+    served_by: Mapping[RequestKey, int]
     device_ns: Sequence[int]
     batches: Sequence[Mapping[tuple[int, int], int]]
-    first_token_ns: Mapping[Place, int]
+    first_token_ns: Mapping[RequestKey, int]
 
 
 def figures_of(run: ReplicaRun) -> ReplicaFigures:
@@ -146,9 +138,9 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
     return _figures(_Done(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
 
 
-def _first_tokens(chunks: pa.Table) -> dict[Place, int]:
+def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
     with_any = with_tokens(chunks)
-    firsts: dict[Place, int] = {}
+    firsts: dict[RequestKey, int] = {}
     for (session, request), at_ns in zip(
         values_of(with_any, "session", "request"), received_ns(with_any).tolist(), strict=True
     ):
@@ -199,7 +191,7 @@ def _rule_of(run: ReplicaRun) -> ReuseRule:
     return ReuseRule(scheduler.config.block_size, keeps_generated=True)
 
 
-def _ttft_s(requests: pa.Table, first_token_ns: Mapping[Place, int]) -> list[float]:
+def _ttft_s(requests: pa.Table, first_token_ns: Mapping[RequestKey, int]) -> list[float]:
     rows = values_of(requests, "session", "request", "sent_ns")
     return [
         (first_token_ns[session, request] - sent_ns) / NS_PER_S

@@ -7,8 +7,8 @@ from harness.extras.replicas.doors import check_program
 from harness.extras.replicas.launch import launch_replicas
 from harness.extras.replicas.predicted import DrawsOnReplicas
 from harness.extras.replicas.simulated import RecordedReplicas, check_simulated_router
-from harness.kinds import BackendKind
 from harness.model.spec import ServerSpec
+from harness.plugins import BackendKind
 from harness.runner.backends.base import Replicas
 
 

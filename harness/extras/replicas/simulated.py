@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.logs.derive import of_simulator
+from harness.analysis.logs.derived import Derived
+from harness.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers
 from harness.errors import SpecError
 from harness.extras.replicas.policies import policy_named
 from harness.extras.replicas.virtual import ReplicaRun
-from harness.judge.analysis.logs.derive import Derived, of_simulator
-from harness.judge.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers
 from harness.measure.records import layout
 from harness.measure.records.writer import RawFile
 from harness.model.engine import CostModel

@@ -3,8 +3,7 @@
 ``inside`` runs in a twin's own processes; everything else runs here.
 """
 
-from harness.kinds import BackendKind
-from harness.plugins import Plugin
+from harness.plugins import BackendKind, Plugin
 
 _AT = "harness.extras.twin"
 PLUGIN = Plugin(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from harness.errors import ServerError
 from harness.extras.twin.artifact import TWIN_MODEL, cached_artifact, twin_exporter, twin_spec
 from harness.extras.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
-from harness.kinds import KINDS, BackendKind
+from harness.kinds import KINDS
 from harness.measure.records import layout
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
@@ -23,6 +23,7 @@ from harness.measure.server.vllm_serve import Stack
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.cost import CostModel
 from harness.model.spec import ServerSpec
+from harness.plugins import BackendKind
 from harness.runner.backends.base import (
     MODELLED,
     STACK_KEYS,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from harness.analysis import run_figures
+from harness.analysis.logs.engine_steps import covering_sizes, decode_periods, step_log_of
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.judge.advise.advise import SEED_RANGE, Validation, commands_of
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.logs.engine_steps import covering_sizes, decode_periods, step_log_of
 from harness.measure.records.run import SealedRun
 from harness.model.engine import CostModel
 from harness.model.plan.build import derive_seed

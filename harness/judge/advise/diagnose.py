@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.analysis import extra_prefill_ns, run_figures
+from harness.analysis.serving import latencies
+from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.analysis import extra_prefill_ns, run_figures
-from harness.judge.analysis.serving import latencies
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec

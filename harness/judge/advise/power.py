@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from harness.analysis.compare.stopping import log_ratios, of_each
+from harness.analysis.cost.devices import DeviceEffect
+from harness.analysis.stats import FloatArray, log_mean_values, t_quantile
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.analysis.cost.devices import DeviceEffect
-from harness.judge.analysis.stats import FloatArray, log_mean_values, t_quantile
 from harness.judge.planning.family import Aim, Family
 from harness.judge.planning.power import (
     MOST_BLOCKS,
@@ -25,7 +26,6 @@ from harness.judge.planning.power import (
     repetitions,
     variance_components,
 )
-from harness.judge.planning.stopping import log_ratios, of_each
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig

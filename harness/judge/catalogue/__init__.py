@@ -13,12 +13,12 @@ from functools import cache, wraps
 from importlib import import_module
 from pkgutil import iter_modules
 
+from harness.analysis import stats
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.predictions import Predictions
+from harness.analysis.speeds import device_tables, speeds
+from harness.analysis.stats import Interval
 from harness.errors import SpecError
-from harness.judge.analysis import stats
-from harness.judge.analysis.cost.speeds import device_tables, speeds
-from harness.judge.analysis.stats import Interval
-from harness.judge.decisions.predictions import Predictions
-from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.measure.records.run import SealedRun, origin_of
 from harness.plugins import Registry
 from harness.table import Cell, Table, TableForm, table_of, written

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.judge.analysis.cost.padding import bucket_rule, direction, removed_slots, shapley_split
-from harness.judge.analysis.figures import RunFigures, total_of, totals
-from harness.judge.analysis.stats import ratio
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.cost.padding import bucket_rule, direction, removed_slots, shapley_split
+from harness.analysis.figures import RunFigures, total_of, totals
+from harness.analysis.stats import ratio
 from harness.judge.catalogue import Rows, table
 from harness.judge.decisions.decide import Block
-from harness.judge.decisions.verdicts import ExperimentRuns, waits_pairs
+from harness.judge.decisions.verdicts import waits_pairs
 from harness.table import Cell
 
 

@@ -14,14 +14,14 @@ from operator import itemgetter, sub
 
 import numpy as np
 
-from harness.judge.analysis import stats
-from harness.judge.analysis.cost.devices import mean_interval
-from harness.judge.analysis.figures import RunFigures, run_figures, total_of
-from harness.judge.analysis.logs.observer import held_back, load_observer
-from harness.judge.analysis.stats import Interval, ratio, seconds, when_known
+from harness.analysis import stats
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.cost.devices import mean_interval
+from harness.analysis.figures import RunFigures, run_figures, total_of
+from harness.analysis.logs.observer import held_back, load_observer
+from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.judge.catalogue import Rows, table
-from harness.judge.decisions.verdicts import ExperimentRuns
-from harness.judge.interference import Injection, injection_of, measured_waiting_session_ns
+from harness.judge.decisions.interference import Injection, injection_of, measured_waiting_session_ns
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.spec.rules import InterferenceRule

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from harness.analysis import stats
+from harness.analysis.calibration.scatter import run_steady_step_ns
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.figures import cells
 from harness.clock import NS_PER_MS
-from harness.judge.analysis import stats
-from harness.judge.analysis.calibration.scatter import run_steady_step_ns
-from harness.judge.analysis.figures import cells
 from harness.judge.catalogue import Rows, table
 from harness.judge.catalogue.costs import TAU0_GRID
 from harness.judge.decisions import decide
-from harness.judge.decisions.verdicts import ExperimentRuns, artifact_times_ms, channels_s
+from harness.judge.decisions.verdicts import artifact_times_ms, channels_s
 from harness.measure.records.schema import values_of
 from harness.table import Cell, Table, table_of
 

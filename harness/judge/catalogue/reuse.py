@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.figures import ReuseFigures, cells, total_of
+from harness.analysis.logs.observer import load_observer
+from harness.analysis.reuse import Ceilings, critical_request_count, extra_prefill_ns, reuse_rule
+from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS
-from harness.judge.analysis.figures import ReuseFigures, cells, total_of
-from harness.judge.analysis.logs.observer import load_observer
-from harness.judge.analysis.reuse import Ceilings, critical_request_count, extra_prefill_ns, reuse_rule
-from harness.judge.analysis.stats import sum_or_none, when_known
 from harness.judge.catalogue import Rows, table
-from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of

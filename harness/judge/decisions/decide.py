@@ -15,18 +15,18 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, get_args
 
-from harness.judge.analysis import stats
-from harness.judge.analysis.cost.padding import Padding, direction, occupancy_ratio, total_padding
-from harness.judge.analysis.cost.reconstruct import (
+from harness.analysis import stats
+from harness.analysis.compare.answer import Asked, cost_sentence
+from harness.analysis.compare.channels import BASIS_NAMES
+from harness.analysis.compare.result import why_no_interval
+from harness.analysis.compare.stopping import LogRatios, SequentialStatus
+from harness.analysis.cost.padding import Padding, direction, occupancy_ratio, total_padding
+from harness.analysis.cost.reconstruct import (
     ROUNDING,
     ChannelAgreement,
     ToleranceRule,
     agreement_tolerance,
 )
-from harness.judge.compare.answer import Asked, cost_sentence
-from harness.judge.compare.channels import BASIS_NAMES
-from harness.judge.compare.result import why_no_interval
-from harness.judge.planning.stopping import LogRatios, SequentialStatus
 from harness.model.spec.rules import (
     CostRule,
     DirectionRule,

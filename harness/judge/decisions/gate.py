@@ -14,13 +14,13 @@ from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 
+from harness.analysis.compare.boundaries import boundaries_at
+from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Counted, Measure, Value, mean_of
+from harness.analysis.compare.pairs import in_order
+from harness.analysis.compare.ratio import Ratio, paired_ratio
+from harness.analysis.figures import place_of
+from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
 from harness.errors import SpecError
-from harness.judge.analysis.figures import place_of
-from harness.judge.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
-from harness.judge.compare.boundaries import boundaries_at
-from harness.judge.compare.measures import MEASURES, OF_SERVERS, Counted, Measure, Value, mean_of
-from harness.judge.compare.pairs import in_order
-from harness.judge.compare.ratio import Ratio, paired_ratio
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.measure.records.layout import COST_MODEL
 from harness.measure.records.manifest import Manifest, table_at

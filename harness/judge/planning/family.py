@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from harness.judge.analysis.stats import FloatArray
+from harness.analysis.stats import FloatArray
 from harness.judge.planning.power import difference_power, equivalence_power, fewest, superiority_power
 
 # An error of .003 in a power of .9.

@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.judge.analysis.stats import FloatArray, t_quantile
-from harness.judge.planning.stopping import boundary_of
+from harness.analysis.compare.stopping import boundary_of
+from harness.analysis.stats import FloatArray, t_quantile
 from harness.model.spec.sections import StopSpec
 
 MOST_BLOCKS = 1000

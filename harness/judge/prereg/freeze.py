@@ -15,10 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from harness.analysis.compare.stopping import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.catalogue import analysis_named
-from harness.judge.planning.stopping import check_can_decide
 from harness.judge.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
 from harness.judge.prereg.predict import predict_experiment
 from harness.judge.prereg.repository import Commit, Repository, file_sha256, sign_file

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from harness.analysis.compare.predictions import Prediction
 from harness.errors import SpecError
-from harness.judge.decisions.predictions import Prediction
 from harness.judge.prereg.ledger import Instant, Ledger
 from harness.measure.records.manifest import PreregistrationRecord
 from harness.model.experiment import PlannedRuns

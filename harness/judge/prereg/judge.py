@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError, UndecidedError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
-from harness.judge.decisions.verdicts import CASES, EXPLORATORY, ExperimentRuns, decide_experiment
-from harness.judge.planning.stopping import SequentialStatus, declared_status, sequential_status
+from harness.judge.decisions.verdicts import CASES, EXPLORATORY, decide_experiment
 from harness.judge.prereg.account import Account, account_of
 from harness.judge.prereg.authorize import check_sealed_runs
 from harness.judge.prereg.frozen import Preregistration

@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from harness.analysis.stats import grouped
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
-from harness.judge.analysis.stats import grouped
 from harness.judge.prereg.repository import Repository, file_sha256
 from harness.measure.records import layout
 from harness.measure.records.manifest import load_manifest

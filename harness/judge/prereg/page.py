@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import chain
 
+from harness.analysis.compare.predictions import drawn_ratio, predicted_ratio
+from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
 from harness.html import plain_page
-from harness.judge.analysis.stats import Interval
 from harness.judge.decisions.decide import Decision
-from harness.judge.decisions.predictions import drawn_ratio, predicted_ratio
 from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.analysis.compare.monte_carlo import DrawnRatio
+from harness.analysis.compare.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
+from harness.analysis.stats import grouped
 from harness.clock import NS_PER_S, Clock, MonotonicClock
-from harness.judge.analysis.stats import grouped
-from harness.judge.decisions.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
-from harness.judge.planning.monte_carlo import DrawnRatio
 from harness.judge.prereg.frozen import Preregistration
 from harness.measure.records.run import SealedRun
 from harness.model.compiled.records import IntArray

@@ -16,9 +16,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationError
 
+from harness.analysis import check_run
+from harness.analysis.logs.derive import derived_of
 from harness.errors import HarnessError, RecordsError
-from harness.judge.analysis import check_run
-from harness.judge.analysis.logs.derive import derived_of
 from harness.judge.prereg.authorize import first_request_s
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.ledger import Entry, Ledger, object_hash, read_chain

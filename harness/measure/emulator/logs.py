@@ -1,7 +1,7 @@
 """The server's log, line for line in the formats of vLLM 0.22 and vllm-rbln 0.11.1.
 
 Lines of the engine carry the modelled instant of the event, lines of the API server the instant they were made. Another
-thread writes them, so that a slow reader never delays a step. ``harness.judge.analysis.logs`` must read this log as it
+thread writes them, so that a slow reader never delays a step. ``harness.analysis.logs`` must read this log as it
 reads the real stack's.
 """
 

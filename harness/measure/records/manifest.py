@@ -16,8 +16,9 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RecordsError
-from harness.kinds import BackendKind, kind_of_run
+from harness.kinds import kind_of_run
 from harness.measure.records.schema import NAMES_OF_LAYOUT_3, READABLE_VERSIONS, SCHEMA_VERSION
+from harness.plugins import BackendKind
 
 DeviceMetrics = dict[str, dict[str, dict[str, float]]]
 Facts = TypeVar("Facts", bound="_Facts")

@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError, in_one_line, unknown_name
-from harness.kinds import BackendKind, kind_of_run, origin_note
+from harness.kinds import kind_of_run, origin_note
 from harness.measure.records import layout, schema
 from harness.measure.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.measure.records.manifest import ClientAudit, LaunchReport, Manifest
+from harness.plugins import BackendKind
 from harness.run_key import RunKey
 from harness.stacks.rbln.rules.kv_rules import AUTO
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.errors import RecordsError, ServerError
-from harness.kinds import KINDS, BackendKind
+from harness.kinds import KINDS
 from harness.measure.client.target import Endpoint, Target, check_client, endpoint_of
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding, Observation
@@ -26,6 +26,7 @@ from harness.model.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requ
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import PAGED_KEYS
+from harness.plugins import BackendKind
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
 from harness.runner.run import LaunchOptions

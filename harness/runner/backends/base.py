@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from harness.errors import SpecError
-from harness.kinds import BackendKind
 from harness.measure.records.manifest import Observation
 from harness.measure.records.run import SealedRun
 from harness.measure.server.doctor import Check
@@ -23,7 +22,7 @@ from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import PAGED_KEYS
-from harness.plugins import service
+from harness.plugins import BackendKind, service
 from harness.runner.run import Launch, LaunchOptions, RunContext, perform_run
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
 from harness.stacks.rbln.launch.releases import rules_installed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from harness.children import own_command
-from harness.kinds import KINDS, BackendKind
+from harness.kinds import KINDS
 from harness.measure.records import layout
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
@@ -19,6 +19,7 @@ from harness.measure.server.process import require_port
 from harness.model.engine.config import ENGINE_KEYS
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
+from harness.plugins import BackendKind
 from harness.runner.backends.base import (
     MODELLED,
     FirstExperiment,

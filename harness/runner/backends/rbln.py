@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.errors import ServerError, SpecError
-from harness.kinds import KINDS, BackendKind
+from harness.kinds import KINDS
 from harness.measure.server.doctor import Check, first_line_of
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.process import require_port
 from harness.model.spec import ServerSpec
-from harness.plugins import service
+from harness.plugins import BackendKind, service
 from harness.redact import filled_env
 from harness.runner.backends.base import (
     SLOW_START,

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.logs.derive import ToRunClock, collect, of_simulator
+from harness.analysis.logs.derived import Derived
+from harness.analysis.logs.parse import ParseCounts, Scrape, samples_of, table_of_scrapes
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
-from harness.judge.analysis.logs.derive import Derived, ToRunClock, collect, of_simulator
-from harness.judge.analysis.logs.parse import ParseCounts, Scrape, samples_of, table_of_scrapes
-from harness.kinds import KINDS, BackendKind, kind_named
+from harness.kinds import KINDS, kind_named
 from harness.measure.client.rows import RequestRows
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.step_log import step_log_header, step_log_row
@@ -40,7 +41,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.spec import ServerSpec
-from harness.plugins import service
+from harness.plugins import BackendKind, service
 from harness.runner.backends.base import (
     MODELLED,
     Backend,

@@ -9,11 +9,12 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness.kinds import KINDS, BackendKind
+from harness.kinds import KINDS
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.process import require_port
 from harness.model.spec import ServerSpec
+from harness.plugins import BackendKind
 from harness.redact import filled_env
 from harness.runner.backends.base import SLOW_START, FirstExperiment, ServerBackend, refuse_keys
 from harness.runner.run import LaunchOptions

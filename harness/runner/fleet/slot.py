@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
+from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
 from harness.inputs import open_regular
-from harness.judge.analysis.logs.glance import glance
 from harness.measure.records import layout
 from harness.measure.records.manifest import FleetRecord
 from harness.measure.records.run import SealedRun

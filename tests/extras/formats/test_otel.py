@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.judge.export.formats import named_format, write_runs
 from harness.model.spec import ExperimentSpec
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
+from harness.present.export.formats import named_format, write_runs
 from harness.runner import run_experiment
 from tests.support.sound_traces import spans
 

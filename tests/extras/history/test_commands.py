@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.export.baseline import save_baseline
+from harness.present.export.baseline import save_baseline
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.compare.measures import Value
 from harness.errors import SpecError
 from harness.extras.history.points import MIN_POINTS, Placed, change_points, histories
-from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import GateRun
 from harness.measure.records.manifest import Manifest
 

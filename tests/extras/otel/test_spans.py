@@ -14,8 +14,8 @@ import pytest
 
 from harness.errors import HarnessError, SpecError
 from harness.extras.otel.spans import _post, batches, collector_headers, post_spans, spans_of, traces_url
-from harness.judge.export import MeasuredRun, measured
 from harness.measure.server.ask import Reply
+from harness.present.export import MeasuredRun, measured
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.compare.across import PeerSide, Side, compare_with_peer
 from harness.errors import SpecError
 from harness.extras.peers.results import peer_side
-from harness.judge.compare.across import PeerSide, Side, compare_with_peer
-from harness.judge.export import FORMATS, write_runs
 from harness.measure.records.run import SealedRun
+from harness.present.export import FORMATS, write_runs
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment

@@ -11,11 +11,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from harness.analysis.compare.measures import MEASURES, value_over
+from harness.analysis.summary import summarise
 from harness.extras.prometheus.metrics import metric_name
-from harness.judge.compare.measures import MEASURES, value_over
-from harness.judge.export import named_format, write_runs
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
+from harness.present.export import named_format, write_runs
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 COLUMNS_OF_A_BOARD = 24

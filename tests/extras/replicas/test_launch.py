@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.logs.core_requests import engines_of, servers_in
+from harness.analysis.logs.derive import rebuild
+from harness.analysis.run_tables import MOVED_COUNTER, counter_increment
 from harness.errors import ServerError
 from harness.extras.replicas.figures import figures_of_sealed
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.logs.core_requests import engines_of, servers_in
-from harness.judge.analysis.logs.derive import rebuild
-from harness.judge.analysis.validity.scrapes import MOVED_COUNTER, counter_increment
-from harness.judge.report.timeline import timeline
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
+from harness.present.report.timeline import timeline
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.runner.backends.test_vllm import experiment

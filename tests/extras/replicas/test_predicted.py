@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.analysis import run_figures
+from harness.analysis.compare.predictions import mean_ratio
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.extras.replicas.predicted import DrawsOnReplicas
-from harness.judge.analysis import run_figures
-from harness.judge.decisions.predictions import mean_ratio
 from harness.judge.prereg import predict_experiment
 from harness.judge.prereg.predict import predict_run
 from harness.model.engine import EngineConfig, load_cost_model

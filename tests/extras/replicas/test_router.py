@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.logs.core_requests import engines_of
 from harness.children import own_command
 from harness.extras.replicas.figures import figures_of_sealed
 from harness.extras.replicas.router import Door, keys_of
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.logs.core_requests import engines_of
 from harness.measure.records import layout
 from harness.measure.server.process import free_port
 from harness.model.plan.blocks import token_block_keys

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.logs.core_requests import engines_of, servers_in
+from harness.analysis.logs.derive import rebuild
+from harness.analysis.summary import summarise
 from harness.errors import SpecError
 from harness.extras.replicas.figures import figures_of, figures_of_sealed
 from harness.extras.replicas.policies import policy_named
 from harness.extras.replicas.virtual import play_replicas
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.logs.core_requests import engines_of, servers_in
-from harness.judge.analysis.logs.derive import rebuild
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.engine.config import EngineConfig

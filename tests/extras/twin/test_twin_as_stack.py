@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.logs.observer import load_observer
 from harness.extras.twin.artifact import cached_artifact, twin_exporter, twin_spec
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
-from harness.judge.analysis.logs.observer import load_observer
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment

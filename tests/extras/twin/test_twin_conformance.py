@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.extras.twin.environment import TwinEnvironment
-from harness.judge.analysis.logs.parse import ParseCounts, parse_log
 from harness.measure.client.replay_state import token_digest
 from harness.measure.records.layout import step_reports
 from harness.measure.records.run import SealedRun

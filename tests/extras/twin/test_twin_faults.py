@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
 from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
-from harness.judge.analysis.logs.parse import ParseCounts, parse_log
 from harness.measure.server.life import LaunchPlan
 from harness.measure.server.process import ServerProcess
 from harness.model.spec import ServerSpec

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.extras.twin.backend import TwinBackend
 from harness.extras.twin.environment import TwinEnvironment
-from harness.judge.analysis.logs.parse import ParseCounts, parse_log
 from harness.measure.server.process import ServerProcess
 from harness.model.spec import ServerSpec
 from harness.runner.backends.base import ServerBackend

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.errors import SpecError
 from harness.judge.advise import captured
-from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.measure.records.run import SealedRun
 from harness.runner import run_experiment
 from harness.stacks.vllm.step_log import StepLog

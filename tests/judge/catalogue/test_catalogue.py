@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.errors import SpecError
-from harness.judge.analysis import run_figures
 from harness.judge.catalogue import AnalysisResult, analyse, analyses
 from harness.judge.decisions.decide import Outcome
-from harness.judge.decisions.verdicts import ExperimentRuns, decide_experiment
+from harness.judge.decisions.verdicts import decide_experiment
 from harness.judge.prereg import predict_experiment, predict_runs
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import resolve

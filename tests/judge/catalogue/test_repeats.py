@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.summary import summarise
 from harness.judge.catalogue import costs, repeats
-from harness.judge.decisions.verdicts import ExperimentRuns
 from harness.judge.prereg import predict_runs
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment

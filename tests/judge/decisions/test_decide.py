@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.cost.padding import Padding
 from harness.errors import SpecError
-from harness.judge.analysis.cost.padding import Padding
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Block, Costs, Outcome
 from harness.model.spec.rules import (

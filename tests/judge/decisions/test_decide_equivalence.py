@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from harness.judge.compare.answer import Asked
+from harness.analysis.compare.answer import Asked
+from harness.analysis.compare.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
-from harness.judge.planning.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import EquivalenceRule
 

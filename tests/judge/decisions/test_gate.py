@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from harness.analysis.compare.measures import Value
 from harness.errors import SpecError
-from harness.judge.compare.measures import Value
 from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge, pair_keys
 from harness.judge.planning.power import superiority_power
 from harness.measure.records.manifest import Manifest

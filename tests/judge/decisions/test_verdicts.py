@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.figures import RunFigures
 from harness.errors import SpecError
-from harness.judge.analysis.figures import RunFigures
 from harness.judge.decisions.decide import Outcome
-from harness.judge.decisions.verdicts import (
-    Contrast,
-    ExperimentRuns,
-    adjacent_ratios,
-    decide_experiment,
-    waits_pairs,
-)
+from harness.judge.decisions.verdicts import Contrast, adjacent_ratios, decide_experiment, waits_pairs
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.model.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, SuperiorityRule

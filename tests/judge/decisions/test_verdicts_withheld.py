@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.predictions import Prediction
+from harness.analysis.compare.stopping import declared_status
+from harness.analysis.summary import summarise
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
-from harness.judge.decisions.predictions import Prediction
-from harness.judge.decisions.verdicts import CASES, ExperimentRuns, decide_experiment
-from harness.judge.planning.stopping import declared_status
+from harness.judge.decisions.verdicts import CASES, decide_experiment
 from harness.judge.prereg.judge import decide
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.model.spec.rules import (
     CostRule,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from harness.analysis.compare.stopping import of_each
 from harness.judge.planning.family import Family
 from harness.judge.planning.power import difference_power, equivalence_power, spread_limit, superiority_power
-from harness.judge.planning.stopping import of_each
 from harness.model.spec import StopSpec
 
 

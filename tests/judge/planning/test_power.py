@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.judge.analysis.stats import t_quantile
+from harness.analysis.stats import t_quantile
 from harness.judge.planning.power import (
     MOST_BLOCKS,
     blocks_for_difference,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.figures import run_figures
 from harness.errors import RecordsError, RuleFailedError, SpecError
-from harness.judge.analysis.figures import run_figures
 from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg import Preregistration, authorize, check_sealed_runs, decide
 from harness.judge.prereg.frozen import parse_preregistration

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.compare.predictions import Predictions, drawn_interval, drawn_ratio
+from harness.analysis.stats import t_quantile
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError
-from harness.judge.analysis.stats import t_quantile
-from harness.judge.decisions.predictions import Predictions, drawn_interval, drawn_ratio
 from harness.judge.prereg.predict import drawn_ratios, predict_experiment, predict_runs, predict_until_sure
 from harness.model.experiment import PlannedRuns, resolve
 from harness.model.sim import simulate

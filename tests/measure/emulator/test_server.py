@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from benchmarks.emulator import wait_for_address
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import SpecError
-from harness.judge.analysis.logs.parse import ParseCounts, parse_log
 from harness.measure.emulator.config import config_from_arguments
 from harness.stacks.rbln.rules.log_grammar import KvCopyFailedEvent
 from tests.support.emulator_process import SCALE, STOP_WITHIN_S, Emulator, Start, start_process

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.logs.derive import rebuild
+from harness.analysis.summary import summarise
 from harness.errors import PlanError, RecordsError, in_one_line
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.logs.derive import rebuild
 from harness.judge.catalogue import analyse
 from harness.judge.prereg import predict_runs
-from harness.judge.report import conditions_table, write_report
-from harness.judge.summary import summarise
 from harness.measure.records import layout
 from harness.measure.records.disk import file_entry
 from harness.measure.records.run import SealedRun, by_condition
 from harness.measure.records.store import RunStore
+from harness.present.report import conditions_table, write_report
 
 SEALED = Path(__file__).parent / "sealed" / "layout-3.zip"
 

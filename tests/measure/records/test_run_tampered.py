@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.logs.derive import rebuild
+from harness.analysis.summary import summarise
 from harness.errors import RecordsError
-from harness.judge.analysis.logs.derive import rebuild
-from harness.judge.summary import summarise
 from harness.measure.records import layout
 from harness.measure.records.disk import file_entry
 from harness.measure.records.manifest import Finding

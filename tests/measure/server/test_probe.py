@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.serving import latencies
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
-from harness.judge.analysis.serving import latencies
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment

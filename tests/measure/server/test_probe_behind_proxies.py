@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.serving import latencies
 from harness.errors import HarnessError
-from harness.judge.analysis.serving import latencies
 from harness.measure.client.target import endpoint_of
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.report import write_report
 from harness.model.spec import ExperimentSpec
+from harness.present.report import write_report
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.places import processes_naming

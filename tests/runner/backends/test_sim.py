@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis import run_figures
+from harness.analysis.logs.derive import rebuild
+from harness.analysis.summary import summarise
 from harness.errors import RunInvalidError, SpecError
-from harness.judge.analysis import run_figures
-from harness.judge.analysis.logs.derive import rebuild
-from harness.judge.interference import measured_waiting_session_ns
+from harness.judge.decisions.interference import measured_waiting_session_ns
 from harness.judge.prereg.proof import judged_again
-from harness.judge.report.facts import gather_facts
-from harness.judge.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.plan.files import read_plan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
+from harness.present.report.facts import gather_facts
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
 from harness.stacks.rbln.rules.kv_rules import AUTO, NEWEST_STABLE

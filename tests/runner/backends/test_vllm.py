@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.figures import figures_at, run_figures
+from harness.analysis.logs.derive import rebuild
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.extras.other_stacks.commands import doctor_lines
-from harness.judge.analysis.figures import figures_at, run_figures
-from harness.judge.analysis.logs.derive import rebuild
-from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.judge.prereg.predict import predict_run
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun

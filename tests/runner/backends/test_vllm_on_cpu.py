@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import pytest
 
+from harness.analysis.figures import run_figures
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.errors import ServerError
-from harness.judge.analysis.figures import run_figures
-from harness.judge.analysis.logs.engine_steps import step_log_of
 from harness.measure.records.run import SealedRun
 from harness.model.spec.experiment import parse_experiment
 from harness.runner import run_experiment

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from harness.analysis.cost.step_parts import StepParts, step_parts
+from harness.analysis.logs.engine_steps import decode_contexts, decode_periods, step_spans
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
-from harness.judge.analysis.cost.step_parts import StepParts, step_parts
-from harness.judge.analysis.logs.engine_steps import decode_contexts, decode_periods, step_spans
 from harness.stacks.vllm.core_steps import COLUMNS, read_core_steps
 from harness.stacks.vllm.launch import CORE_STEPS
 from harness.stacks.vllm.step_log import INSIDE, StepLog, merged, read_step_log

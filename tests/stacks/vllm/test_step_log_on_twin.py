@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.logs.observer import load_observer
 from harness.extras.twin.environment import TwinEnvironment
-from harness.judge.analysis.logs.observer import load_observer
 from harness.stacks.vllm.launch import CORE_STEPS, STEP_LOG
 from harness.stacks.vllm.step_log import INSIDE, StepLog, load_step_log
 from tests.support.twin_runs import run_on_twin

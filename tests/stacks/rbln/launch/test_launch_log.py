@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.analysis.validity.invariants import check_settings
+from harness.analysis.validity.invariants import check_settings
 from harness.measure.records.manifest import Manifest
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings

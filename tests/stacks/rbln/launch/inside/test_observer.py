@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.logs.observer import load_observer, read_observer
 from harness.errors import RecordsError
-from harness.judge.analysis.logs.observer import load_observer, read_observer
 from harness.measure.records import layout
 from harness.stacks.rbln.launch.serving import OBSERVER, OBSERVER_FOLDER
 from tests.support.little_stack import write_little_stack
@@ -255,7 +255,7 @@ else:
 
 
 def _header_and(*rows: list[object]) -> bytes:
-    from harness.judge.analysis.logs.observer import SCHEMA
+    from harness.analysis.logs.observer import SCHEMA
 
     header = {"observer_format": 1, "columns": SCHEMA.names, "pid": 1}
     return b"".join(json.dumps(value).encode() + b"\n" for value in (header, *rows))

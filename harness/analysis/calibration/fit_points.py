@@ -1,0 +1,419 @@
+"""Step periods and prefill times that sealed runs show: the observations that cost models are fitted to.
+
+A step counts only in the middle of a stretch in which the same n requests decode and nobody is prefilled or finishes;
+what is left out is left out by rule, never by value. Nothing is fitted here.
+Sources: "log" pairs the stamps of the server's own lines, or of a vLLM's step log; "chunks" pairs the client's stamps
+of one stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.cost.reconstruct import step_contexts
+from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts, step_log_of, step_spans
+from harness.analysis.run_tables import join_request_id
+from harness.clock import NS_PER_MS, ScaledClock
+from harness.errors import SpecError
+from harness.measure.records.run import SealedRun
+from harness.measure.records.schema import values_of
+from harness.model.engine import CostModel
+from harness.stacks.vllm.step_log import StepLog
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+PointSource = Literal["log", "chunks"]
+# Median over blocks of 4 steps: lateness of a stamp cancels inside a block, and a stall of the host spoils few blocks.
+BLOCK_STEPS = 4
+# Steps left out at each end of a stretch: after a prefill the engine rebuilds its batch, and a stamp beside a prefill
+# or a finish may belong to it.
+EDGE_STEPS = 2
+MIN_STEPS_OF_A_LENGTH = 3
+# Of a vLLM's stretch: with fewer blocks a stall of the host would be in its median.
+MIN_BLOCKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive decode steps of the same ``num_seqs`` requests.
+
+    instants_ns, steps: shape (k,): when something was seen, and how many steps had passed since the first instant.
+    first_context_tokens: summed sequence lengths of the step that begins at the first instant; each step adds
+    num_seqs. None: unknown.
+    """
+
+    num_seqs: int
+    bucket: int
+    instants_ns: IntArray
+    steps: IntArray
+    first_context_tokens: float | None
+    is_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One stretch as a point to fit: the median of its block periods, at the median of its blocks' contexts.
+
+    block_periods_ms: shape (blocks,), ms a step. context_tokens: summed over the batch; None: unknown.
+    block_context_offsets: shape (blocks,), each block's own context less that, tokens; None: unknown.
+    is_eager: the steps ran without a graph although graphs are on.
+    """
+
+    num_seqs: int
+    bucket: int
+    context_tokens: float | None
+    block_periods_ms: FloatArray = field(repr=False)
+    block_context_offsets: FloatArray | None = field(default=None, repr=False)
+    is_eager: bool = False
+
+    def periods_at_one_context_ms(self, context_us_per_token: float) -> FloatArray:
+        """The block periods without what the growth of context inside the stretch adds to them."""
+        if self.block_context_offsets is None:
+            return self.block_periods_ms
+        return self.block_periods_ms - context_us_per_token / 1000 * self.block_context_offsets
+
+    @property
+    def period_ms(self) -> float:
+        return float(np.median(self.block_periods_ms))
+
+    @property
+    def stratum(self) -> tuple[int, int | None]:
+        """(n, mean sequence length to the nearest 128 tokens): what is left out together when an error is held out."""
+        mean = None if self.context_tokens is None else round(self.context_tokens / self.num_seqs / 128)
+        return self.num_seqs, mean
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPoint:
+    """One prefill: tokens computed, tokens reused before them, and how long it kept the engine.
+
+    attended_tokens: of the parts of prompts in a step (``harness.model.engine.cost``); 0 for whole prefills.
+    decodes_ms: what the decodes of the same step cost, which is not in elapsed_ms. is_eager: the step ran without a
+    graph although graphs are on.
+    """
+
+    computed_tokens: int
+    cached_tokens: int
+    elapsed_ms: float
+    attended_tokens: int = 0
+    decodes_ms: float = 0.0
+    is_eager: bool = False
+
+    @property
+    def work(self) -> tuple[int, int, bool]:
+        """What points have in common that are measurements of the same."""
+        return self.computed_tokens, self.attended_tokens, self.is_eager
+
+
+def step_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[StepPoint, ...]:
+    """Every stretch of at least BLOCK_STEPS steps in valid runs. Times in model ms.
+
+    Raises SpecError when there is none.
+    """
+    of_run, valid = log_stretches if source == "log" else chunk_stretches, [run for run in runs if run.is_valid]
+    stretches = (stretch for run in valid for stretch in of_run(run))
+    points = tuple(point for stretch in stretches if (point := _point(stretch)) is not None)
+    if not points:
+        unseen = {note for run in valid if (log := step_log_of(run)) is not None for note in log.unseen}
+        raise SpecError(
+            f"no {BLOCK_STEPS} decode steps in a row with the same requests (source {source!r})",
+            where="calibration",
+            hint="; ".join(sorted(unseen)) or "Run constant-n workloads: `harness server calibrate`",
+        )
+    return points
+
+
+def _point(stretch: Stretch) -> StepPoint | None:
+    """Blocks of BLOCK_STEPS steps from the first instant on; the rest at the end is not used."""
+    num_blocks = int(stretch.steps[-1] // BLOCK_STEPS)
+    # A block ends where a stamp marks a step exactly; a missing or merged stamp makes one block longer.
+    ends = np.unique(np.searchsorted(stretch.steps, np.arange(num_blocks + 1) * BLOCK_STEPS))
+    if len(ends) < 2:
+        return None
+    steps, instants_ns = stretch.steps[ends], stretch.instants_ns[ends]
+    middles = (steps[1:] + steps[:-1] - 1) / 2
+    middle = float(np.median(middles))
+    first = stretch.first_context_tokens
+    return StepPoint(
+        num_seqs=stretch.num_seqs,
+        bucket=stretch.bucket,
+        context_tokens=None if first is None else first + stretch.num_seqs * middle,
+        block_periods_ms=np.diff(instants_ns) / np.diff(steps) / NS_PER_MS,
+        block_context_offsets=None if first is None else stretch.num_seqs * (middles - middle),
+        is_eager=stretch.is_eager,
+    )
+
+
+def log_stretches(run: SealedRun) -> Iterator[Stretch]:
+    """Stretches between the server's own lines: a step lasts from its [BUCKET] line to that of the next step.
+
+    Nothing comes of a log without stamps or without KV lines, which tell prefills and finishes. In a vLLM's step log a
+    step lasts from the record before it to its own.
+    """
+    log = step_log_of(run)
+    if log is not None:
+        yield from _step_log_stretches(run, log)
+        return
+    steps, kv_events = run.table("steps"), run.table("kv_events")
+    if steps.num_rows < 2 or kv_events.num_rows == 0 or steps.column("log_ns").null_count:
+        return
+    log_ns, n, b = (steps.column(name).to_numpy().astype(np.int64) for name in ("log_ns", "n", "b"))
+    contexts = step_contexts(steps, kv_events, run.table("requests"))
+    borders = np.zeros(steps.num_rows + 1, dtype=np.bool_)
+    borders[[0, -1]] = True
+    borders[1:-1] = n[1:] != n[:-1]
+    # Somebody was admitted, or ended, before these steps.
+    borders[[step for kind, step in values_of(kv_events, "kind", "step") if kind in ("alloc", "free_request")]] = True
+    places = np.flatnonzero(borders)
+    for first, end in pairwise(places.tolist()):
+        first, last = first + EDGE_STEPS, end - EDGE_STEPS
+        if last - first < 1:
+            continue
+        yield Stretch(
+            num_seqs=int(n[first]),
+            bucket=int(b[first]),
+            instants_ns=log_ns[first : last + 1],
+            steps=np.arange(last + 1 - first),
+            first_context_tokens=float(contexts.context_tokens[first]) if contexts.is_exact else None,
+        )
+
+
+def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
+    """Long stretches of pure decode steps. A request that comes or ends makes a mixed step or another n."""
+    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log)
+    rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "at_ns")
+    # The steps of several engines lie between each other.
+    alone = rows if len(log.engines) == 1 else ()
+    for (kind, n, b, mode), group in groupby(enumerate(alone), key=lambda row: row[1][:-1]):
+        chosen = [(place, row[-1]) for place, row in group][EDGE_STEPS : -EDGE_STEPS or None]
+        if kind != "decode" or b is None or len(chosen) <= MIN_BLOCKS * BLOCK_STEPS:
+            continue
+        steps = np.arange(len(chosen))
+        yield Stretch(
+            num_seqs=n,
+            bucket=b,
+            instants_ns=np.array([clock.from_monotonic_ns(at_ns) for _place, at_ns in chosen], dtype=np.int64),
+            steps=steps,
+            # A record is the end of its step, the first instant the beginning of the next.
+            first_context_tokens=None
+            if contexts is None
+            else float(np.median([contexts[place] for place, _ in chosen] - n * steps)) + n,
+            is_eager=log.has_graphs and mode == "NONE",
+        )
+
+
+def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillPoint, ...]:
+    """Every step of a vLLM that computed tokens of prompts, less the time of its decodes. Times in model ms.
+
+    decode: the cost model of those decodes. A step after an idle engine is left out where nobody knows when it began.
+    So is a work (tokens, and tokens that these attend to) that fewer than three steps had: one stall of the host would
+    be its time.
+    """
+    points = [point for run in runs if run.is_valid for point in _chunks(run, decode)]
+    num_of = Counter(point.work for point in points)
+    return tuple(point for point in points if num_of[point.work] >= MIN_STEPS_OF_A_LENGTH)
+
+
+def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
+    log = step_log_of(run)
+    if log is None:
+        return
+    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
+    rows = values_of(log.steps, "kind", "generation_requests", "context_tokens", "runtime_mode")
+    works = zip(contexts, attended_by_step(log), step_spans(log), rows, strict=True)
+    for context, attended, span, (kind, n, tokens, mode) in works:
+        if kind in ("prefill", "mixed") and span is not None and tokens and n is not None:
+            since_ns, at_ns = map(clock.from_monotonic_ns, span)
+            decodes_ns = decode.chunked_step_ns(n, n, round(context), 0)
+            elapsed_ns = at_ns - since_ns - decodes_ns
+            is_eager = log.has_graphs and mode == "NONE"
+            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended, decodes_ns / NS_PER_MS, is_eager)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """One answered request as the client saw it. received_ns, tokens: one per chunk; tokens is the running total."""
+
+    sent_ns: int
+    first_ns: int
+    done_ns: int
+    prompt_tokens: int
+    received_ns: IntArray
+    tokens: IntArray
+    is_clean: NDArray[np.bool_]
+
+    def tokens_at(self, instant_ns: float) -> int:
+        place = int(np.searchsorted(self.received_ns, instant_ns, side="right"))
+        return int(self.tokens[place - 1]) if place else 0
+
+
+def chunk_stretches(run: SealedRun) -> Iterator[Stretch]:
+    """Stretches between the client's stamps of one stream; n counts the requests between first and last token.
+
+    Nothing comes of runs that did not stream.
+    """
+    buckets = run.manifest.decode_buckets
+    streams = _streams(run)
+    others = _unfollowed(run)
+    borders = sorted(
+        {at for stream in streams for at in (stream.sent_ns, stream.first_ns, stream.done_ns)}
+        | {at for span in others for at in span}
+    )
+    for begin_ns, end_ns in pairwise(borders):
+        decoding = [stream for stream in streams if stream.first_ns <= begin_ns and stream.done_ns >= end_ns]
+        is_someone_prefilled = any(stream.sent_ns <= begin_ns and stream.first_ns >= end_ns for stream in streams)
+        is_something_unknown = any(sent_ns <= begin_ns and done_ns >= end_ns for sent_ns, done_ns in others)
+        if (
+            is_someone_prefilled
+            or is_something_unknown
+            or not decoding
+            or len(decoding) > (buckets[-1] if buckets else 0)
+        ):
+            continue
+        followed = min(decoding, key=lambda stream: (stream.first_ns, stream.sent_ns))
+        inside = (followed.received_ns >= begin_ns) & (followed.received_ns <= end_ns)
+        chosen = np.flatnonzero(inside)[EDGE_STEPS : -EDGE_STEPS or None]
+        chosen = chosen[followed.is_clean[chosen]]
+        if len(chosen) < 2:
+            continue
+        received_ns, tokens = followed.received_ns[chosen], followed.tokens[chosen]
+        # Between two tokens of the followed stream every other stream has its token of that step too.
+        between_ns = (received_ns[0] + received_ns[1]) / 2
+        context = sum(stream.prompt_tokens + stream.tokens_at(between_ns) for stream in decoding)
+        yield Stretch(
+            num_seqs=len(decoding),
+            bucket=buckets[bisect_left(buckets, len(decoding))],
+            instants_ns=received_ns,
+            steps=tokens - tokens[0],
+            first_context_tokens=float(context),
+        )
+
+
+def _streams(run: SealedRun) -> list[_Stream]:
+    """Stamped by the kernel where every chunk of a stream has such a stamp."""
+    chunks = run.table("chunks").sort_by([("session", "ascending"), ("request", "ascending"), ("chunk", "ascending")])
+    keys = np.stack([np.asarray(chunks.column(name)) for name in ("session", "request")], axis=1)
+    starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1)) if len(keys) else np.zeros(0, np.int64)
+    rows = {
+        (int(keys[first, 0]), int(keys[first, 1])): chunks.slice(first, end - first)
+        for first, end in zip(starts.tolist(), [*starts.tolist()[1:], len(keys)], strict=True)
+    }
+    streams: list[_Stream] = []
+    for request in run.table("requests").to_pylist():
+        stream = rows.get((request["session"], request["request"]))
+        if request["status"] != "ok" or stream is None:
+            continue
+        stamped = stream.column("kernel_ns")
+        if stamped.null_count:
+            stamped = stream.column("received_ns")
+        received_ns = np.asarray(stamped).astype(np.int64)
+        streams.append(
+            _Stream(
+                sent_ns=request["sent_ns"],
+                first_ns=int(received_ns[0]),
+                done_ns=int(received_ns[-1]),
+                prompt_tokens=request["prompt_tokens"],
+                received_ns=received_ns,
+                tokens=np.cumsum(np.asarray(stream.column("num_tokens")), dtype=np.int64),
+                is_clean=~np.asarray(stream.column("is_coalesced").to_pylist(), dtype=np.bool_),
+            )
+        )
+    return streams
+
+
+def _unfollowed(run: SealedRun) -> list[tuple[int, int]]:
+    """(sent, done) of requests whose tokens cannot be followed: they failed. Nothing is known of steps meanwhile."""
+    rows = run.table("requests").to_pylist()
+    last_ns = max((row["done_ns"] for row in rows if row["done_ns"] is not None), default=0)
+    return [
+        (row["sent_ns"], last_ns if row["done_ns"] is None else row["done_ns"])
+        for row in rows
+        if row["status"] != "ok" and row["sent_ns"] is not None
+    ]
+
+
+def prefill_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[PrefillPoint, ...]:
+    """Every prefill of valid runs whose time is known. Times in model ms; empty when there is none.
+
+    "log": from the request's ALLOC line to the next line of a step, an admission or an end; the server's own stamps.
+    "chunks": from sending to the first token, of requests that were alone; it contains HTTP.
+    """
+    of_run = _log_prefills if source == "log" else _client_prefills
+    return tuple(point for run in runs if run.is_valid for point in of_run(run))
+
+
+def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
+    columns = values_of(run.table("requests"), "status", "response_id", "prompt_tokens", "cached_tokens")
+    known = {
+        name: (prompt, cached)
+        for status, name, prompt, cached in columns
+        if status == "ok" and name and cached is not None
+    }
+    step_ns = run.table("steps").column("log_ns").to_pylist()
+    events = values_of(run.table("kv_events"), "kind", "request_id", "step", "log_ns")
+    lines = [line for line in events if line[0] in ("alloc", "free_request")]
+    running: set[str] = set()
+    for (kind, request_id, step, log_ns), after in zip(lines, [*lines[1:], None], strict=True):
+        if kind == "free_request":
+            running.discard(request_id)
+            continue
+        if request_id in running:
+            continue
+        running.add(request_id)
+        # The line that follows in the log: the next admission or end, unless a decode step comes before it.
+        if after is not None and after[2] == step:
+            after_ns = after[3]
+        else:
+            after_ns = step_ns[step] if step < len(step_ns) else None
+        response = join_request_id(request_id, known)
+        if after_ns is not None and log_ns is not None and response is not None:
+            prompt, cached = known[response]
+            yield PrefillPoint(prompt - cached, cached, (after_ns - log_ns) / NS_PER_MS)
+
+
+def _client_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
+    # The first byte is no token: a stream's headers arrive before anything was computed.
+    chunks = run.table("chunks").to_pylist()
+    first_ns = {(row["session"], row["request"]): row["received_ns"] for row in chunks if row["chunk"] == 0}
+    rows = [row for row in run.table("requests").to_pylist() if row["status"] == "ok"]
+    for row in rows:
+        if row["cached_tokens"] is None:
+            continue
+        sent_ns, token_ns = row["sent_ns"], first_ns.get((row["session"], row["request"]))
+        if token_ns is None or any(
+            other["done_ns"] > sent_ns and other["sent_ns"] < token_ns for other in rows if other != row
+        ):
+            continue
+        computed = row["prompt_tokens"] - row["cached_tokens"]
+        yield PrefillPoint(computed, row["cached_tokens"], (token_ns - sent_ns) / NS_PER_MS)
+
+
+def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
+    """f(b) where the server reported it: median model time + median sampler time of runs with bucket b exactly full.
+
+    Of several context lengths the shortest counts; of several runs of it the median. The report (VLLM_RBLN_METRICS)
+    pools all steps of a server's life, so only a run of a single n tells anything.
+    """
+    by_bucket: dict[int, dict[int, list[float]]] = {}
+    for run in runs:
+        # From vllm-rbln 0.12.1 on model and sampler are timed together.
+        together = "MODEL + SAMPLE" in run.launch.device_metrics
+        trackers = ("MODEL + SAMPLE",) if together else ("MODEL", "SAMPLER")
+        parts_ms = [run.launch.decode_p50_ms(tracker) for tracker in trackers]
+        if None in parts_ms:
+            continue
+        f_ms = sum(part_ms or 0.0 for part_ms in parts_ms)
+        pairs = set(values_of(run.table("steps"), "n", "b"))
+        prompts = set(run.table("requests").column("planned_prompt_tokens").to_pylist())
+        if run.is_valid and len(prompts) == 1 and len(pairs) == 1 and len(set(*pairs)) == 1:
+            [(bucket, _bucket)] = pairs
+            by_bucket.setdefault(bucket, {}).setdefault(prompts.pop(), []).append(f_ms)
+    return {bucket: float(np.median(by_context[min(by_context)])) for bucket, by_context in sorted(by_bucket.items())}

@@ -1,0 +1,244 @@
+"""A session's own time: from its first request to its last token, less its waits; and sessions within a target.
+
+A session that failed, or whose last answer the client left, has no time. Nothing is compared here.
+Definitions: docs/method.md, "Sessions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.analysis.cost.devices import estimate_of, independent_samples
+from harness.analysis.figures import cells, place_of
+from harness.analysis.serving import (
+    RATE_CELLS,
+    Percentile,
+    Rate,
+    has_open_arrivals,
+    percentile_cells,
+    percentiles_of,
+    slo_of,
+    token_chunks,
+    window_ns,
+)
+from harness.analysis.stats import ROUNDING, FloatArray, NoInterval, log_mean_values
+from harness.clock import NS_PER_S
+from harness.measure.records.run import SealedRun, once_per_run
+from harness.measure.records.schema import ABORTED
+from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
+
+IntArray = NDArray[np.int64]
+NS_PER_H = 3600 * NS_PER_S
+# Where sessions arrive on their own, those of one long queue are slow together: with fewer beyond a percentile than
+# these, its intervals held in half of the experiments (docs/error-rates.md).
+OPEN_BEYOND = 100
+HOW_TIMED = (
+    "own time of a session: from its first send to its last token, less its waits; of the sessions that begin in the "
+    "window, each to its end"
+)
+
+
+class Outcome(IntEnum):
+    """How a session ended. LEFT: the client left its last answer, as planned. FAILED: any request of it failed."""
+
+    FINISHED = 0
+    LEFT = 1
+    FAILED = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionTimes:
+    """Sessions of one run that began in its measurement window, by their first send; times in model ns.
+
+    session: the lowest index of its parts in the plan. num_requests: of all its parts. last_ns: its last token; the end
+    of its last answer where answers are not streamed, or it did not finish. wait_ns: time between the two in which
+    nothing of it was due or in flight. outcome: see ``Outcome``. device, unit: where in a fleet it ran.
+    has_open_arrivals: see ``Latencies``.
+    """
+
+    session: IntArray
+    num_requests: IntArray
+    first_ns: IntArray
+    last_ns: IntArray
+    wait_ns: IntArray
+    outcome: IntArray
+    device: str = ""
+    unit: int = 0
+    has_open_arrivals: bool = False
+
+    @property
+    def own_ns(self) -> IntArray:
+        """The own time of every session that finished."""
+        return (self.last_ns - self.first_ns - self.wait_ns)[self.outcome == Outcome.FINISHED]
+
+    @property
+    def span_h(self) -> float:
+        """From the first send to the last end of these sessions, in hours."""
+        return int(self.last_ns.max() - self.first_ns.min()) / NS_PER_H if len(self.session) else 0.0
+
+    def num_within(self, target_s: float) -> int:
+        """Sessions that finished with an own time of at most the target."""
+        return int(np.count_nonzero(self.own_ns <= round(target_s * NS_PER_S)))
+
+
+@once_per_run
+def session_times(run: SealedRun) -> SessionTimes | None:
+    """The sessions of a run that began in its window; None where its plan cannot be read."""
+    plan = run.plan_if_readable
+    if plan is None:
+        return None
+    requests, whole = run.table("requests"), whole_sessions(plan)
+    first_ns, until_ns = window_ns(run, requests)
+    left_out = begun_in_the_middle(plan, whole)
+    sessions = [
+        one for one in _sessions(requests, whole) if first_ns <= one.due_ns < until_ns and one.session not in left_out
+    ]
+    rows: IntArray = np.array(sorted(sessions, key=lambda one: one.first_ns), dtype=np.int64)
+    columns = dict(zip(_Session._fields, rows.reshape(-1, len(_Session._fields)).T, strict=True))
+    place = place_of(run)
+    return SessionTimes(
+        session=columns["session"],
+        num_requests=columns["num_requests"],
+        first_ns=columns["first_ns"],
+        last_ns=_last_ns(run, requests, columns),
+        wait_ns=columns["wait_ns"],
+        outcome=columns["outcome"],
+        device=place["device"],
+        unit=place["unit"],
+        has_open_arrivals=has_open_arrivals(run),
+    )
+
+
+class _Session(NamedTuple):
+    """One session. due_ns: of its first request. last_row: of the answer that ended last, in the table of requests."""
+
+    session: int
+    num_requests: int
+    due_ns: int
+    first_ns: int
+    done_ns: int
+    wait_ns: int
+    last_row: int
+    outcome: int
+
+
+def _sessions(requests: pa.Table, whole: IntArray) -> Iterator[_Session]:
+    """Every whole session that these requests are of."""
+    session, number, due_ns = (requests.column(name).to_numpy() for name in ("session", "request", "due_ns"))
+    of = whole[session]
+    # What was not sent, or never ended, took no time.
+    sent_ns, done_ns = (
+        np.where(column.is_valid().to_numpy(), column.fill_null(0).to_numpy(), due_ns)
+        for column in (requests.column("sent_ns"), requests.column("done_ns"))
+    )
+    is_left, is_ok = (requests.column("status").to_numpy() == status for status in (ABORTED, "ok"))
+    order = np.lexsort((due_ns, of))
+    starts = np.flatnonzero(np.diff(of[order], prepend=-1))
+    for rows in np.split(order, starts[1:]) if len(order) else ():
+        last_row = rows[np.lexsort((number[rows], session[rows], done_ns[rows]))[-1]]
+        ended_ns = np.maximum.accumulate(done_ns[rows])
+        outcome = Outcome.FAILED if not np.all(is_ok[rows] | is_left[rows]) else Outcome(int(is_left[last_row]))
+        yield _Session(
+            session=int(of[last_row]),
+            num_requests=len(rows),
+            due_ns=int(due_ns[rows[0]]),
+            first_ns=int(sent_ns[rows].min()),
+            done_ns=int(ended_ns[-1]),
+            wait_ns=int(np.maximum(due_ns[rows[1:]] - ended_ns[:-1], 0).sum()),
+            last_row=int(last_row),
+            outcome=outcome,
+        )
+
+
+def _last_ns(run: SealedRun, requests: pa.Table, columns: dict[str, IntArray]) -> IntArray:
+    """The last token of every session that finished; the end of the last answer where its tokens were not seen."""
+    last_ns = columns["done_ns"].copy()
+    if not run.manifest.requested_client.get("stream", True):
+        return last_ns
+    finished = np.flatnonzero(columns["outcome"] == Outcome.FINISHED)
+    row, at_ns, *_ = token_chunks(run, requests.take(columns["last_row"][finished]))
+    ends = np.flatnonzero(np.diff(row, append=-1))
+    last_ns[finished[row[ends]]] = at_ns[ends]
+    return last_ns
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFigures:
+    """Sessions of a condition over its valid runs.
+
+    num_finished: those that the percentiles are over; num_others: those that failed or were left. percentiles: of own
+    times, ns. target_s: of [slo], None without one. within_per_h: sessions finished within it per hour of model time, a
+    ratio of sums; share_within: of all sessions.
+    """
+
+    condition: str
+    num_runs: int
+    num_finished: int
+    num_others: int
+    percentiles: tuple[Percentile, ...]
+    target_s: float | None = None
+    within_per_h: Rate | None = None
+    share_within: float | None = None
+
+
+def session_figures(condition: str, runs: Sequence[SealedRun]) -> SessionFigures | None:
+    """The sessions of one condition over its valid ``runs``; None where no session finished, or a plan is unknown."""
+    observed = [times for run in runs if (times := session_times(run)) is not None and len(times.session)]
+    having = [times for times in observed if len(times.own_ns)]
+    if not having or any(session_times(run) is None for run in runs):
+        return None
+    samples, unit = independent_samples([times.own_ns.astype(np.float64) for times in having], having)
+    target_s = slo_of(runs[0]).session_s
+    within = None if target_s is None else [times.num_within(target_s) for times in observed]
+    num_sessions, num_finished = (
+        sum(map(len, of)) for of in zip(*((t.session, t.own_ns) for t in observed), strict=True)
+    )
+    return SessionFigures(
+        condition=condition,
+        num_runs=len(observed),
+        num_finished=num_finished,
+        num_others=num_sessions - num_finished,
+        percentiles=session_percentiles(samples, unit, any(times.has_open_arrivals for times in having)),
+        target_s=target_s,
+        within_per_h=None if within is None else _per_h(within, observed),
+        share_within=None if within is None else sum(within) / num_sessions,
+    )
+
+
+def session_percentiles(samples: Sequence[FloatArray], unit: str, has_open_arrivals: bool) -> tuple[Percentile, ...]:
+    """QUANTILES of own times with intervals over runs; with open arrivals only from OPEN_BEYOND beyond on."""
+    num_values = sum(map(len, samples))
+    return tuple(
+        replace(one, interval=None, why=NoInterval.QUEUES)
+        if one.interval is not None and has_open_arrivals and num_values * (1 - one.q) < OPEN_BEYOND - ROUNDING
+        else one
+        for one in percentiles_of(samples, unit, has_open_arrivals)
+    )
+
+
+def _per_h(within: Sequence[int], runs: Sequence[SessionTimes]) -> Rate:
+    """Sessions within the target per hour: a ratio of sums, as a measure has it."""
+    spans_h = [times.span_h for times in runs]
+    if not any(within):
+        return Rate(0.0, None)
+    estimate = estimate_of(log_mean_values(within, spans_h).tolist(), runs)
+    return Rate(sum(within) / sum(spans_h), None if estimate is None else estimate.interval())
+
+
+def session_rows(figures: Sequence[SessionFigures]) -> list[dict[str, object]]:
+    """Rows like those of ``serving_rows``: own times in ms, sessions finished within the target per hour."""
+    rows: list[dict[str, object]] = []
+    for one in figures:
+        row: dict[str, object] = {"condition": one.condition, "group": "all", "metric": "session", "unit": "ms"}
+        rows.append(row | {"num_values": one.num_finished} | percentile_cells(one.percentiles))
+        if one.within_per_h is not None:
+            row |= {"metric": "sessions_within_target_per_h", "unit": "1/h", "num_values": one.num_runs}
+            rows.append(row | cells(one.within_per_h, RATE_CELLS))
+    return rows

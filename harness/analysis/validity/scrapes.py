@@ -1,0 +1,177 @@
+"""What the scrapes of a run say of its validity: whether they are there, and what the server counted.
+
+Definitions: docs/method.md, "A run and its invariants".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from harness.analysis.run_tables import EXTERNAL_COUNTER, MOVED_COUNTER, PREEMPTED_COUNTER, counter_increment
+from harness.analysis.validity.stalls import limits_of
+from harness.clock import NS_PER_S
+from harness.errors import printable
+from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
+from harness.measure.records.schema import ABORTED, rows_where, values_of
+
+if TYPE_CHECKING:
+    from harness.analysis.logs.derived import Derived
+
+NOTICED_MOVED_SHARE = 0.01
+PROCESS_START, START_SLACK_S = "process_start_time_seconds", 1.5
+# Their labels are settings, versions and models, which a server does not change while it lives.
+SETTINGS_INFO = ("vllm:cache_config_info", "emulator:config_info", "python_info")
+MODEL_SAMPLE = "vllm:num_requests_running"
+_ENGINE = re.compile(r'(?:^|,)engine="([^"]*)"')
+_SHARED = "Another model on the same device changes what is measured, if it is asked at the same time"
+_REPLACED = "The server was restarted or replaced during the run, or several answer at its address"
+
+
+def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether the scrapes could be read, and whether they hold the counts of other models too."""
+    if derived.other_models:
+        named = ", ".join(map(printable, derived.other_models))
+        yield warning("other-models", f"the metrics count other models too, which are left out: {named}", _SHARED)
+    if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
+        is_needed = limits_of(manifest).needs_metrics
+        yield (invalid if is_needed else warning)(
+            "metrics-missing",
+            f"none of {derived.num_scrapes} scrapes has a readable body with samples",
+            "Set limits.needs_metrics = false to measure without" if is_needed else "",
+        )
+    elif derived.num_failed_scrapes:
+        evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
+        readable = set(derived.tables["metrics"]["scrape"].unique().to_pylist())
+        ends = {"first": 0, "last": derived.num_scrapes - 1}
+        if lost := [name for name, scrape in ends.items() if scrape not in readable]:
+            hint = "What the server counted is not known. Set limits.needs_metrics = false to measure without"
+            is_needed = limits_of(manifest).needs_metrics
+            evidence += f", the {' and the '.join(lost)} among them"
+            yield (invalid if is_needed else warning)("scrape-failed", evidence, hint if is_needed else "")
+        else:
+            yield warning("scrape-failed", evidence)
+
+
+def check_same_server(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether one process with the same settings and models answered every scrape."""
+    metrics, counters = derived.tables["metrics"], derived.counters
+    if counters.num_fallen:
+        evidence = f"{counters.num_fallen:,} counters fell between two scrapes, first {counters.first}"
+        yield invalid("server-replaced", evidence, _REPLACED)
+    clock = manifest.clock
+    moved_ns = (clock.realtime_minus_monotonic_after_ns or 0) - clock.realtime_minus_monotonic_ns
+    # A process may compute its start from the wall clock, in whole seconds, at each scrape.
+    slack_s = START_SLACK_S + (0 if clock.realtime_minus_monotonic_after_ns is None else abs(moved_ns) / NS_PER_S)
+    started: dict[str, float] = {}
+    for labels, value in values_of(rows_where(metrics, "name", PROCESS_START), "labels", "value"):
+        if abs(value - started.setdefault(labels, value)) > slack_s:
+            evidence = f"{PROCESS_START} changed from {started[labels]:.2f} to {value:.2f}: another process answered"
+            yield invalid("server-replaced", evidence, _REPLACED)
+            break
+    for name in (*SETTINGS_INFO, MODEL_SAMPLE):
+        yield from _changed_labels(name, rows_where(metrics, "name", name))
+
+
+def check_engines(derived: Derived) -> Iterator[Finding]:
+    """Whether several engines answer behind one address, each with a KV pool of its own."""
+    samples = rows_where(derived.tables["metrics"], "name", MODEL_SAMPLE)
+    labels = samples["labels"].unique().to_pylist()
+    engines = sorted({match[1] for text in labels if (match := _ENGINE.search(text))})
+    if len(engines) > 1:
+        log = derived.step_log
+        are_told = log is not None and bool(log.cores) and all("requests" not in core.absent for core in log.cores)
+        known = (
+            "The step logs of the engine cores say which served each request, and the ceilings of reuse go by it"
+            if are_told
+            else "No row says which engine served it, so that the ceilings of "
+            "reuse, which know one pool, are too high for sessions that moved from one engine to another"
+        )
+        yield warning(
+            "engines-several",
+            f"{len(engines)} engines ({', '.join(engines)}) answer behind this address: each has a KV pool of its own, "
+            f"and the server's counts are summed over them. {known}",
+            "" if are_told else "Measure one engine at a time where reuse is the question",
+        )
+
+
+def check_loaded(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether KV came from a second memory, which no cost model prices."""
+    loaded = counter_increment(derived.tables["metrics"], EXTERNAL_COUNTER)
+    if loaded:
+        price = manifest.server_spec.get("offload_block_us")
+        how = "is in B and S, not in A" if price is None else f"counts in A as {price:g} us a block"
+        yield info("kv-loaded", f"{loaded:,.0f} tokens of KV were loaded from a second memory, the time of which {how}")
+
+
+def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:
+    """Whether samples of this name have other labels in one scrape than in the first that has any."""
+    by_scrape: dict[int, set[str]] = {}
+    for scrape, labels in values_of(samples, "scrape", "labels"):
+        by_scrape.setdefault(scrape, set()).add(labels)
+    first, *others = by_scrape.values() or [set[str]()]
+    if other := next((labels for labels in others if labels != first), None):
+        gone, come = (", ".join(sorted(labels)) or "nothing" for labels in (first - other, other - first))
+        evidence = f"the labels of {name} changed during the run, from {gone} to {come}"
+        yield invalid("server-replaced", evidence, _REPLACED)
+
+
+def check_counts(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+    """Whether the server counted what the client was answered, each sum by itself. requests: REQUESTS schema.
+
+    Answers that the client left may be in each sum, up to what was planned of them. A prompt that was computed again
+    after a preemption is counted again, so that prompts are then not held against their sum. Failed requests make a run
+    INVALID by themselves, and nobody knows how the server counted them.
+    """
+    status = requests["status"].to_pylist()
+    if not set(status) <= {"ok", ABORTED}:
+        return
+    metrics = derived.tables["metrics"]
+    left = requests.filter(pa.array([one == ABORTED for one in status], pa.bool_()))
+    preempted = counter_increment(metrics, PREEMPTED_COUNTER)
+    expected = {
+        "vllm:prompt_tokens_total": ("prompt_tokens", "planned_prompt_tokens"),
+        "vllm:generation_tokens_total": ("completion_tokens", "planned_generate_tokens"),
+        "vllm:request_success_total": (None, None),
+    }
+    for counter, (answered, planned) in expected.items():
+        counted = counter_increment(metrics, counter)
+        if counted is None or (answered == "prompt_tokens" and preempted):
+            continue
+        least = len(status) - left.num_rows if answered is None else sum(requests[answered].drop_null().to_pylist())
+        most = least + (left.num_rows if planned is None else sum(left[planned].to_pylist()))
+        if not least <= round(counted) <= most:
+            span = f"{least:,}" if most == least else f"{least:,} to {most:,}"
+            yield invalid(
+                "counts-differ",
+                f"{counter} rose by {counted:,.0f}, and the answers have {span}",
+                "Something else used the server, or it was restarted",
+            )
+    if preempted is not None and derived.num_kv_lines and round(preempted) != derived.num_preemptions:
+        evidence = (
+            f"{PREEMPTED_COUNTER} rose by {preempted:,.0f}, and the log has {derived.num_preemptions} preemptions"
+        )
+        yield invalid("counts-differ", evidence, "Lines of the log were lost")
+
+
+def check_moved_schedule(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    """Whether stalls of an emulator's host moved its schedule: then its steps are not those of the modelled server."""
+    moved_s = counter_increment(derived.tables["metrics"], MOVED_COUNTER)
+    begin_ns, end_ns = (manifest.timings.get(name) for name in ("replay_start_ns", "replay_end_ns"))
+    if not moved_s or begin_ns is None or end_ns is None:
+        return
+    span_s = (end_ns - begin_ns) / NS_PER_S
+    share, limit = moved_s / span_s if span_s > 0 else math.inf, limits_of(manifest).schedule_moved_share
+    if share < min(NOTICED_MOVED_SHARE, limit):
+        return
+    yield (invalid if share >= limit else warning)(
+        "schedule-moved",
+        f"the emulator's host stalled: its schedule moved by {moved_s:.3f} of {span_s:.3f} model s "
+        f"({100 * share:.1f} %); from {100 * limit:.1f} % on a run is INVALID",
+        "Run on an idler machine or with a smaller time_scale (lines of [EMULATOR] in server.log say when), or raise "
+        "limits.schedule_moved_share and say so",
+    )

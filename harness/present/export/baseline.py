@@ -1,0 +1,127 @@
+"""A baseline as a folder: the figures of runs and their manifests, with a SHA-256 of every file.
+
+It is small and all text, for a repository or an artifact store. A changed, missing or added file is refused; who may
+write the folder can also write its hashes.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.analysis.compare.measures import Value
+from harness.errors import RecordsError, SpecError, in_one_line
+from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
+from harness.measure.records import layout
+from harness.measure.records.manifest import load_manifest
+from harness.measure.records.run import SealedRun
+from harness.outputs import write_text
+
+SUMS = "SHA256SUMS"
+TABLE = "figures.csv"
+MANIFESTS = "manifests"
+COLUMNS = ("condition", "replicate", "device", "unit", "num_requests", "num_sessions", "figure", "amount", "units")
+_RESTORE = "Restore the folder from its commit or artifact, or save the baseline again"
+
+
+class _Place(NamedTuple):
+    """What the table says of a run beside its figures."""
+
+    condition: str
+    replicate: str
+    device: str
+    unit: int
+    num_requests: int
+    num_sessions: int
+
+
+def is_baseline(folder: Path) -> bool:
+    return (folder / SUMS).is_file()
+
+
+def save_baseline(folder: Path, runs: Sequence[SealedRun], *, may_replace: bool = False) -> list[Path]:
+    """The files of a baseline of these runs; SpecError where the folder holds anything that it may not replace."""
+    if folder.exists() and any(folder.iterdir()) and not (may_replace and is_baseline(folder)):
+        hint = "Name a new folder" + (", or replace it with --force" if is_baseline(folder) else "")
+        raise SpecError("is there already", where=str(folder), hint=hint)
+    files = {TABLE: _table([gate_run(run) for run in runs])}
+    for run in runs:
+        files[_manifest_name(run.condition, str(run.replicate))] = run.file(layout.MANIFEST).read_text(encoding="utf-8")
+    for path in _files_of(folder):
+        path.unlink()
+    sums = "".join(f"{_sha256(text.encode())}  {name}\n" for name, text in sorted(files.items()))
+    for name, text in {**files, SUMS: sums}.items():
+        write_text(folder / name, text)
+    return [folder / name for name in (*files, SUMS)]
+
+
+def load_baseline(folder: Path) -> list[GateRun]:
+    """The runs of a baseline; RecordsError naming the file where a byte is not as it was saved."""
+    listed = _checked_names(folder)
+    figures: dict[_Place, dict[str, Value | None]] = {}
+    try:
+        with open(folder / TABLE, encoding="utf-8", newline="") as stream:
+            for row in csv.DictReader(stream, strict=True):
+                # Earlier versions saved no number of sessions.
+                numbers = [int(row.get(name) or 0) for name in ("unit", "num_requests", "num_sessions")]
+                place = _Place(row["condition"], row["replicate"], row["device"], *numbers)
+                values = figures.setdefault(place, {})
+                values[row["figure"]] = Value(float(row["amount"]), float(row["units"])) if row["amount"] else None
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        why = f"is no table of figures that this version reads ({in_one_line(error)})"
+        raise RecordsError(why, where=str(folder / TABLE), hint=_RESTORE) from error
+    runs: list[GateRun] = []
+    for place, values in figures.items():
+        name = _manifest_name(place.condition, place.replicate)
+        if name not in listed:
+            raise RecordsError(f"has no {name}", where=str(folder), hint=_RESTORE)
+        numbers = (place.device, place.unit, place.num_requests)
+        runs.append(GateRun(load_manifest(folder / name), *numbers, values, place.num_sessions))
+    return runs
+
+
+def _checked_names(folder: Path) -> set[str]:
+    """The files of the folder, each with the hash that was saved."""
+    sums = folder / SUMS
+    try:
+        lines = sums.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise RecordsError(f"cannot be read ({in_one_line(error)})", where=str(sums), hint=_RESTORE) from error
+    saved = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+    there = {path.relative_to(folder).as_posix(): path for path in _files_of(folder) if path != sums}
+    for name in sorted(saved.keys() | there.keys()):
+        if name not in there:
+            raise RecordsError("is missing from the baseline", where=str(folder / name), hint=_RESTORE)
+        if name not in saved:
+            raise RecordsError("was added to the baseline after it was saved", where=str(folder / name), hint=_RESTORE)
+        if there[name].is_symlink() or _sha256(there[name].read_bytes()) != saved[name]:
+            raise RecordsError("differs from what was saved (SHA-256)", where=str(folder / name), hint=_RESTORE)
+    return set(saved)
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    """Every file of a baseline's folder; none where there is no such folder."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+
+
+def _table(runs: Sequence[GateRun]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in runs:
+        numbers = (run.num_requests, run.num_sessions)
+        place = (run.condition, run.manifest.replicate, run.device, run.unit, *numbers)
+        writer.writerows((*place, name, *(run.values.get(name) or ("", ""))) for name in FIGURES)
+    return text.getvalue()
+
+
+def _manifest_name(condition: str, replicate: str) -> str:
+    return f"{MANIFESTS}/{condition}/{replicate}.json"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,101 @@
+"""Interval and verdict of one ratio: they never contradict, and say nothing of plans that nobody replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.analysis.compare.across import Side, compare_all, pairs_of
+from harness.analysis.compare.answer import interval_in_words, main_answers
+from harness.analysis.compare.family import Family
+from harness.analysis.compare.ratio import Ratio
+from harness.analysis.compare.result import result_of
+from harness.analysis.compare.verdict import Verdict
+from harness.analysis.stats import of_blocks
+from harness.analysis.summary import summarise
+from harness.judge.decisions.decide import Outcome
+from harness.judge.prereg import decide
+from harness.present.report.answers import answers
+from harness.present.report.terminal import conditions_table
+from harness.runner import run_experiment
+from tests.support.experiments import small_experiment
+
+CONDITIONS = [{"name": "base"}, {"name": "full", "server": {"decode_buckets": [8]}}]
+values = st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=12)
+
+
+def ratio_of(values: list[float]) -> Ratio:
+    return Ratio(ratio=1.0, values=tuple(values), blocks=of_blocks(values))
+
+
+@given(values=values, size=st.integers(1, 12), is_checked=st.booleans())
+def test_a_difference_is_shown_just_where_the_printed_interval_leaves_1_out(
+    values: list[float], size: int, is_checked: bool
+) -> None:
+    result = result_of(ratio_of(values), len(values), Family(size, is_checked=is_checked))
+    is_shown = result.verdict in (Verdict.LOWER, Verdict.HIGHER)
+    assert is_shown == (result.interval is not None and not result.interval.contains(1))
+    if result.p_adjusted is not None and abs(result.p_adjusted - 0.05) > 1e-9:
+        assert is_shown == (result.p_adjusted < 0.05)
+
+
+def test_the_intervals_of_a_family_hold_together() -> None:
+    rng = np.random.default_rng(7)
+    missed = 0
+    for _ in range(1_000):
+        every = rng.normal(0.0, 0.02, size=(6, 5))
+        results = [result_of(ratio_of(each.tolist()), 5, Family(6)) for each in every]
+        missed += any(result.verdict is not Verdict.NO_DIFFERENCE for result in results)
+    assert missed / 1_000 == pytest.approx(0.05, abs=0.02)
+
+
+def test_words_say_of_how_many_comparisons_an_interval_is() -> None:
+    interval = of_blocks([-0.1, -0.11, -0.12]).interval(family=6)
+    assert interval_in_words(interval).startswith("95 % interval over 6 comparisons: ")
+    assert interval_in_words(of_blocks([-0.1, -0.11, -0.12]).interval()).startswith("95 % interval: ")
+
+
+def test_one_plan_repeated_says_nothing_of_other_plans_in_any_view(tmp_path: Path) -> None:
+    rules = ("equivalence",)
+    spec = small_experiment(
+        backend="sim", replicates=4, baseline="base", condition=CONDITIONS, same_input=True, rules=rules
+    )
+    runs = run_experiment(spec, runs_root=tmp_path).runs
+    words = "one plan, repeated 4 times: says nothing of other plans"
+    summary = summarise(runs)
+    (answer,) = main_answers(summary.answers).values()
+    assert (answer.verdict, answer.interval, answer.result.p_adjusted) == (Verdict.ONE_PLAN, None, None)
+    (said,) = [one.text for one in answers(summary, str)]
+    assert f"{words}; nothing varied between the runs" in said
+    assert words.capitalize() in conditions_table(summary).caption
+    sides = [Side(f"x/small/{name}", tuple(r for r in runs if r.condition == name)) for name in ("base", "full")]
+    rows = compare_all(pairs_of(sides)).records()
+    assert {row["verdict"] for row in rows if not str(row["verdict"]).startswith("too few")} == {"one plan, repeated"}
+    assert all(row["low"] is None and row["p"] is None for row in rows)
+    (decision,) = decide(runs).decisions
+    assert (decision.outcome, decision.reason) == (Outcome.WITHHELD, words)
+
+
+def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_path: Path) -> None:
+    stop = {"margin": 0.001, "budget": 8}
+    rules = ("superiority",)
+    spec = small_experiment(
+        backend="sim", replicates=8, baseline="base", condition=CONDITIONS, stop=stop, rules=rules
+    ).until_decided()
+    runs = run_experiment(spec, runs_root=tmp_path).runs
+    summary = summarise(runs)
+    (answer,) = main_answers(summary.answers).values()
+    assert answer.interval is not None
+    assert answer.interval.method == "interval of the declared sequence, given these costs"
+    row = summary.to_arrow().to_pylist()[1]
+    sides = [Side(f"x/small/{name}", tuple(r for r in runs if r.condition == name)) for name in ("base", "full")]
+    compared = compare_all(pairs_of(sides)).records()[0]
+    ends = (answer.interval.low, answer.interval.high)
+    assert (row["ratio_a_low"], row["ratio_a_high"]) == ends == (compared["low"], compared["high"])
+    decided = next(one for one in decide(runs).decisions if one.rule != "stop")
+    assert (decided.intervals["ratio"].low, decided.intervals["ratio"].high) == ends
+    assert interval_in_words(answer.interval) in answers(summary, str)[0].text

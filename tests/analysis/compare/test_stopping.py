@@ -1,0 +1,152 @@
+"""Intervals that may be looked at after every block: against the formula's own source, by simulation, and by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.analysis.compare.stopping import (
+    blocks_left,
+    boundary_of,
+    check_can_decide,
+    looks_at,
+    of_each,
+    t_mixture_boundary,
+    verdict,
+)
+from harness.analysis.compare.verdict import Verdict
+from harness.analysis.stats import t_quantile
+from harness.errors import SpecError
+from harness.model.engine.cost import find_cost_file
+from harness.model.spec import StopSpec
+from tests.support.experiments import small_experiment
+
+RULE = StopSpec(margin=0.02, budget=40)
+PATHS, LOOKS = 4_000, 60
+
+
+def ever_missed(boundary) -> float:
+    """Share of Gaussian paths of mean 0 whose |t| crosses a boundary at any look up to LOOKS."""
+    values = np.random.default_rng(16).standard_normal((PATHS, LOOKS))
+    n = np.arange(1, LOOKS + 1)
+    mean = values.cumsum(axis=1) / n
+    squares = (values**2).cumsum(axis=1) - n * mean**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.abs(mean) * np.sqrt(n) / np.sqrt(squares / (n - 1))
+    limits = np.array([math.inf, *(boundary(k) for k in range(2, LOOKS + 1))])
+    return float(np.mean((t > limits).any(axis=1)))
+
+
+def test_the_mixture_of_likelihood_ratios_is_one_over_alpha_at_the_boundary() -> None:
+    """The integral over the prior, by quadrature on a grid of effects and scales, not by the formula that solved it."""
+    num_blocks, alpha = 12, 0.05
+    t = t_mixture_boundary(num_blocks, alpha)
+    effect = np.linspace(-8, 8, 1001)
+    scale = np.exp(np.linspace(-4, 4, 1001))
+    # A sample with mean m and sum of squares about it 1 that has this t; sigma by Jeffreys' right Haar measure.
+    mean = t / math.sqrt(num_blocks * (num_blocks - 1))
+    total = 1 + num_blocks * mean**2
+
+    def marginal(delta: float) -> float:
+        z = (total - 2 * scale * delta * num_blocks * mean + (scale * delta) ** 2 * num_blocks) / scale**2
+        return float(np.trapezoid(scale ** (-num_blocks) * np.exp(-z / 2), np.log(scale)))
+
+    prior = np.exp(-(effect**2) / 2) / math.sqrt(2 * math.pi)
+    mixed = np.trapezoid([marginal(delta) * weight for delta, weight in zip(effect, prior, strict=True)], effect)
+    assert mixed / marginal(0.0) == pytest.approx(1 / alpha, rel=1e-3)
+
+
+def test_the_sequence_misses_at_most_alpha_ever_and_a_fixed_interval_looked_at_misses_far_more() -> None:
+    assert ever_missed(lambda n: t_mixture_boundary(n, 0.05)) < 0.05
+    assert ever_missed(lambda n: t_quantile(0.95, n - 1)) > 0.25
+
+
+@pytest.mark.parametrize(("num_blocks", "width"), [(5, 3.78), (10, 1.22), (20, 0.77), (40, 0.53)])
+def test_half_widths_in_units_of_the_spread_are_those_of_the_formula(num_blocks: int, width: float) -> None:
+    assert t_mixture_boundary(num_blocks, 0.05) / math.sqrt(num_blocks) == pytest.approx(width, abs=0.005)
+    assert math.isinf(t_mixture_boundary(4, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "found"),
+    [
+        (-0.05, 0.01, Verdict.LOWER),
+        (0.05, 0.01, Verdict.HIGHER),
+        (0.0, 0.01, Verdict.EQUIVALENT),
+        (-0.008, 0.005, Verdict.EQUIVALENT),  # below nothing, and no difference that matters
+        (-0.015, 0.01, Verdict.LOWER),
+        (-0.015, 0.03, Verdict.GO_ON),
+    ],
+)
+def test_a_verdict_is_where_the_whole_interval_lies(mean: float, half: float, found: Verdict) -> None:
+    assert verdict(mean, half, RULE.log_margin) is found
+
+
+def test_looks_end_at_the_first_that_decides_and_say_how_many_blocks_that_would_take() -> None:
+    scatter = [0.004, -0.004, 0.003, -0.003] * 10
+    looks = list(looks_at([-0.03 + one for one in scatter], RULE))
+    assert [look.verdict for look in looks[:-1]] == [Verdict.GO_ON] * (len(looks) - 1)
+    assert looks[-1].verdict is Verdict.LOWER
+    assert looks[-1].high < 0 <= looks[-2].high
+    left = blocks_left(looks[0], RULE)
+    assert left is not None
+    assert looks[0].num_blocks + left == pytest.approx(looks[-1].num_blocks, abs=1)
+
+
+def test_a_budget_that_runs_out_is_inconclusive_and_not_a_looser_verdict() -> None:
+    looks = list(looks_at([0.2, -0.2] * 20, RULE))
+    assert len(looks) == 39
+    assert [look.verdict for look in looks[-2:]] == [Verdict.GO_ON, Verdict.INCONCLUSIVE]
+    assert blocks_left(looks[-2], RULE) is None
+
+
+def test_preset_looks_are_taken_at_their_blocks_and_nowhere_else() -> None:
+    rule = StopSpec(margin=0.02, budget=24, looks=(6, 12))
+    noise = [0.05, -0.05] * 12
+    assert [look.num_blocks for look in looks_at(noise, rule)] == [6, 12, 24]
+    assert [look.num_blocks for look in looks_at(noise[:11], rule)] == [6]
+
+
+def test_blocks_lost_to_invalid_runs_leave_a_last_look_at_what_is_there() -> None:
+    rule = StopSpec(margin=0.02, budget=24, looks=(6, 12))
+    looks = list(looks_at([0.05, -0.05] * 10, rule, is_over=True))
+    assert [look.num_blocks for look in looks] == [6, 12, 20]
+    assert looks[-1].verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_budget_in_which_no_look_can_decide_is_refused_with_the_first_that_could() -> None:
+    with pytest.raises(SpecError, match=r"mine\.toml: stop\.budget: 4 blocks never decide.*infinite before block 5"):
+        check_can_decide(small_experiment(), StopSpec(margin=0.02, budget=4), "mine.toml")
+    assert check_can_decide(small_experiment(), StopSpec(margin=0.02, budget=4, looks=(4,)), "mine.toml").budget == 4
+
+
+def test_a_budget_is_refused_by_the_half_of_alpha_that_the_errors_of_the_costs_leave(tmp_path: Path) -> None:
+    paper = find_cost_file("paper").read_text(encoding="utf-8")
+    errors = '[[errors]]\ncoefficients = ["alpha_ms"]\nstandard_errors = [0.1]\ncorrelations = [[1.0]]\ndegrees = 5.0\n'
+    (tmp_path / "mine.toml").write_text(paper + errors, encoding="utf-8")
+    priced = small_experiment(server={"cost_model": str(tmp_path / "mine.toml")})
+    rule = StopSpec(margin=0.02, budget=5)
+    assert check_can_decide(small_experiment(), rule, "mine.toml") == rule
+    assert check_can_decide(priced, rule.model_copy(update={"channel": "b"}), "mine.toml").channel == "b"
+    with pytest.raises(SpecError, match=r"5 blocks never decide.*alpha 0\.025 of each.*before block 6"):
+        check_can_decide(priced, rule, "mine.toml")
+
+
+def test_one_plan_repeated_never_decides() -> None:
+    with pytest.raises(SpecError, match="one plan, repeated, decides nothing of other plans"):
+        check_can_decide(small_experiment(same_input=True), StopSpec(margin=0.02, budget=9), "mine.toml")
+
+
+def test_comparisons_share_the_alpha_of_their_rule() -> None:
+    stop = StopSpec(margin=0.02, budget=40)
+    assert of_each(stop, 6).alpha == pytest.approx(stop.alpha / 6)
+    assert boundary_of(of_each(stop, 6))(20) > boundary_of(stop)(20)  # type: ignore[operator]
+
+
+def test_blocks_that_do_not_vary_have_no_interval_and_no_verdict() -> None:
+    looks = list(looks_at([-0.1] * 8, StopSpec(margin=0.02, budget=8)))
+    assert all(math.isinf(look.half_width) for look in looks)
+    assert looks[-1].verdict is Verdict.INCONCLUSIVE

@@ -1,0 +1,170 @@
+"""Serving figures: from stamps to percentiles, rates, goodput and what bounds a typical run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.analysis.serving import Latencies, latencies, percentiles_of
+from harness.analysis.stats import NoInterval
+from harness.analysis.summary import summarise
+from harness.errors import SpecError
+from harness.measure.records.run import SealedRun
+from harness.measure.records.store import RunStore
+from harness.model.sim import simulate
+from harness.model.spec import parse_experiment
+from harness.runner import run_experiment
+from tests.measure.server.test_clean_start import null_experiment
+from tests.support.experiments import small_experiment
+from tests.support.plain_server import PlainServer, plain_server
+
+SLOW = {"num_sessions": 6, "wait_cap_s": 2.0}
+
+
+def simulated(folder: Path, **changes: object) -> tuple[SealedRun, ...]:
+    spec = small_experiment(**{"backend": "sim", "workload": SLOW, "replicates": 3, **changes})
+    return run_experiment(spec, runs_root=folder).runs
+
+
+def test_times_to_the_first_token_and_between_tokens_are_the_simulators(tmp_path: Path) -> None:
+    run = simulated(tmp_path)[0]
+    told = simulate(run.plan, run.server, run.cost_model).requests
+    found = latencies(run)
+    first, done = (told.column(name).to_numpy() for name in ("first_token_ns", "completed_ns"))
+    due = run.table("requests").column("due_ns").to_numpy()
+    assert found.ttft_ns.tolist() == (first - due).tolist()
+    assert found.e2e_ns.tolist() == (done - due).tolist()
+    tokens = run.table("requests").column("completion_tokens").to_numpy()
+    assert found.tpot_ns == pytest.approx((done - first) / (tokens - 1))
+    assert len(found.itl_ns) == int((tokens - 1).sum())
+    assert np.all(found.queue_ns <= found.ttft_ns)
+
+
+def test_sql_and_python_say_the_same(tmp_path: Path) -> None:
+    runs = simulated(tmp_path)
+    rows = RunStore(tmp_path).query(
+        "select ttft_ns, tpot_ns, e2e_ns, queue_ns, prefix from valid_latencies where condition = 'base' "
+        "and replicate = 1 order by session, request"
+    )
+    found = latencies(next(run for run in runs if run.label == "base/1"))
+    for name in ("ttft_ns", "tpot_ns", "e2e_ns", "queue_ns"):
+        assert rows.column(name).to_numpy() == pytest.approx(getattr(found, name))
+    assert rows.column("prefix").to_pylist() == found.prefix.tolist()
+
+
+def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(tmp_path: Path) -> None:
+    serving = summarise(simulated(tmp_path, replicates=6)).serving_of("base")
+    assert serving is not None
+    assert {"all", "first", "turn 0", "turn 1"} <= set(serving.groups)
+    everything, again = serving.of("ttft"), serving.of("ttft", "turn 1")
+    assert everything is not None
+    assert again is not None
+    assert everything.num_values == 72
+    assert again.num_values == 36
+    interval = everything.at(0.5).interval
+    assert interval is not None
+    assert interval.num_units == 6
+    assert everything.at(0.9).why is NoInterval.VALUES
+
+
+def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_out(tmp_path: Path) -> None:
+    generous = summarise(
+        simulated(tmp_path / "a", slo={"ttft_ms": 1e6, "tpot_ms": 1e6, "itl_ms": 1e6, "e2e_ms": 1e6})
+    ).serving[0]
+    strict = summarise(simulated(tmp_path / "b", slo={"ttft_ms": 1e-3})).serving[0]
+    late = summarise(simulated(tmp_path / "c", window={"warmup_s": 0.001})).serving[0]
+    assert generous.goodput_per_s == generous.requests_per_s
+    assert strict.good_share == 0
+    assert late.num_requests == generous.num_requests / 2
+    assert late.goodput_per_s is None
+
+
+def test_a_window_can_begin_when_every_user_has_finished_a_request(tmp_path: Path) -> None:
+    (run, *_) = simulated(tmp_path / "a", window={"after_requests": 1})
+    requests = run.table("requests").to_pydict()
+    first_done = max(
+        min(done for done, owner in zip(requests["done_ns"], requests["session"], strict=True) if owner == session)
+        for session in set(requests["session"])
+    )
+    due_later = sum(due >= first_done for due in requests["due_ns"])
+    assert 0 < due_later < len(requests["due_ns"])
+    assert len(latencies(run).session) == due_later
+    (never, *_) = simulated(tmp_path / "b", window={"after_requests": 1000})
+    assert len(latencies(never).session) == 0
+
+
+LATENCY_OF_TARGET: dict[str, Callable[[Latencies, int], float]] = {
+    "ttft_ms": lambda one, row: one.ttft_ns[row],
+    "tpot_ms": lambda one, row: one.itl_ns[one.itl_row == row].mean(),
+    "itl_ms": lambda one, row: one.itl_ns[one.itl_row == row].max(),
+    "itl_percentile": lambda one, row: float(np.percentile(one.itl_ns[one.itl_row == row], 90)),
+    "e2e_ms": lambda one, row: one.e2e_ns[row],
+}
+
+
+@pytest.mark.parametrize("slo", LATENCY_OF_TARGET)
+def test_each_target_limits_the_latency_that_it_names(tmp_path: Path, slo: str) -> None:
+    observed = [latencies(run) for run in simulated(tmp_path / "without") if run.condition == "base"]
+    values = [LATENCY_OF_TARGET[slo](one, row) / 1e6 for one in observed for row in range(len(one.turn))]
+    limit = float(np.mean(values))
+    targets = {"itl_ms": limit, "itl_percentile": 90} if slo == "itl_percentile" else {slo: limit}
+    found = summarise(simulated(tmp_path / "with", slo=targets)).serving_of("base")
+    assert found is not None
+    assert found.good_share == pytest.approx(np.mean([value <= limit for value in values]))
+    assert 0 < found.good_share < 1
+
+
+def test_a_percentile_of_gaps_without_a_limit_is_refused() -> None:
+    with pytest.raises(SpecError, match="itl_percentile limits nothing without itl_ms"):
+        parse_experiment({**small_experiment().model_dump(mode="json"), "slo": {"itl_percentile": 99}}, where="x.toml")
+
+
+def test_without_streaming_nothing_is_said_of_tokens(tmp_path: Path) -> None:
+    serving = summarise(simulated(tmp_path, client={"stream": False})).serving[0]
+    assert serving.of("ttft") is None
+    assert serving.of("itl") is None
+    assert serving.of("e2e") is not None
+
+
+def test_three_runs_have_no_interval_and_no_bound(tmp_path: Path) -> None:
+    found = summarise(simulated(tmp_path)).serving[0].of("ttft")
+    assert found is not None
+    assert {(one.interval, one.why, one.typical_bound) for one in found.percentiles} == {(None, NoInterval.RUNS, None)}
+
+
+def test_rare_queues_have_no_interval_where_arrivals_are_open() -> None:
+    rng = np.random.default_rng(5)
+    even = [rng.exponential(size=400) for _ in range(8)]
+    # One run in eight holds a long queue.
+    rare = [*even[:7], even[7] + 10]
+    shown = {
+        place: [one.interval is not None for one in percentiles_of(runs, "runs", True)]
+        for place, runs in enumerate((even, rare))
+    }
+    assert shown == {0: [True, True, False], 1: [True, False, False]}
+    assert percentiles_of(rare, "runs", True)[1].why is NoInterval.QUEUES
+    assert all(one.interval is not None for one in percentiles_of(rare, "runs", False))
+
+
+def test_sessions_that_start_one_by_one_are_open_arrivals(tmp_path: Path) -> None:
+    apart = {**SLOW, "start_offset_s": 0.5}
+    in_turns = {**SLOW, "concurrency": 2}
+    runs = [simulated(tmp_path / name, workload=one)[0] for name, one in (("a", SLOW), ("b", apart), ("c", in_turns))]
+    assert [latencies(run).has_open_arrivals for run in runs] == [False, True, False]
+
+
+def test_a_run_with_too_few_requests_for_its_own_percentile_leaves_the_typical_run_without_a_bound() -> None:
+    runs = [np.arange(100, dtype=np.float64) + k for k in range(7)]
+    assert percentiles_of(runs, "runs", False)[2].typical_bound == max(np.quantile(run, 0.99) for run in runs)
+    assert percentiles_of([*runs, np.arange(99, dtype=np.float64)], "runs", False)[2].typical_bound is None
+
+
+@pytest.mark.live
+def test_chunks_that_were_read_together_have_no_gaps_of_0(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
+        run_experiment(null_experiment(server.url, 1), runs_root=tmp_path).require_valid()
+    for run in RunStore(tmp_path).sealed("null"):
+        assert np.all(latencies(run).itl_ns > 0), "the server sends each answer as one piece"
