@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 
-from harness.extras.replicas.policies import policy_named
+from harness.extras.replicas.kernel import run_routed_paged, run_routed_slots
+from harness.extras.replicas.routing import new_router
 from harness.extras.replicas.simulated import check_simulated_router
-from harness.extras.replicas.virtual import ReplicaRun
-from harness.measure.records.schema import values_of
-from harness.model.compiled.records import records_from
-from harness.model.engine import EngineConfig
+from harness.model.compiled.records import Several, new_records, record_fields
+from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine.config import new_state
+from harness.model.engine.cost import load_cost_model
+from harness.model.engine.paged_state import new_paged_state
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.paged import NOT_YET, noisy, result_row
-from harness.model.sim.plans import check_slots, plans_of
-from harness.model.sim.predict.draws import Draws
+from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
+from harness.model.sim.kernel.paged_events import SessionReturn
+from harness.model.sim.paged import check_admitted
+from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.sim.predict.draws import Draws, nominal
 from harness.model.spec import ServerSpec
+from harness.stacks.rbln.rules.kv_rules import PAGED
+
+NO_RECORDS = ("num_step_records", "num_eviction_records")
+_Costs = TypeVar("_Costs", layout.CostArrays, PagedCosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,65 +42,61 @@ class DrawsOnReplicas:
     def __call__(self, draws: Draws, config: EngineConfig) -> layout.Outcome:
         """Sums over all replicas, and the requests of each plan, in the order of ``draws.arrays``."""
         check_slots(draws.arrays, config)
-        played = [self._played(draws, place, seed) for place, seed in enumerate(draws.noise_seeds)]
-        return layout.Outcome(
-            requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
-            histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
-            totals=records_from(layout.PlanTotals, [_totals(run, config) for run in played]),
-            steps=records_from(layout.StepRecord, []),
-            evictions=records_from(layout.EvictionRecord, []),
-        )
-
-    def _played(self, draws: Draws, place: int, seed: int) -> ReplicaRun:
-        (plan,) = plans_of(draws.arrays._replace(plans=draws.arrays.plans[place : place + 1]))
-        count = self.server.num_replicas
-        # Each replica has noise of its own.
-        each = [noisy(draws.noise, seed + replica) for replica in range(count)]
-        router = policy_named(self.server.door.policy, count)
-        run = ReplicaRun(
-            plan, self.server.replica, draws.models[place], router, [one for one in each if one is not None]
-        )
-        run.play()
-        return run
-
-
-def _requests(run: ReplicaRun) -> list[tuple[int, ...]]:
-    rows: list[tuple[int, ...]] = []
-    for session, request, done_ns, status in values_of(run.requests_table(), "session", "request", "done_ns", "status"):
-        sent = run.requests.get((session, request))
-        left_after = NOT_YET if sent is None or status == "ok" else sent.num_generated
-        rows.append(result_row(sent, NOT_YET if done_ns is None else done_ns, left_after))
-    return rows
-
-
-def _histogram(run: ReplicaRun, config: EngineConfig) -> list[int]:
-    """Decode steps of all replicas by n."""
-    counts = [0] * (config.max_num_seqs + 1)
-    for replica in run.replicas:
-        for (num_seqs, _bucket), count in replica.batches.items():
-            counts[num_seqs] += count
-    return counts
+        arrays, replicas = draws.arrays, range(self.server.num_replicas)
+        router, sent = new_router(self.server.door.policy, len(replicas), arrays)
+        scratch, num_rows = layout.new_scratch(arrays), int(arrays.plans["num_requests"].max())
+        first = layout.new_outcome(arrays, config)
+        # Requests are told apart by their place in the plan, so all replicas write into one table of them.
+        outcomes = [
+            first,
+            *(layout.new_outcome(arrays, config)._replace(requests=first.requests) for _ in replicas[1:]),
+        ]
+        if config.rule_set.is_paged:
+            most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
+            costs = paged_costs(config.paged, draws.models, most_decodes, draws.noise_seeds, draws.noise)
+            paged = Several([new_paged_state(config.paged, num_rows) for _ in replicas])
+            returns = new_records(SessionReturn, len(scratch.sessions) if config.keep_kv_ns else 0)
+            each = Several(_costs_of_each(costs, replicas))
+            run_routed_paged(arrays, scratch, returns, router, sent, paged, each, Several(outcomes))
+        else:
+            slots = Several([new_state(config, num_rows, with_events=False) for _ in replicas])
+            run_routed_slots(
+                arrays,
+                scratch,
+                router,
+                sent,
+                slots,
+                Several(_costs_of_each(draws.costs(config), replicas)),
+                Several(outcomes),
+            )
+        check_admitted(first, hint="Give more KV memory or shorter prompts")
+        return _summed(outcomes)
 
 
-def _totals(run: ReplicaRun, config: EngineConfig) -> tuple[int, ...]:
-    """The fields of ``PlanTotals``, in its order."""
-    replicas = run.replicas
-    num_decode_steps = sum(replica.batches.total() for replica in replicas)
-    others = [step for replica in replicas for step in replica.others if step.num_seqs]
-    evicted = sum(replica.num_evicted for replica in replicas)
-    return (
-        sum(replica.decode_ns for replica in replicas),
-        sum(replica.prefill_ns for replica in replicas),
-        sum(replica.wait_ns for replica in replicas),
-        run.end_ns,
-        num_decode_steps,
-        len(others),
-        evicted,
-        sum(step.computed_tokens for step in others),
-        # With slots a prompt that is computed again reuses again.
-        sum(each.cached_tokens for each in (run.requests.values() if config.rule_set.is_paged else others)),
-        sum(request.num_preemptions for request in run.requests.values()),
-        0,
-        0,
-        NOT_YET,
-    )
+def _costs_of_each(costs: _Costs, replicas: range) -> list[_Costs]:
+    """The same costs for each replica, with noise of its own."""
+    each: list[_Costs] = []
+    for place in replicas:
+        other, drawn = costs.other.copy(), costs.drawn_other.copy()
+        other["noise_seed"][:] += place
+        drawn["noise_seed"][:] += place
+        each.append(cast("_Costs", costs._replace(batch=costs.batch.copy(), other=other, drawn_other=drawn)))
+    return each
+
+
+def _summed(outcomes: Sequence[layout.Outcome]) -> layout.Outcome:
+    """Sums of all replicas. The first has the end of each plan, and the requests of all."""
+    first, totals = outcomes[0], outcomes[0].totals.copy()
+    for name in set(record_fields(layout.PlanTotals)) - {"end_ns", "stuck_session"}:
+        totals[name][:] = 0 if name in NO_RECORDS else sum(each.totals[name] for each in outcomes)
+    return first._replace(totals=totals, histogram=np.sum([each.histogram for each in outcomes], axis=0))
+
+
+def warm_up() -> None:
+    """Compile the simulator of replicas, or load it."""
+    session = SessionPlan(0, 0, None, None, (RequestPlan(0, 20, 4, 0),))
+    arrays = plan_arrays([Plan("warm-up", 7, 0, "as-drawn", 0, (1000, 60_000), (session,))])
+    for rules in ({}, {"rules": PAGED, "cost_model": "emulated-gpu"}):
+        server = ServerSpec.model_validate({"replicas": 2, **rules})
+        costs: CostModel = load_cost_model(server.cost_model)
+        DrawsOnReplicas(server)(nominal(arrays, costs), EngineConfig.from_server(server.replica))

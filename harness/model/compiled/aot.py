@@ -24,6 +24,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from harness.model.compiled.records import Several, table_words
+
 Native = Callable[[Any, bytes], int]
 SYMBOL = "entrypoint"
 """The function's name in its object file: int32 entrypoint(int64 *result, const int64 *words)."""
@@ -174,12 +176,16 @@ def _folder() -> Path | None:
 
 
 def _words(arguments: Sequence[Any]) -> bytes:
-    """Arguments as the code takes them: a number, or of each array its address and its shape. See ``linked``."""
+    """Arguments as the code takes them: a number, or of each array its address and its shape. See ``linked``.
+
+    Of several named tuples it is the address of their words.
+    """
     words: list[int] = []
     for argument in arguments:
-        if isinstance(argument, tuple | np.ndarray):
-            for array in cast("Any", argument if isinstance(argument, tuple) else (argument,)):
-                words += (array.ctypes.data, *array.shape)
+        if isinstance(argument, Several):
+            words.append(cast("Several[Any]", argument).words.ctypes.data)
+        elif isinstance(argument, tuple | np.ndarray):
+            words += table_words(cast("Any", argument if isinstance(argument, tuple) else (argument,)))
         else:
             words.append(argument)
     return struct.pack(f"{len(words)}q", *words)
@@ -197,6 +203,8 @@ def kind_of(argument: Any) -> object:
     if isinstance(argument, tuple):
         tables = cast("tuple[Any, ...]", argument)
         return (type(tables).__qualname__, *map(kind_of, tables))
+    if isinstance(argument, Several):
+        return ("several", kind_of(cast("Several[Any]", argument)[0]))
     return "int64"
 
 

@@ -26,6 +26,8 @@ from numba.core.typing import templates
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, signature
 from numba.extending import lower_builtin, lower_getattr_generic, models, register_model
 
+from harness.model.compiled.records import Several
+
 _WORD = ir.IntType(64)
 _from_dtype: Any = numba.from_dtype
 _types_attributes: Any = templates.infer_getattr
@@ -53,6 +55,15 @@ class Tables(types.Type):
         super().__init__(name=f"{name}_{_digest(*(f'{key} {one.name}' for key, one in members.items()))}")
 
 
+class SeveralTables(types.Type):
+    """Several named tuples of one kind. Its value is the address of the first one's words; those of the others
+    follow."""
+
+    def __init__(self, each: Tables) -> None:
+        self.each = each
+        super().__init__(name=f"several_{each.name}")
+
+
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
@@ -68,6 +79,8 @@ def type_of(argument: Any) -> Any:
     if isinstance(argument, tuple):
         tables = cast("Any", argument)
         return Tables(type(tables).__qualname__, {name: type_of(getattr(tables, name)) for name in tables._fields})
+    if isinstance(argument, Several):
+        return SeveralTables(type_of(cast("Several[Any]", argument)[0]))
     return types.int64
 
 
@@ -78,7 +91,7 @@ def num_words(kind: Any) -> int:
     return 1 + kind.ndim if isinstance(kind, Table) else 1
 
 
-for _kind in (Table, Tables):
+for _kind in (Table, Tables, SeveralTables):
     register_model(_kind)(models.OpaqueModel)
 
 
@@ -110,7 +123,15 @@ def _length(_context: Any, builder: Any, _signature: Any, args: Sequence[Any]) -
 class _Item(AbstractTemplate):
     def generic(self, args: Any, _named: Any) -> Any:
         table, _ = args
+        if isinstance(table, SeveralTables):
+            return signature(table.each, table, types.int64)
         return signature(table.item, table, _place_type(table)) if isinstance(table, Table) else None
+
+
+@lower_builtin(operator.getitem, SeveralTables, types.Integer)
+def _member(_context: Any, builder: Any, kinds: Any, args: Sequence[Any]) -> Any:
+    several, place = args
+    return builder.gep(several, [builder.mul(place, _WORD(8 * kinds.args[0].each.num_words))], inbounds=True)
 
 
 @lower_builtin(operator.getitem, Table, types.Integer)
@@ -272,14 +293,15 @@ def _assembled(module: Any, symbol: str) -> bytes:
 def _spread(symbol: str, target: str, signature: Sequence[Any]) -> str:
     """A function in LLVM's assembly that calls another with what stands in the words at an address.
 
-    A number is its word; tables are the address of their first word.
+    A number is its word; tables are the address of their first word; a word is that address of several tables.
     """
     lines, passed, word = [], ["ptr %result", "ptr null"], 0
     for kind in signature:
         lines.append(f"%p{word} = getelementptr i64, ptr %words, i64 {word}")
-        if kind == types.int64:
-            lines.append(f"%w{word} = load i64, ptr %p{word}")
-        passed.append(f"i64 %w{word}" if kind == types.int64 else f"ptr %p{word}")
+        loaded = "i64" if kind == types.int64 else "ptr" if isinstance(kind, SeveralTables) else ""
+        if loaded:
+            lines.append(f"%w{word} = load {loaded}, ptr %p{word}")
+        passed.append(f"{loaded} %w{word}" if loaded else f"ptr %p{word}")
         word += num_words(kind)
     kinds = ", ".join(one.split()[0] for one in passed)
     return "\n".join(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar, cast, overload
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -96,3 +97,28 @@ def record_as_dict(records: Records[Record], place: int) -> dict[str, int]:
     """One record by name, as Python integers."""
     names = cast("npt.NDArray[np.void]", records).dtype.names or ()
     return dict(zip(names, records[place : place + 1].tolist()[0], strict=True))
+
+
+Tables = TypeVar("Tables", bound=tuple[Any, ...])
+
+
+class Several(Generic[Tables]):
+    """Named tuples of tables, all of one kind, as one argument of a compiled function: ``several[place].table``.
+
+    words: addresses and shapes of all tables, which must stay where they are.
+    """
+
+    def __init__(self, members: Sequence[Tables]) -> None:
+        self.members = tuple(members)
+        self.words: IntArray = np.array(list(chain.from_iterable(map(table_words, self.members))), dtype=np.int64)
+
+    def __getitem__(self, place: int) -> Tables:
+        return self.members[place]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+def table_words(tables: Sequence[Any]) -> list[int]:
+    """Of each array its address and its shape."""
+    return [word for array in tables for word in (array.ctypes.data, *array.shape)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ from harness.analysis import run_figures
 from harness.analysis.compare.predictions import mean_ratio
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.extras.replicas.policies import POLICIES
 from harness.extras.replicas.predicted import DrawsOnReplicas
 from harness.judge.prereg import predict_experiment
 from harness.judge.prereg.predict import predict_run
+from harness.model.compiled.records import record_fields
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan, resolve
 from harness.model.plan.model import Plan
+from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.predict.draws import nominal, run_draws
 from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec
@@ -27,6 +31,7 @@ from tests.extras.replicas.test_virtual import PAGED
 from tests.measure.emulator.test_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
 from tests.support.experiments import small_experiment
+from tests.support.naive_replicas import differences, drawn_case
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -38,7 +43,7 @@ def assert_one_replica_is_the_server(plan: Plan, server: ServerSpec) -> None:
     draws = nominal(plan_arrays([plan, plan]), costs)
     behind, alone = DrawsOnReplicas(server)(draws, config), run_draws(draws, config)
     assert np.array_equal(behind.histogram, alone.histogram)
-    counted = [name for name in alone.totals.dtype.names if not name.startswith(("num_", "stuck"))]
+    counted = [name for name in record_fields(layout.PlanTotals) if not name.startswith(("num_", "stuck"))]
     for name in counted:
         assert behind.totals[name].tolist() == alone.totals[name].tolist(), name
     for name in ("cached_tokens", "arrival_ns", "completed_ns", "first_token_ns", "preemptions", "aborted_tokens"):
@@ -61,6 +66,19 @@ def test_one_replica_is_predicted_as_a_server_where_clients_leave(plan: Plan, se
 @given(workload=workloads(), seed=st.integers(0, 10_000))
 def test_one_paged_replica_is_predicted_as_a_server(workload: WorkloadSpec, seed: int) -> None:
     assert_one_replica_is_the_server(build_plan(workload, seed, 0), PAGED)
+
+
+def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> None:
+    seen = Counter[str]()
+    for seed in range(40):
+        case = drawn_case(seed)
+        assert list(differences(case)) == [], f"seed {seed}"
+        outcome = case.simulated()
+        seen[case.server.door.policy] += 1
+        seen["preemptions"] += int(outcome.totals["preemptions"].sum())
+        seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
+    assert min(seen[policy] for policy in POLICIES) > 3
+    assert min(seen["preemptions"], seen["left"]) > 10
 
 
 def two_policies(**keys: object) -> ExperimentSpec:

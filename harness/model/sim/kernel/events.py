@@ -191,28 +191,18 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
 
 
 @always_inline
-def run_decode(
-    plan: int,
-    state: EngineState,
-    cost: CostArrays,
-    outcome: Outcome,
-    now_ns: int,
-    until_ns: int,
-    abort_ns: int,
-    max_steps: int,
+def decodes_until(
+    state: EngineState, cost: CostArrays, number: int, now_ns: int, until_ns: int, abort_ns: int, most: int
 ) -> tuple[int, int]:
-    """Take the decode step just scheduled, and the equal steps after it.
+    """How many decode steps are taken from the one just scheduled on, at most ``most``, and their time.
 
-    Further steps start before ``until_ns`` and end before ``abort_ns``. Returns how many steps were taken and their
-    time.
+    number: of the first, which its noise is drawn by. Further steps start before ``until_ns`` and end before
+    ``abort_ns``.
     """
     server = state.server[0]
     count = int(server.num_batch)
-    bucket = int(cost.batch[count].bucket)
-    most = steps_ahead(state, max_steps)
     context_fs = cost.other[0].context_fs
     step_fs = cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
-    taken, spent_ns = 0, 0
     if context_fs == 0 and len(cost.noise) == 1:
         each_ns = int(step_fs // FS_PER_NS)
         taken = most
@@ -221,21 +211,50 @@ def run_decode(
             taken = (until_ns - now_ns - 1) // each_ns + 1
         if abort_ns < FAR:
             taken = max(1, min(taken, (abort_ns - now_ns - 1) // each_ns))
-        spent_ns = taken * each_ns
-        record_decode(outcome, plan, now_ns, count, bucket, taken, each_ns)
-    else:
-        number = steps_so_far(outcome, plan)
-        while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
-            each_ns = noisy_ns(cost, number + taken, int(step_fs // FS_PER_NS))
-            if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
-                break
-            record_decode(outcome, plan, now_ns + spent_ns, count, bucket, 1, each_ns)
-            spent_ns += each_ns
-            taken += 1
-            step_fs += context_fs * count
+        return taken, taken * each_ns
+    taken, spent_ns = 0, 0
+    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
+        each_ns = noisy_ns(cost, number + taken, int(step_fs // FS_PER_NS))
+        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
+            break
+        spent_ns += each_ns
+        taken += 1
+        step_fs += context_fs * count
+    return taken, spent_ns
+
+
+@jit
+def record_decodes(plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int, taken: int) -> None:
+    """Record so many decode steps from the one just scheduled on."""
+    count, number = int(state.server[0].num_batch), steps_so_far(outcome, plan)
+    bucket, context_fs = int(cost.batch[count].bucket), cost.other[0].context_fs
+    step_fs = cost.batch[count].base_fs + context_fs * state.server[0].context_tokens + FS_PER_NS // 2
+    for place in range(taken):
+        each_ns = noisy_ns(cost, number + place, int(step_fs // FS_PER_NS))
+        record_decode(outcome, plan, now_ns, count, bucket, 1, each_ns)
+        now_ns += each_ns
+        step_fs += context_fs * count
+
+
+@always_inline
+def run_decode(
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    outcome: Outcome,
+    now_ns: int,
+    until_ns: int,
+    abort_ns: int,
+    most: int,
+) -> tuple[int, int]:
+    """Take the decode step just scheduled, and the equal steps after it; see ``decodes_until``."""
+    number = steps_so_far(outcome, plan)
+    taken, spent_ns = decodes_until(state, cost, number, now_ns, until_ns, abort_ns, most)
+    if len(outcome.steps) > 0:
+        record_decodes(plan, state, cost, outcome, now_ns, taken)
     outcome.totals[plan].decode_steps += taken
     outcome.totals[plan].decode_ns += spent_ns
-    outcome.histogram[plan, count] += taken
+    outcome.histogram[plan, int(state.server[0].num_batch)] += taken
     return taken, spent_ns
 
 
@@ -253,10 +272,10 @@ def run_decode_to_next(
 ) -> tuple[int, int]:
     """As ``run_decode``, up to the next arrival that could be admitted and the next client that leaves."""
     server = state.server[0]
-    until_ns, abort_ns, most = FAR, FAR, max_steps
+    until_ns, abort_ns, most = FAR, FAR, steps_ahead(state, max_steps)
     if plans.plans[plan].num_abortable > 0:
         abort_ns = next_abort_ns(scratch)
-        most = min(max_steps, steps_to_enough(plans, plan, scratch, state))
+        most = min(most, steps_to_enough(plans, plan, scratch, state))
     if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
         until_ns = int(scratch.heap[0].at_ns)
     return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)

@@ -264,6 +264,40 @@ def run_mixed(plan: int, state: PagedState, cost: PagedCosts, outcome: Outcome, 
 
 
 @jit
+def paged_decodes_until(
+    state: PagedState, cost: PagedCosts, number: int, now_ns: int, until_ns: int, abort_ns: int, most: int
+) -> tuple[int, int]:
+    """How many decode steps are taken from the running one on, at most ``most``, and their time.
+
+    number: of the first, which its noise is drawn by. Further steps start before ``until_ns`` and end before
+    ``abort_ns``.
+    """
+    step = state.steps[state.server[0].current]
+    count, context_tokens = int(step.num_decodes), int(step.context_tokens)
+    taken, spent_ns = 0, 0
+    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
+        each_ns = noisy_ns(cost, number + taken, paged_step_ns(cost, step, context_tokens + taken * count))
+        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
+            break
+        spent_ns += each_ns
+        taken += 1
+    return taken, spent_ns
+
+
+@jit
+def record_paged_decodes(
+    plan: int, state: PagedState, cost: PagedCosts, outcome: Outcome, now_ns: int, taken: int
+) -> None:
+    """Record so many decode steps from the running one on."""
+    step, number = state.steps[state.server[0].current], steps_so_far(outcome, plan)
+    count, context_tokens = int(step.num_decodes), int(step.context_tokens)
+    for place in range(taken):
+        each_ns = noisy_ns(cost, number + place, paged_step_ns(cost, step, context_tokens + place * count))
+        record_step(outcome, plan, now_ns, STEP_DECODE, count, int(cost.batch[count].bucket), -1, each_ns)
+        now_ns += each_ns
+
+
+@jit
 def run_decodes(
     plan: int,
     state: PagedState,
@@ -274,27 +308,16 @@ def run_decodes(
     abort_ns: int,
     most: int,
 ) -> int:
-    """Take the running decode step, and the equal steps after it; returns their time.
-
-    Further steps start before ``until_ns`` and end before ``abort_ns``. most: of all steps.
-    """
-    step, totals = state.steps[state.server[0].current], outcome.totals[plan]
-    count, context_tokens = int(step.num_decodes), int(step.context_tokens)
-    bucket = int(cost.batch[count].bucket)
+    """Take the running decode step, and the equal steps after it, see ``paged_decodes_until``; returns their time."""
     number = steps_so_far(outcome, plan)
-    taken, spent_ns = 0, 0
-    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
-        each_ns = noisy_ns(cost, number + taken, paged_step_ns(cost, step, context_tokens + taken * count))
-        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
-            break
-        record_step(outcome, plan, now_ns + spent_ns, STEP_DECODE, count, bucket, -1, each_ns)
-        spent_ns += each_ns
-        taken += 1
+    taken, spent_ns = paged_decodes_until(state, cost, number, now_ns, until_ns, abort_ns, most)
+    if len(outcome.steps) > 0:
+        record_paged_decodes(plan, state, cost, outcome, now_ns, taken)
+    outcome.histogram[plan, state.steps[state.server[0].current].num_decodes] += taken
     if taken > 1:
         skip_steps(state, taken - 1)
-    totals.decode_steps += taken
-    totals.decode_ns += spent_ns
-    outcome.histogram[plan, count] += taken
+    outcome.totals[plan].decode_steps += taken
+    outcome.totals[plan].decode_ns += spent_ns
     return spent_ns
 
 

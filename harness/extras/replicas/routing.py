@@ -1,0 +1,207 @@
+"""The policies of ``policies`` for the compiled simulator: which replica serves a request. Integers only.
+
+A router remembers what it sent to a replica in the tables of a second memory: keys by last use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.extras.replicas.policies import (
+    BLOCK_TOKENS,
+    KEPT_BLOCKS,
+    MOST_LEAD,
+    LeastRequests,
+    PrefixAware,
+    RoundRobin,
+    SessionAffinity,
+)
+from harness.model.compiled import jit
+from harness.model.compiled.records import IntArray, Records, Several, new_records
+from harness.model.engine.config import PagedConfig
+from harness.model.engine.paged_state import PagedState, new_paged_state
+from harness.model.engine.paged_steps import reset_paged
+from harness.model.engine.retention import find_second, put_second
+from harness.model.engine.steps import FAR
+from harness.model.plan.event_queue import whole_sessions
+from harness.model.sim.kernel.arrays import PlanArrays
+from harness.model.sim.kernel.arrivals import load_keys
+from harness.model.sim.plans import one_plan, plans_of
+
+ROUND_ROBIN, LEAST_REQUESTS, SESSION_AFFINITY, PREFIX_AWARE = range(4)
+_NUMBERS = {
+    RoundRobin.name: ROUND_ROBIN,
+    LeastRequests.name: LEAST_REQUESTS,
+    SessionAffinity.name: SESSION_AFFINITY,
+    PrefixAware.name: PREFIX_AWARE,
+}
+
+
+class RouterChoice:
+    """The policy, and the replica of the last request."""
+
+    policy: int
+    last: int
+
+
+class RoutedReplica:
+    """What a replica does, and what the router knows of it.
+
+    start_ns, end_ns: of its running steps; FAR: it is idle. most: of equal decode steps, which end with the one that
+    runs when a request arrives; 0: the end is fixed. abort_ns: when a client leaves one of its requests. taken: steps.
+    loaded: the row whose keys its server holds. num_evicted: so far. open: requests. matched: leading blocks of the
+    prompt being routed that it was sent.
+    """
+
+    start_ns: int
+    end_ns: int
+    most: int
+    abort_ns: int
+    taken: int
+    loaded: int
+    num_evicted: int
+    open: int
+    matched: int
+
+
+class RoutedSession:
+    """Where the current request of the session at this place is, and the home of this whole session; -1: none."""
+
+    replica: int
+    home: int
+
+
+class Router(NamedTuple):
+    """choice (1,); replicas (replicas,); sessions (of the largest plan,).
+
+    whole: the whole session that each session of all plans is a part of, within its plan, see ``whole_sessions``.
+    """
+
+    choice: Records[RouterChoice]
+    replicas: Records[RoutedReplica]
+    sessions: Records[RoutedSession]
+    whole: IntArray
+
+
+def new_router(policy: str, num_replicas: int, arrays: PlanArrays) -> tuple[Router, Several[PagedState]]:
+    """A router for these plans, and what it remembers of each replica."""
+    choice = new_records(RouterChoice, 1)
+    choice["policy"][:] = _NUMBERS[policy]
+    router = Router(
+        choice,
+        new_records(RoutedReplica, num_replicas),
+        new_records(RoutedSession, int(arrays.plans["num_sessions"].max())),
+        _whole(arrays) if policy == SessionAffinity.name else np.zeros(0, dtype=np.int64),
+    )
+    prompts = arrays.requests["keep"] + arrays.requests["new"] if policy == PrefixAware.name else np.zeros(1, np.int64)
+    longest, most = int(prompts.max()) // BLOCK_TOKENS + 1, int((prompts // BLOCK_TOKENS).sum()) + 1
+    remembered = PagedConfig(
+        1,
+        (),
+        longest + 1,
+        BLOCK_TOKENS,
+        max_model_len=longest * BLOCK_TOKENS,
+        offload_blocks=min(KEPT_BLOCKS, most),
+    )
+    return router, Several([new_paged_state(remembered, 0) for _ in range(num_replicas)])
+
+
+def _whole(arrays: PlanArrays) -> IntArray:
+    if not np.any(arrays.sessions["continues"] >= 0):
+        return np.arange(len(arrays.sessions)) - np.repeat(arrays.plans["first_session"], arrays.plans["num_sessions"])
+    plans = (one_plan(arrays, plan) for plan in range(len(arrays.plans)))
+    return np.concatenate([whole_sessions(plan) for alone in plans for plan in plans_of(alone)])
+
+
+@jit
+def reset_router(router: Router, sent: Several[PagedState]) -> None:
+    """A router that has seen nothing, before idle replicas."""
+    router.choice[0].last = len(router.replicas) - 1
+    for place in range(len(router.replicas)):
+        replica = router.replicas[place]
+        replica.end_ns = FAR
+        replica.loaded = -1
+        replica.num_evicted = 0
+        replica.open = 0
+        if router.choice[0].policy == PREFIX_AWARE:
+            reset_paged(sent[place])
+    for session in range(len(router.sessions)):
+        router.sessions[session].replica = -1
+        router.sessions[session].home = -1
+
+
+@jit
+def least_open(router: Router) -> int:
+    """The replica with the fewest open requests; among equals the next after the last choice."""
+    num, replicas = len(router.replicas), router.replicas
+    best = (router.choice[0].last + 1) % num
+    other = best
+    for _ in range(1, num):
+        other = (other + 1) % num
+        if replicas[other].open < replicas[best].open:
+            best = other
+    return int(best)
+
+
+@jit
+def most_matched(router: Router) -> int:
+    """The replica that was sent most of the prompt, of several the one with the fewest open requests."""
+    num, replicas = len(router.replicas), router.replicas
+    best = (router.choice[0].last + 1) % num
+    other = best
+    for _ in range(1, num):
+        other = (other + 1) % num
+        more = replicas[other].matched - replicas[best].matched
+        if more > 0 or (more == 0 and replicas[other].open < replicas[best].open):
+            best = other
+    return int(best)
+
+
+@jit
+def by_prefix(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedState], row: int, least: int) -> int:
+    """The replica that was sent most of a prompt, unless it has ``MOST_LEAD`` open requests more; it is sent it."""
+    planned = plans.requests[plans.plans[plan].first_request + row]
+    prompt, keys = int(planned.keep + planned.new), sent[0].prefix
+    num_keys = prompt // BLOCK_TOKENS
+    load_keys(plans, plan, sent[0], row, prompt)
+    for place in range(len(router.replicas)):
+        matched = 0
+        while matched < num_keys and find_second(sent[place], int(keys[matched].key)) != 0:
+            matched += 1
+        router.replicas[place].matched = matched
+    best = most_matched(router)
+    lead = router.replicas[best].open - router.replicas[least].open
+    if router.replicas[best].matched == 0 or lead > MOST_LEAD:
+        best = least
+    for place in range(num_keys):
+        put_second(sent[best], int(keys[place].key))
+    return best
+
+
+@jit
+def choose(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedState], session: int, row: int) -> int:
+    """The replica of a session's next request."""
+    policy = router.choice[0].policy
+    if policy == ROUND_ROBIN:
+        return int((router.choice[0].last + 1) % len(router.replicas))
+    least = least_open(router)
+    if policy == LEAST_REQUESTS:
+        return least
+    if policy == PREFIX_AWARE:
+        return by_prefix(plans, plan, router, sent, row, least)
+    whole = router.whole[plans.plans[plan].first_session + session]
+    if router.sessions[whole].home < 0:
+        router.sessions[whole].home = least
+    return int(router.sessions[whole].home)
+
+
+@jit
+def route(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedState], session: int, row: int) -> int:
+    """The replica that serves a session's next request from now on."""
+    place = choose(plans, plan, router, sent, session, row)
+    router.choice[0].last = place
+    router.replicas[place].open += 1
+    router.sessions[session].replica = place
+    return place
