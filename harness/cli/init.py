@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from harness.measure.server.probe import ProbeReport
     from harness.model.experiment import PlannedRuns
-    from harness.model.traces.base import ReadOptions
+    from harness.model.traces.account import ReadOptions
     from harness.model.traces.recording import TraceFile
     from harness.runner.backends.base import FirstExperiment, Line
 
@@ -393,7 +393,7 @@ def _recorded(source: str, name: str, start: FirstExperiment, options: ReadOptio
 def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
     """(the trace as the experiment names it, its content, what the import says)."""
     from harness.cli.inputs import import_notes
-    from harness.model.traces.base import ReadOptions
+    from harness.model.traces.account import ReadOptions
     from harness.model.traces.importing import import_trace
     from harness.model.traces.recording import is_trace, load_trace, read_trace
 

@@ -25,7 +25,7 @@ from harness.errors import SpecError
 from harness.shipped import find_shipped
 
 if TYPE_CHECKING:
-    from harness.model.traces.base import ReadNotes, ReadOptions
+    from harness.model.traces.account import ReadNotes, ReadOptions
     from harness.model.traces.recording import TraceHead
 
 
@@ -200,7 +200,7 @@ def _import(
 
 def read_options(block_tokens: int, time_unit: str, waits: str, lengths: str) -> ReadOptions:
     """What a person says of recordings that do not say it; SpecError for an unknown unit of time or kind of length."""
-    from harness.model.traces.base import ReadOptions
+    from harness.model.traces.account import ReadOptions
     from harness.model.traces.recording import DEFAULT_WAITS
 
     units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}

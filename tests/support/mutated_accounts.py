@@ -1,7 +1,9 @@
-"""Sound recordings of every format with rows removed, doubled, moved, or of a renamed type: is a change ever silent?
+"""Recordings of every format with rows removed, doubled, moved, or of a renamed type: is a change ever silent?
 
-``python -m tests.support.mutated_accounts 100000`` reads so many and prints what came of them; it ends at the first
-count or wait that changed without a word. The sums of each account are asserted by the import itself.
+``python -m tests.support.mutated_accounts 100000 11 [FORMAT ...]`` reads so many of each format and prints what came of
+them; it ends at the first count or wait that is wrong without a word. Every call is compared: its tokens, those it
+keeps, and its wait. What is right says ``naive_traces``, from the changed file. The sums of each account are asserted
+by the import itself.
 """
 
 from __future__ import annotations
@@ -12,110 +14,244 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.errors import HarnessError
-from harness.model.traces.base import ReadNotes
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.recording import Recording
-from tests.support.sound_traces import SOUND
+from tests.support.naive_traces import NAIVE
+from tests.support.sound_traces import SOUND, at
 
-# Rows that are whole calls, which no other row counts or names: without one the rest is a recording of fewer calls.
-WITHOUT_LINKS = ("mooncake", "bailian", "otel", "weka", "atif", "openhands", "swe-agent")
 ROWS_INSIDE = {"atif": "steps", "openhands": "history", "swe-agent": "messages", "weka": "requests"}
 ROWS_INSIDE["opencode"] = "messages"
+WAYS = ("removed", "doubled", "moved", "renamed")
 # LMCache's rows have no type: what would be renamed is a role in a prompt, which makes it another prompt.
-UNTYPED = ("lmcache",)
-TYPES = re.compile(r'"(type|source|role|kind|gen_ai\.operation\.name)": "(\w+)"')
+UNTYPED = ("lmcache", "mooncake", "csv")
+TYPES = re.compile(r'"(type|source|role|kind|event_type|gen_ai\.operation\.name)": "(\w+)"')
+SHARE_OF_DOCUMENTS = 0.2
+# Arrivals count where sessions are replayed as recorded.
+WITH_ARRIVALS = ("mooncake", "bailian", "agentic-mooncake", "otel", "csv")
+# Rows have numbers, links or sums, which say that a call between two others is missing.
+COUNTS_CALLS = ("claude", "codex", "tracelab", "csv", "atif", "openhands", "opencode", "swe-agent", "agentic-mooncake")
 
 
-def _lines(kind: str, rng: random.Random) -> tuple[list[str], str]:
-    """The rows of a sound file after one to three changes, and what was changed."""
+@cache
+def rows_of(kind: str) -> tuple[str, ...]:
+    """The rows of a sound file, with the links, sums and further rows that real files have."""
     lines = SOUND[kind]()
-    changes: list[str] = []
+    return (
+        tuple(lines) if kind not in RICHER else tuple(json.dumps(row) for row in RICHER[kind](map(json.loads, lines)))
+    )
+
+
+def _linked(rows: Iterable[Any]) -> Iterator[Any]:
+    before: dict[str, str] = {}
+    for row in rows:
+        yield row | {"parentUuid": before.get(row["sessionId"])}
+        before[row["sessionId"]] = row["uuid"]
+
+
+def _numbered(rows: Iterable[Any]) -> Iterator[Any]:
+    return (row | {"ordinal": place} for place, row in enumerate(rows))
+
+
+def _with_tools(rows: Iterable[Any]) -> Iterator[Any]:
+    """Spans with an agent around them, a tool after each, and cached tokens."""
+    for place, row in enumerate(rows):
+        common = {"trace_id": row["trace_id"], "start_time": row["end_time"]}
+        root, turn = f"{row['trace_id'][-4:]}aaaaaaaaaaaa", place % 3
+        if not turn:
+            agent = {"gen_ai.operation.name": "invoke_agent"}
+            yield common | {"span_id": root, "end_time": at(100 * place + 60), "attributes": agent}
+        cached = {"gen_ai.usage.cache_read.input_tokens": 1000 * bool(turn)}
+        yield row | {"parent_span_id": root, "attributes": row["attributes"] | cached}
+        tool = {"gen_ai.operation.name": "execute_tool"}
+        yield common | {
+            "span_id": f"f{place:015x}",
+            "parent_span_id": root,
+            "end_time": row["end_time"],
+            "attributes": tool,
+        }
+
+
+def _with_totals(rows: Iterable[Any]) -> Iterator[Any]:
+    for row in rows:
+        usages = [step["metrics"] for step in row["steps"] if "metrics" in step]
+        names = {"prompt": "prompt_tokens", "completion": "completion_tokens", "cached": "cached_tokens"}
+        sums = {f"total_{to}_tokens": sum(usage[name] for usage in usages) for to, name in names.items()}
+        yield row | {"final_metrics": sums}
+
+
+def _with_calls(rows: Iterable[Any]) -> Iterator[Any]:
+    for row in rows:
+        answers = sum(message["role"] == "assistant" for message in row["messages"])
+        yield row | {"info": row["info"] | {"model_stats": {"api_calls": answers}}}
+
+
+RICHER = {"claude": _linked, "codex": _numbered, "otel": _with_tools, "atif": _with_totals, "swe-agent": _with_calls}
+
+
+def _mutated(kind: str, rng: random.Random) -> tuple[list[str], str]:
+    """The rows of a sound file after one to three changes, and what was changed."""
+    lines = list(rows_of(kind))
+    head = lines[: kind == "csv"]
+    rows, changes = lines[len(head) :], list[str]()
+    inside = ROWS_INSIDE.get(kind)
+    ways = WAYS[: 3 if kind in UNTYPED else 4]
+    num_whole = 0
     for _ in range(rng.randrange(1, 4)):
-        inside = ROWS_INSIDE.get(kind)
-        place = rng.randrange(kind == "csv", len(lines))
         if inside is None:
-            lines[kind == "csv" :] = _changed(lines[kind == "csv" :], changes, kind, rng)
+            rows = _changed(rows, changes, rng.choice(ways), rng)
+        elif rng.random() < SHARE_OF_DOCUMENTS:
+            num_whole += 1
         else:
-            document: Any = json.loads(lines[place])
-            rows = _changed([json.dumps(row) for row in document[inside]], changes, kind, rng)
-            lines[place] = json.dumps(document | {inside: [json.loads(row) for row in rows]})
-    return lines, ", ".join(changes)
+            place = rng.randrange(len(rows))
+            document: Any = json.loads(rows[place])
+            within = _changed([json.dumps(row) for row in document[inside]], changes, rng.choice(ways), rng)
+            rows[place] = json.dumps(document | {inside: [json.loads(row) for row in within]})
+    for _ in range(num_whole):  # last, so that a document that stands twice is the same twice
+        rows = _changed(rows, changes, rng.choice(WAYS[:3]), rng)
+    return [*head, *rows], ", ".join(changes)
 
 
-def _changed(rows: list[str], changes: list[str], kind: str, rng: random.Random) -> list[str]:
+def _changed(rows: list[str], changes: list[str], what: str, rng: random.Random) -> list[str]:
     if not rows:
         return rows
-    ways = ("removed", "doubled", "moved", "renamed")
-    what, place = rng.choice(ways[:3] if kind in UNTYPED else ways), rng.randrange(len(rows))
-    row = rows[place]
-    changes.append(f"row {place} {what}")
+    place = rng.randrange(len(rows))
+    row, rest = rows[place], rows[:place] + rows[place + 1 :]
+    to = rng.randrange(len(rest) + 1) if what == "moved" else place
+    changes.append(f"row {place} {what}{f' to {to}' if what == 'moved' else ''}")
     if what == "removed":
-        return rows[:place] + rows[place + 1 :]
-    if what == "doubled":
-        return [*rows[: place + 1], *rows[place:]]
-    if what == "renamed":
-        return [*rows[:place], TYPES.sub(r'"\1": "\2_2"', row, count=1), *rows[place + 1 :]]
-    rest = rows[:place] + rows[place + 1 :]
-    rest.insert(rng.randrange(len(rest) + 1), row)
-    return rest
+        return rest
+    if what == "moved":
+        return [*rest[:to], row, *rest[to:]]
+    again = row if what == "doubled" else TYPES.sub(r'"\1": "\2_2"', row, count=1)
+    return (
+        [*rows[:place], row, again, *rows[place + 1 :]]
+        if what == "doubled"
+        else [*rows[:place], again, *rows[place + 1 :]]
+    )
 
 
-def _read(kind: str, lines: list[str], folder: Path) -> tuple[list[Recording], ReadNotes] | None:
-    """What an import reads; None where it refuses."""
+class _Read(NamedTuple):
+    """What an import reads: each call of each session with its tokens, what it keeps, and its wait."""
+
+    sessions: list[list[tuple[int, ...]]]
+    words: frozenset[str]
+
+
+def _read(kind: str, lines: Iterable[str], folder: Path) -> _Read | None:
+    """None where the import refuses."""
     source = folder / f"in.{'csv' if kind == 'csv' else 'jsonl'}"
     source.write_text("".join(f"{line}\n" for line in lines))
     try:
         _, recordings, notes = read_recordings([source], kind=kind)
     except HarnessError:
         return None
-    return recordings, notes
+    return _Read([_calls(kind, each) for each in recordings], frozenset(_words(notes)))
 
 
-def _calls(recordings: list[Recording]) -> list[tuple[int, ...]]:
-    """Each call: its lengths and its wait."""
-    return sorted((one.prompt_tokens, one.generate_tokens, one.wait_ns) for each in recordings for one in each.requests)
+def _words(notes: ReadNotes) -> Iterator[str]:
+    yield from notes.assumed
+    for name in ("dropped", "broken", "unknown", "left"):
+        yield from (f"{count} x {reason}" for reason, count in getattr(notes, name).items())
+
+
+UNKNOWN = -1
+
+
+def _calls(kind: str, recording: Recording) -> list[tuple[int, ...]]:
+    start_ns = recording.start_ns if kind in WITH_ARRIVALS else 0
+    return [
+        (
+            one.prompt_tokens,
+            one.keep_tokens,
+            one.generate_tokens,
+            UNKNOWN if one.is_drawn else one.wait_ns + (0 if one.after else start_ns),
+        )
+        for one in recording.requests
+    ]
+
+
+def _parsed(kind: str, lines: list[str]) -> list[Any]:
+    if kind != "csv":
+        return [json.loads(line) for line in lines]
+    names = lines[0].split(",")
+    rows = (dict(zip(names, line.split(","), strict=True)) for line in lines[1:])
+    return [{name: value if name == "session_id" else int(value) for name, value in row.items()} for row in rows]
+
+
+def _naive(kind: str, lines: list[str]) -> Counter[tuple[int, ...]]:
+    sessions = NAIVE[kind](_parsed(kind, lines))
+    return Counter((*call[:3], UNKNOWN if call.wait is None else call.wait) for calls in sessions for call in calls)
+
+
+def _lacks_between(sessions: list[list[tuple[int, ...]]], whole: list[list[tuple[int, ...]]]) -> bool:
+    """Whether a call is missing that stood between two others."""
+    links = [{pair for calls in each for pair in pairwise(call[:3:2] for call in calls)} for each in (sessions, whole)]
+    return not links[0] <= links[1]
+
+
+@cache
+def _sound(kind: str) -> _Read:
+    with tempfile.TemporaryDirectory() as folder:
+        read = _read(kind, rows_of(kind), Path(folder))
+    assert read is not None
+    assert _differ(read.sessions, _naive(kind, list(rows_of(kind)))) == ([], []), f"{kind}: its sound file"
+    return read
 
 
 def came_of(kind: str, rng: random.Random, folder: Path) -> str:
-    """One of "equal", "said", "refused" or "fewer"; AssertionError where something changed without a word."""
-    lines, changes = _lines(kind, rng)
-    sound = _read(kind, SOUND[kind](), folder)
-    read = _read(kind, lines, folder)
-    if read is None or sound is None:
+    """What came of one changed recording; AssertionError where a count or a wait is wrong without a word."""
+    lines, changes = _mutated(kind, rng)
+    sound, read = _sound(kind), _read(kind, lines, folder)
+    if read is None:
         return "refused"
-    (recordings, notes), (whole, of_sound) = read, sound
-    if _calls(recordings) == _calls(whole):
-        return "equal"
-    if notes.dropped or notes.broken or notes.unknown or notes.left or set(notes.assumed) - set(of_sound.assumed):
-        return "said"
-    # LMCache's prompts are estimated from characters, and every file says so: only its answers are counts.
-    first = 1 if kind == "lmcache" else 0
-    lengths, of_whole = (Counter(call[first:2] for call in _calls(each)) for each in (recordings, whole))
-    assert lengths <= of_whole, f"{kind}: {changes}: calls that are not there, without a word"
-    known = [call[first:] for call in _calls(whole)]
-    is_shorter = (
-        all(call[first:] in known for call in _calls(recordings)) or kind in WITHOUT_LINKS or lengths != of_whole
-    )
-    assert is_shorter, f"{kind}: {changes}: {_calls(recordings)} for {_calls(whole)}, without a word"
-    zeros = [sum(not call[2] for call in _calls(each)) for each in (recordings, whole)]
-    assert zeros[0] <= zeros[1], f"{kind}: {changes}: a wait of nothing, without a word"
-    return "fewer"
+    words = read.words - sound.words
+    more, less = _differ(read.sessions, _naive(kind, lines))
+    if kind in COUNTS_CALLS and _lacks_between(read.sessions, sound.sessions):
+        assert words, f"{kind}: {changes}: a call between two is missing, without a word"
+    if not more and not less:
+        return "right, and labelled" if words else "right"
+    differ = f"{kind}: {changes}: {more} read, {less} right"
+    assert words, f"{differ}, without a word"
+    assert not all("sorted" in word for word in words), f"{differ}, and only sorted: {sorted(words)}"
+    return f"labelled: {sorted(words)}"
 
 
-def read_many(number: int, seed: int) -> Counter[str]:
-    """What came of so many recordings, all formats in turn."""
-    rng, came, kinds = random.Random(seed), Counter[str](), sorted(SOUND)
+def _differ(sessions: list[list[tuple[int, ...]]], right: Counter[tuple[int, ...]]) -> tuple[list[Any], list[Any]]:
+    """(calls read that are not right, right calls that were not read); a wait that is drawn is right for any."""
+    read = Counter(call for calls in sessions for call in calls)
+    more, less = list((read - right).elements()), list((right - read).elements())
+    for call in [call for call in more if call[3] == UNKNOWN]:
+        same = [other for other in less if other[:3] == call[:3]]
+        if same:
+            more.remove(call)
+            less.remove(same[0])
+    return more, less
+
+
+def read_many(kind: str, number: int, seed: int) -> Counter[str]:
+    """What came of so many changed recordings of one format."""
+    rng, came = random.Random(f"{kind} {seed}"), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
-        for place in range(number):
-            kind = kinds[place % len(kinds)]
-            came[f"{kind}: {came_of(kind, rng, Path(folder))}"] += 1
+        for _ in range(number):
+            came[came_of(kind, rng, Path(folder))] += 1
     return came
 
 
+def main(words: list[str]) -> None:
+    """Print a line a format: how many came out right, labelled or refused."""
+    number, seed = int(words[0]), int(words[1]) if len(words) > 1 else 1
+    for kind in words[2:] or sorted(SOUND):
+        came = read_many(kind, number, seed)
+        print(f"{kind}: {', '.join(f'{count} {what}' for what, count in sorted(came.items()))}", flush=True)
+
+
 if __name__ == "__main__":
-    for what, count in sorted(read_many(int(sys.argv[1]), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 1).items()):
-        print(f"{count:8d} recordings  {what}")
+    main(sys.argv[1:])

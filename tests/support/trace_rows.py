@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness.model.traces.base import ReadOptions
+from harness.model.traces.account import ReadOptions
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
 

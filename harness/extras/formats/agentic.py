@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -26,9 +26,9 @@ from harness.extras.formats.blocks import (
 )
 from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     list_of,
@@ -72,6 +72,10 @@ class _Call:
     is_next: bool = False
     is_drawn: bool = False
 
+    def draw_wait(self, drawn: DrawnWaits) -> None:
+        """Take a drawn wait: what the row says is missing, or not all of it."""
+        self.is_drawn, self.wait_ns = True, drawn.wait_ns(self.session, self.key[1])
+
     @property
     def value(self) -> tuple[object, ...]:
         """Everything that the row says of its request, without the file."""
@@ -107,7 +111,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     first_ns = min((recording.start_ns for recording in recordings), default=0)
     if any(recording.start_ns > first_ns for recording in recordings):
         notes.arrivals = "recorded"
-    yield from recordings
+    yield from (replace(recording, start_ns=recording.start_ns - first_ns) for recording in recordings)
 
 
 def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress: Progress | None) -> Iterator[_Call]:
@@ -182,6 +186,7 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
     for key in calls:
         files_of.setdefault(key[1], []).append(key)
     sessions: dict[tuple[int, str], list[_Call]] = {}
+    drawn = DrawnWaits(notes)
     for call in calls.values():
         sessions.setdefault((call.key[0], call.session), []).append(call)
         for name in call.wait_for or ():
@@ -192,7 +197,7 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
                 call.after.append(elsewhere[0])
             else:
                 notes.leave("waits for a request that is not in the file", call.at)
-    drawn = DrawnWaits(notes)
+                call.draw_wait(drawn)
     for turns in sessions.values():
         _chain(turns, drawn, notes)
     _lengthen([turns for turns in sessions.values() if any(turn.is_next for turn in turns)], notes)
@@ -204,8 +209,7 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes) -> None:
     """Let the rows of a session that say so, or that have no other time, follow the row before them."""
     stamped = [turn.at_ns for turn in turns if turn.at_ns is not None]
     if len(stamped) == len(turns) and stamped != sorted(stamped) and not any(turn.wait_for for turn in turns):
-        notes.assume("rows of a session out of order of time: sorted", sum(a > b for a, b in pairwise(stamped)))
-        turns.sort(key=lambda turn: turn.at_ns or 0)
+        turns[:] = notes.in_order(turns, lambda turn: turn.at_ns or 0, "rows of a session out of order of time")
     for before, turn in pairwise(turns):
         if turn.wait_for is not None:
             continue
@@ -213,8 +217,7 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes) -> None:
             turn.is_next = True
             turn.after.append(before.key)
             if not turn.has_delay:
-                turn.is_drawn = True
-                turn.wait_ns += drawn.wait_ns(turn.session, turn.key[1])
+                turn.draw_wait(drawn)
         else:
             notes.assume("rows of a session with an instant and no delay: each starts at its instant")
 

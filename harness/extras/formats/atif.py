@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import Call, hold_sum, log_of, uncounted, usage_of
+from harness.extras.formats.trajectories import UNSTATED, Call, log_of, usage_of
+from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -20,15 +20,14 @@ from harness.model.traces.base import (
     list_of,
     record_of,
     text_of,
+    tokens_of,
 )
-from harness.model.traces.rounds import Log, Unread, through_rounds
+from harness.model.traces.rounds import Log, through_rounds
 
 DEEPEST = 16
 VERSION = "ATIF-"
 HELD_TO = "1.7"
-PASSED = {
-    "no call": "a step of the agent that asked no model",
-}
+PASSED = {"no call": "a step of the agent that asked no model"}
 
 
 def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
@@ -45,11 +44,11 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[L
         return
     notes.holds(len(list_of(document["steps"])))
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
-    unread = Unread()
+    unread = Unread(notes)
     calls = list(_calls(document, session, at, unread, notes))
     for total, name in (("prompt", "prompt"), ("completion", "generate"), ("cached", "cached")):
-        stated = record_of(document.get("final_metrics")).get(f"total_{total}_tokens")
-        hold_sum(notes, f"{total} tokens", stated, (getattr(call, name) or 0 for call in calls))
+        stated = tokens_of(record_of(document.get("final_metrics")).get(f"total_{total}_tokens"))
+        notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, name) or 0 for call in calls))
     if log := log_of(session, calls, unread, notes):
         yield log
     for place, child in enumerate(list_of(document.get("subagent_trajectories")) if depth < DEEPEST else ()):
@@ -59,10 +58,8 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[L
 
 def _calls(document: Record, session: str, at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
     """The calls of a trajectory's own steps."""
-    steps = sorted(map(record_of, list_of(document.get("steps"))), key=_number)
-    notes.assume("steps out of order of their id: sorted", steps != [*map(record_of, list_of(document.get("steps")))])
-    ids = {_number(step) for step in steps}
-    notes.assume("steps that are missing by their id", max(ids) - min(ids) + 1 - len(ids))
+    steps = notes.in_order(map(record_of, list_of(document.get("steps"))), _number, "steps out of order of their id")
+    notes.check_numbers([*map(_number, steps)], "steps")
     asked_ns, is_human, unknown_wait, last = None, False, "", None
     unread.num_rows = len(steps)
     for step in steps:
@@ -73,12 +70,11 @@ def _calls(document: Record, session: str, at: str, unread: Unread, notes: ReadN
             notes.part()
             asked_ns, is_human = moment_ns, is_human or text_of(step, "source") == "user"
         elif text_of(step, "source") != "agent":
-            notes.row_unknown(f"source {text_of(step, 'source')}", place)
-            unread.add()
+            unread.unknown(f"source {text_of(step, 'source')}", place)
         elif step.get("llm_call_count") == 0:
             notes.pass_over(f"no call: {PASSED['no call']}")
         elif (counts := usage_of(record_of(step.get("metrics")))) is None:
-            unknown_wait = uncounted(record_of(step.get("metrics")), place, notes)
+            unknown_wait = notes.not_counted(record_of(step.get("metrics")), place)
         else:
             notes.call()
             unread.begin(is_first=last is None)

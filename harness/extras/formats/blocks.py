@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import SpecError
-from harness.model.traces.base import ReadNotes, Record, tokens_of
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Record, tokens_of
 
 MOONCAKE_BLOCK_TOKENS = 512
 SIZES = tuple(1 << power for power in range(2, 15))
@@ -80,8 +81,7 @@ def lengths_of(record: Record, notes: ReadNotes) -> tuple[int, int] | None:
     generate = tokens_of(record.get("output_length", record.get("output_tokens")))
     if not prompt or generate is None:
         return None
-    notes.assume("answers of no token taken as 1 token", generate == 0)
-    return prompt, max(generate, 1)
+    return prompt, notes.answered(generate)
 
 
 def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: ReadNotes, where: str) -> int:

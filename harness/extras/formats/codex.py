@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from harness.extras.formats.codex_rows import ITEMS, PASSED
-from harness.model.traces.base import ReadNotes, Record, TraceFormat, counts_of, instant_ns, record_of, text_of
+from harness.extras.formats.codex_rows import PASSED, role_of
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of
 from harness.model.traces.rounds import (
     BURST_NS,
     ENDS_ROUND,
-    NO_PROMPT,
     REPLAYED,
     AgentLog,
     Conversation,
@@ -27,8 +27,7 @@ from harness.model.traces.rounds import (
 )
 
 HELD_TO = "0.171.0"
-# Items that a model writes, beside those whose type ends in _call.
-OUTPUTS = ("reasoning", "compaction", "compaction_summary", "context_compaction")
+STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
 JOINS = ("wait", "wait_agent")
 # By role: whether it is a person's, and whether it counts only where there is no other input.
 INPUTS = {"person": (True, False), "result": (False, False), "hint": (False, True), "turn": (True, True)}
@@ -70,8 +69,7 @@ class _Session(Conversation):
     """The records of one session."""
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
-        super().__init__(name)
-        self.notes = notes
+        super().__init__(name, notes)
         self._open: Round | None = None
         self._fork_of = ""
         self._began_ns: int | None = None
@@ -106,28 +104,24 @@ class _Session(Conversation):
         payload, kind = record_of(record.get("payload")), text_of(record, "type")
         self.unread.num_rows += 1
         self._check_order(record)
+        self._began_ns = moment_ns if self._began_ns is None else self._began_ns
         if kind == "session_meta":
-            self._began_ns = moment_ns if self._began_ns is None else self._began_ns
             self._meta(payload)
             self.notes.part()
-        elif moment_ns is None:
-            self.notes.row_broken("a record without its time", at)
-            self.unread.add()
+        elif moment_ns is None or self._began_ns is None:
+            self.unread.broken("a record without its time", at)
         else:
-            self._began_ns = moment_ns if self._began_ns is None else self._began_ns
             self._end_replay(moment_ns, self._began_ns)
             is_inside = kind in ("event_msg", "response_item")
             self._event(payload, (text_of(payload, "type") if is_inside else kind), moment_ns, f"{kind}/", at)
 
     def _check_order(self, record: Record) -> None:
         """Label rows that are missing by the number that newer releases give each."""
-        number = record.get("ordinal")
-        if not isinstance(number, int):
-            return
-        if self._ordinal is not None and number > self._ordinal + 1:
-            self.notes.assume("rows that are missing by their ordinal", number - self._ordinal - 1)
-            self.unread.add()
-        self._ordinal = number
+        if isinstance(number := record.get("ordinal"), int):
+            if self._ordinal is not None and number > self._ordinal + 1:
+                self.notes.assume("rows that are missing by their ordinal", number - self._ordinal - 1)
+                self.unread.add()
+            self._ordinal = number
 
     def _meta(self, payload: Record) -> None:
         """A file's first session_meta says what it is; one with another id comes from a session that it repeats."""
@@ -149,16 +143,15 @@ class _Session(Conversation):
             self._open = None
 
     def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
-        role, call = _role(payload, kind, form), text_of(payload, "call_id")
+        role, call = role_of(payload, kind, form), text_of(payload, "call_id")
         if role == "count":
             self._count(record_of(payload["info"]), moment_ns, at)
         elif role == "record":
             self._usage_record(payload, moment_ns, at)
         elif role == "passed":
-            self.notes.pass_over(f"{kind}: {PASSED.get(kind, 'limits of rate, without a count')}")
+            self.notes.pass_over(f"{kind}: {PASSED[kind]}")
         elif role == "unknown":
-            self.notes.row_unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
-            self.unread.add()
+            self.unread.unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
         else:
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
@@ -201,7 +194,7 @@ class _Session(Conversation):
             self.notes.row_broken("a token count without its numbers", at)
             return
         self._check_totals(totals, usage)
-        self._close(self._open, usage, totals or (), moment_ns, at)
+        self._close(self._open, usage, totals or (), moment_ns)
         self._totals = totals
 
     def _usage_record(self, payload: Record, moment_ns: int, at: str) -> None:
@@ -214,22 +207,18 @@ class _Session(Conversation):
             self._counted = None
         else:
             turn = self._output(moment_ns, at) if self._open is None else self._open
-            self._close(turn, usage, (name,), moment_ns, at)
+            self._close(turn, usage, (name,), moment_ns)
             self._recorded, self._counted = usage, None
 
     def _check_totals(self, totals: list[int] | None, usage: list[int]) -> None:
         if totals is None or (not self._totals and (self._fork_of or self.parent)):
             return
         sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
-        what = "steps of the running totals that are not the next call: calls are missing or changed"
-        self.notes.hold(what, sums[0] - sums[1], usage[0] + usage[2])
+        self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
 
-    def _close(self, turn: Round, usage: list[int], totals: Sequence[object], moment_ns: int, at: str) -> None:
+    def _close(self, turn: Round, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
         self._open, self._counted, self._recorded = None, usage, None
         self.notes.call()
-        if not usage[0]:
-            self.notes.drop(NO_PROMPT, at)
-            return
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, hidden = usage
         turn.visible_tokens = max(turn.output_tokens - hidden, 0)
         self._history = hash((self._history, *usage, *totals))
@@ -237,29 +226,6 @@ class _Session(Conversation):
         turn.identity = ("codex", turn.end_ns, moment_ns, *usage, *totals)
         self._closed_ns.append(moment_ns)
         self.rounds.append(turn)
-
-
-def _role(payload: Record, kind: str, form: str) -> str:  # noqa: PLR0911  # one return per role
-    """What a record is to its session: a role of ``INPUTS``, "output", "said" (an output again), a count, or none."""
-    is_item, who = form == "response_item/", text_of(payload, "role")
-    if kind == "user_message" or (is_item and kind == "message" and who == "user"):
-        return "person"
-    if kind in ("item_completed", "item_started"):
-        item = text_of(payload, "item", "type")
-        return "person" if item == "UserMessage" else "passed" if item in ITEMS else "unknown"
-    if is_item and kind.endswith("_output"):
-        return "result"
-    if is_item and (kind.endswith("_call") or kind in OUTPUTS or (kind == "message" and who == "assistant")):
-        return "output"
-    if kind in ("task_started", "turn_started"):
-        return "turn"
-    if kind in ("compacted", "inter_agent_communication") or (is_item and kind in ("message", "agent_message")):
-        return "hint"
-    if kind == "token_usage_record" or (kind == "token_count" and payload.get("info") is not None):
-        return "record" if kind == "token_usage_record" else "count"
-    if kind in ("agent_message", "agent_reasoning"):
-        return "said"
-    return "passed" if kind in PASSED or kind == "token_count" else "unknown"
 
 
 codex_logs = partial(logs_of, CodexLog)

@@ -17,7 +17,8 @@ from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.model.plan.model import WaitKind
-from harness.model.traces.base import Progress, ReadNotes, TraceFormat, tokens_of
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Progress, TraceFormat, tokens_of
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
@@ -74,7 +75,6 @@ def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[s
             notes.drop("rows that came before", at)
         else:
             notes.assume("rows out of order of their round: sorted", bool(rounds) and row.round < max(rounds))
-            notes.assume("answers of no token taken as 1 token", row.generate == 0)
             rounds[row.round] = row
     for name, at in broken.items():
         notes.drop("rows of sessions with a broken row", at, len(sessions.pop(name)))
@@ -119,7 +119,7 @@ def _requests(rows: Sequence[_Row], session: str, drawn: DrawnWaits, notes: Read
     wait_ns = 0
     for place, row in enumerate(rows):
         keep = min(row.prefix, stream_tokens)
-        prompt, generate = row.prefix + row.new, max(row.generate, 1)
+        prompt, generate = row.prefix + row.new, notes.answered(row.generate)
         kind: WaitKind = "tool" if place else "none"
         is_drawn = place > 0 and row.round != rows[place - 1].round + 1
         wait_ns = drawn.wait_ns(session, str(place)) if is_drawn else wait_ns

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.extras.formats.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
+    CHARACTERS_PER_TOKEN,
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     json_records,
@@ -25,11 +26,11 @@ from harness.model.traces.base import (
     record_of,
     seconds_ns,
     text_of,
+    tokens_in,
     tokens_of,
 )
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
-from harness.model.traces.rounds import CHARACTERS_PER_TOKEN
 
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
 
@@ -98,17 +99,13 @@ def _turn(record: Record, at: str) -> _Turn | None:
     texts = [json.dumps(record_of(message), sort_keys=True) for message in messages]
     answers = [text_of(record_of(message), "role") == "assistant" for message in messages]
     digests = [
-        _Message(hashlib.sha256(text.encode()).digest()[:16], _tokens(text), is_answer)
+        _Message(hashlib.sha256(text.encode()).digest()[:16], tokens_in(len(text)), is_answer)
         for text, is_answer in zip(texts, answers, strict=True)
     ]
     gap_ns = seconds_ns(record.get("pre_gap"))
     since_ns = seconds_ns(record.get("session_timestamp"))
     is_known = gap_ns is not None and gap_ns >= 0
     return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns if is_known else None, since_ns)
-
-
-def _tokens(text: str) -> int:
-    return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 def _blocks(text: str) -> list[str]:
@@ -127,7 +124,6 @@ def _requests(
     before: _Turn | None = None
     prompt = 0
     for place, turn in enumerate(turns):
-        notes.assume("answers of no token taken as 1 token", turn.generate == 0)
         keep, wait_ns, known_ns, prompt_before, prompt = 0, 0, 0, prompt, turn.prompt
         if before is not None:
             prompt, keep = _lengths(before, prompt_before, turn)
@@ -138,7 +134,7 @@ def _requests(
         blocks = () if keep else (names.numbers(turn.blocks) or ())[: prompt // MOONCAKE_BLOCK_TOKENS]
         base, after = (place - 1 if keep else None), ((place - 1,) if place else ())
         kind = "tool" if place else "none"
-        lengths = (prompt, keep, max(turn.generate, 1))
+        lengths = (prompt, keep, notes.answered(turn.generate))
         yield RecordedRequest(base, after, wait_ns, kind, *lengths, blocks, is_drawn=known_ns is None)
         before = turn
 

@@ -19,7 +19,8 @@ from harness.extras.formats.blocks import (
     lengths_of,
     settled_block_tokens,
 )
-from harness.model.traces.base import Progress, Read, ReadNotes, Record, TraceFormat, list_of, parsed_lines, seconds_ns
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Progress, Read, Record, TraceFormat, list_of, parsed_lines, seconds_ns
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 BAILIAN_BLOCK_TOKENS = 16
@@ -51,9 +52,8 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
             ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows), block_tokens, notes, str(paths[0])
         )
         requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > num_repeated)
-        late = sum(_num_late([at_ns for at_ns, _ in rows]) for rows in requests)
-        notes.assume("rows out of order of time: sorted", late)
-        arrivals = sorted((one for rows in requests for one in rows), key=lambda one: one[0])
+        in_files = (notes.in_order(rows, lambda one: one[0], "rows out of order of time") for rows in requests)
+        arrivals = sorted((one for rows in in_files for one in rows), key=lambda one: one[0])
         check_instants([at_ns for at_ns, _ in arrivals], unit, notes)
         for place, (at_ns, request) in enumerate(arrivals):
             yield Recording(hidden_name(f"request {place}"), at_ns - arrivals[0][0], (request,))
@@ -123,15 +123,6 @@ def _named(
             whole = numbers[: row.prompt // block_tokens]
             requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", row.prompt, 0, row.generate, whole)))
     return requests
-
-
-def _num_late(instants_ns: Sequence[int]) -> int:
-    """How many instants are before one that stands above them."""
-    latest_ns = num_late = 0
-    for at_ns in instants_ns:
-        num_late += at_ns < latest_ns
-        latest_ns = max(latest_ns, at_ns)
-    return num_late
 
 
 def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import hold_sum, uncounted
+from harness.extras.formats.trajectories import UNSTATED
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     json_records,
@@ -58,8 +58,8 @@ class _Session(Conversation):
     """The messages of one exported session."""
 
     def __init__(self, info: Record, notes: ReadNotes) -> None:
-        super().__init__(text_of(info, "id"))
-        self._notes, self._above = notes, text_of(info, "parentID")
+        super().__init__(text_of(info, "id"), notes)
+        self._above = text_of(info, "parentID")
         self._began_ns = _instant_ns(info, "created") or 0
         self._ended_ns: list[int] = []
         self._lost = ""
@@ -68,8 +68,8 @@ class _Session(Conversation):
         """Compare the sums that the session states with those of its calls."""
         counts = _counts(tokens)
         if counts is not None:
-            hold_sum(self._notes, "prompt tokens", counts[0], (turn.input_tokens for turn in self.rounds))
-            hold_sum(self._notes, "output tokens", counts[2], (turn.output_tokens for turn in self.rounds))
+            self.notes.hold(f"prompt tokens {UNSTATED}", counts[0], (turn.input_tokens for turn in self.rounds))
+            self.notes.hold(f"output tokens {UNSTATED}", counts[2], (turn.output_tokens for turn in self.rounds))
 
     def log(self, *, is_named: bool) -> Log:
         """The rounds so far; those from before the session began are its parent's."""
@@ -85,13 +85,11 @@ class _Session(Conversation):
         info, parts = record_of(message.get("info")), [record_of(part) for part in list_of(message.get("parts"))]
         moment_ns, role = _instant_ns(info, "created"), text_of(info, "role")
         if role not in ("user", "assistant"):
-            self._notes.row_unknown(f"role {role}", at)
-            self.unread.add()
+            self.unread.unknown(f"role {role}", at)
         elif moment_ns is None:
-            self._notes.row_broken("a message without its time", at)
-            self.unread.add()
+            self.unread.broken("a message without its time", at)
         elif role == "user":
-            self._notes.part()
+            self.notes.part()
             self.take_input(moment_ns, is_human=not all(map(_is_of_program, parts)))
         else:
             self._answer(info, parts, moment_ns, at)
@@ -100,13 +98,13 @@ class _Session(Conversation):
         counts = _counts(record_of(info.get("tokens")))
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
         if counts is None or not counts[0]:
-            self._lost = uncounted({} if counts else record_of(info.get("tokens")), at, self._notes)
+            self._lost = self.notes.not_counted({} if counts else record_of(info.get("tokens")), at)
             return
         if num_steps > 1:
-            self._notes.row_broken(SEVERAL, at)
+            self.notes.row_broken(SEVERAL, at)
             self._lost = SEVERAL_BEFORE
             return
-        self._notes.call()
+        self.notes.call()
         ended_ns = self._end_ns(info, parts)
         turn = self.begin(ended_ns)
         # It was asked for when its message was made: tools and people were ready by then.
@@ -136,7 +134,7 @@ class _Session(Conversation):
         ends = [end for end in told if end is not None]
         created_ns = _instant_ns(info, "created") or 0
         if not ends and starts:
-            self._notes.assume(NO_END)
+            self.notes.assume(NO_END)
             return max(min(starts), created_ns)
         return max([*ends, created_ns]) if ends else max(_instant_ns(info, "completed") or 0, created_ns)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.extras.formats.trajectories import Call, Usage, hold_sum, log_of, uncounted, usage_of
+from harness.extras.formats.trajectories import UNSTATED, Call, Usage, log_of, usage_of
+from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -23,7 +23,7 @@ from harness.model.traces.base import (
     record_of,
     text_of,
 )
-from harness.model.traces.rounds import LATE_NS, Log, Unread, through_rounds
+from harness.model.traces.rounds import LATE_NS, Log, through_rounds
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 NOTICE = "the state of the conversation, or a notice of the program"
@@ -68,9 +68,9 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
             else:
                 notes.row_broken("no event", at)
     for name, conversation in conversations.items():
-        unread = Unread()
+        unread = Unread(notes)
         calls = list(_calls(conversation, unread, notes))
-        hold_sum(notes, "prompt tokens", conversation.stated, (call.prompt for call in calls))
+        notes.hold(f"prompt tokens {UNSTATED}", conversation.stated, (call.prompt for call in calls))
         if log := log_of(name, calls, unread, notes):
             yield log
 
@@ -97,17 +97,10 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
     rows = [(instant_ns(event.get("timestamp")), at, event) for at, event in conversation.events]
     for moment_ns, at, _ in rows:
         if moment_ns is None:
-            notes.row_broken("an event without its time", at)
-            unread.add()
+            unread.broken("an event without its time", at)
     stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
-    latest_ns = num_late = 0
-    for moment_ns, _, _ in stamped:
-        num_late += moment_ns < latest_ns - LATE_NS
-        latest_ns = max(latest_ns, moment_ns)
-    notes.assume("events out of order of time: sorted", num_late)
-    stamped.sort(key=lambda row: row[0])
-    ids = {number for _, _, event in rows if isinstance(number := event.get("id"), int)}
-    notes.assume("events that are missing by their id", max(ids) - min(ids) + 1 - len(ids) if ids else 0)
+    stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
+    notes.check_numbers([number for _, _, event in rows if isinstance(number := event.get("id"), int)], "events")
     asked_ns, is_human, unknown_wait, calls = None, False, "", dict[str, Call]()
     unread.num_rows = len(rows)
     for moment_ns, at, event in stamped:
@@ -129,12 +122,11 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
             call.unknown_wait, calls[answer] = unknown_wait, call
             asked_ns, is_human, unknown_wait = None, False, ""
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
-            unknown_wait = uncounted(record_of(response.get("usage")), at, notes)
+            unknown_wait = notes.not_counted(record_of(response.get("usage")), at)
         elif kind in PASSED:
             notes.pass_over(f"{kind}: {PASSED[kind]}")
         else:
-            notes.row_unknown(f"event {kind}", at)
-            unread.add()
+            unread.unknown(f"event {kind}", at)
     yield from calls.values()
 
 

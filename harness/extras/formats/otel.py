@@ -18,14 +18,14 @@ from pydantic_core import from_json
 from harness.extras.formats.otlp import DOCUMENTS, flat_spans, is_otlp
 from harness.extras.formats.trajectories import NO_CACHE
 from harness.model.plan.model import WaitKind
+from harness.model.traces.account import INCLUDED, PLACEHOLDER, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes
 from harness.model.traces.base import (
-    SHARE_OF_UNKNOWN,
-    TYPE_NAME,
+    CHARACTERS_PER_TOKEN,
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
+    is_placeholder,
     json_records,
     list_of,
     parsed_json,
@@ -35,7 +35,6 @@ from harness.model.traces.base import (
 )
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
-from harness.model.traces.rounds import CHARACTERS_PER_TOKEN, INCLUDED, PLACEHOLDER, is_placeholder
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")

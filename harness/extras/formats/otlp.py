@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from harness.model.traces.base import Record, list_of, record_of, text_of
 
 DEEPEST_VALUE = 16
+PLAIN = ("stringValue", "boolValue", "doubleValue")
 DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
 CAPITAL = re.compile("([A-Z])")
 
@@ -53,25 +54,22 @@ def _flat(span: Record, resource: Record) -> Record:
     }
 
 
-def _attributes(pairs: object) -> Record:
-    return {text_of(pair, "key"): _value(record_of(pair.get("value"))) for pair in map(record_of, list_of(pairs))}
+def _attributes(pairs: object, depth: int = 0) -> Record:
+    rows = map(record_of, list_of(pairs))
+    return {text_of(pair, "key"): _value(record_of(pair.get("value")), depth) for pair in rows}
 
 
 def _value(value: Record, depth: int = 0) -> object:
     """The value of an AnyValue; None where it has none, or is nested too deeply."""
-    if depth > DEEPEST_VALUE:
-        return None
-    for key in ("stringValue", "boolValue", "doubleValue"):
-        if _of(value, key) is not None:
-            return _of(value, key)
+    plain = next((given for key in PLAIN if (given := _of(value, key)) is not None), None)
+    if plain is not None or depth > DEEPEST_VALUE:
+        return plain
     if (whole := _of(value, "intValue")) is not None:
         return _whole(whole)
-    if members := list_of(record_of(_of(value, "arrayValue")).get("values")):
-        return [_value(record_of(each), depth + 1) for each in members]
-    if members := list_of(record_of(_of(value, "kvlistValue")).get("values")):
-        pairs = map(record_of, members)
-        return {text_of(pair, "key"): _value(record_of(pair.get("value")), depth + 1) for pair in pairs}
-    return None
+    if pairs := list_of(record_of(_of(value, "kvlistValue")).get("values")):
+        return _attributes(pairs, depth + 1)
+    members = map(record_of, list_of(record_of(_of(value, "arrayValue")).get("values")))
+    return [_value(member, depth + 1) for member in members] or None
 
 
 def _whole(value: object) -> int | None:

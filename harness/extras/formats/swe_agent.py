@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import Call, hold_sum, log_of, uncounted, usage_of
+from harness.extras.formats.trajectories import UNSTATED, Call, log_of, usage_of
+from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
+    CHARACTERS_PER_TOKEN,
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -25,14 +26,12 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import CHARACTERS_PER_TOKEN, Log, Unread, through_rounds
+from harness.model.traces.rounds import Log, through_rounds
 
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
 INPUTS = ("system", "user", "tool", "developer")
 PASSED = {"exit": "why the run ended"}
 BY_CHARACTERS = "lengths estimated from characters, 4 to a token"
-
-
 BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
 
 
@@ -40,13 +39,13 @@ def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
     """The calls of each trajectory."""
     for place, path in enumerate(files):
         for at, document in json_records(path, notes, progress):
-            unread = Unread()
+            unread = Unread(notes)
             if messages := list_of(document.get("messages")):
                 notes.holds(len(messages))
                 calls = list(_of_messages(messages, at, unread, notes))
                 stats = record_of(record_of(document.get("info")).get("model_stats"))
                 answers = sum(text_of(record_of(message), "role") == "assistant" for message in messages)
-                hold_sum(notes, "calls", stats.get("api_calls"), [answers])
+                notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
             elif not (calls := _of_steps(document, at, notes)):
                 notes.row_broken("no trajectory with the messages or the usage of its calls", at)
             if calls and (log := log_of(f"{place}/{at}", calls, unread, notes)):
@@ -100,16 +99,20 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
     asked_ns, is_human, unknown_wait, is_first = None, False, "", True
     unread.num_rows = len(messages)
-    for place, message in enumerate(map(record_of, messages)):
-        extra, role = record_of(message.get("extra")), text_of(message, "role")
-        stamp = extra.get("timestamp", message.get("timestamp"))
+    latest_ns, stamped = 0, list[tuple[int, int | None, Record]]()
+    for message in map(record_of, messages):  # a message without a time stays behind the one before it
+        stamp = record_of(message.get("extra")).get("timestamp", message.get("timestamp"))
         moment_ns = instant_ns(stamp) if isinstance(stamp, str) else seconds_ns(stamp)
+        latest_ns = latest_ns if moment_ns is None else moment_ns
+        stamped.append((latest_ns, moment_ns, message))
+    in_order = notes.in_order(stamped, lambda each: each[0], "messages out of order of time")
+    for place, (_, moment_ns, message) in enumerate(in_order):
+        extra, role = record_of(message.get("extra")), text_of(message, "role")
         if role in PASSED:
             notes.pass_over(f"{role}: {PASSED[role]}")
             continue
         if role not in ("assistant", *INPUTS):
-            notes.row_unknown(f"role {role}", f"{at}, message {place}")
-            unread.add()
+            unread.unknown(f"role {role}", f"{at}, message {place}")
             continue
         if role != "assistant":
             notes.part()
@@ -120,7 +123,7 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
         response = record_of(extra.get("response"))
         counts = usage_of(record_of(response.get("usage")))
         if counts is None:
-            unknown_wait = uncounted(record_of(response.get("usage")), f"{at}, message {place}", notes)
+            unknown_wait = notes.not_counted(record_of(response.get("usage")), f"{at}, message {place}")
             continue
         notes.call()
         unread.begin(is_first=is_first)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     instant_ns,
@@ -26,18 +26,15 @@ OUTPUTS = ("text", "reasoning", "tool_call")
 def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
     """The rounds of each session by their index."""
     logs: dict[str, Log] = {}
-    num_late = 0
     for _, turn in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
-        log = logs.setdefault(turn.session, [])
-        num_late += bool(log) and turn.index < log[-1].index
-        log.append(turn)
-    notes.assume("rounds out of order of their index: sorted", num_late)
-    for log in logs.values():
-        log.sort(key=lambda turn: (turn.index, turn.submitted_ns))
-        numbers = sorted({turn.index for turn in log})
-        notes.assume("rounds that are missing by their index", numbers[-1] - numbers[0] + 1 - len(numbers))
-        history = 0
+        logs.setdefault(turn.session, []).append(turn)
+    for rounds in logs.values():
+        log = notes.in_order(rounds, lambda turn: turn.index, "rounds out of order of their index")
+        notes.check_numbers([turn.index for turn in log], "rounds")
+        history, before = 0, log[0].index
         for turn in log:
+            turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""
+            before = turn.index
             history = hash((history, turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.visible_tokens))
             turn.history = ("tracelab", history)
         mark_replay(log, [turn.end_ns for turn in log], log[0].submitted_ns, is_fork=False)

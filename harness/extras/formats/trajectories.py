@@ -9,8 +9,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.model.traces.base import ReadNotes, Record, record_of, tokens_of
-from harness.model.traces.rounds import NO_PROMPT, Log, Round, Unread
+from harness.model.traces.account import ReadNotes, Unread
+from harness.model.traces.base import Record, record_of, tokens_of
+from harness.model.traces.rounds import Log, Round
 
 # Tokens that a server read from its cache, and wrote to it, by the names of OpenAI, Anthropic and OpenHands.
 CACHE = (
@@ -18,6 +19,7 @@ CACHE = (
     ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
 )
 
+UNSTATED = "that the file states and its calls do not have"
 NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
 
 
@@ -46,14 +48,10 @@ class Call:
 
 def log_of(session: str, calls: Sequence[Call], unread: Unread, notes: ReadNotes) -> Log:
     """The calls of a session as rounds: at their instants where every call has its end, else one after another."""
-    counted = [call for call in calls if call.prompt]
-    for call in calls:
-        if not call.prompt:
-            notes.drop(NO_PROMPT, call.at)
-    has_times = all(call.end_ns is not None for call in counted)
+    has_times = all(call.end_ns is not None for call in calls)
     log: Log = []
     ended_ns = stream = 0
-    for place, call in enumerate(counted):
+    for place, call in enumerate(calls):
         if has_times and call.end_ns is not None:
             end_ns = call.end_ns
             start_ns = end_ns if call.start_ns is None else min(call.start_ns, end_ns)
@@ -104,19 +102,3 @@ def _most(names: Iterable[str], *tables: Record) -> int | None:
     given = [tokens_of(table[name]) for table in tables for name in names if table.get(name) is not None]
     counts = [count for count in given if count is not None]
     return max(counts, default=None) if len(counts) == len(given) else -1
-
-
-def uncounted(usage: Record, at: str, notes: ReadNotes) -> str:
-    """Count a call whose ``usage_of`` is None; returns why the wait after it is unknown."""
-    if usage:
-        notes.row_broken("an answer with a count that is no number of tokens", at)
-    else:
-        notes.call()
-        notes.drop("answers without token counts", at)
-    return "a call before theirs has no token counts"
-
-
-def hold_sum(notes: ReadNotes, what: str, stated: object, calls: Iterable[int]) -> None:
-    """Label the sum of tokens that a file states, where its calls do not have it."""
-    if (total := tokens_of(stated)) is not None:
-        notes.hold(f"{what} that the file states and its calls do not have", total, sum(calls))

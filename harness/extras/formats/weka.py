@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
 from harness.model.plan.model import WaitKind
+from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import (
     Progress,
-    ReadNotes,
     Record,
     TraceFormat,
     json_lines,
@@ -27,7 +26,6 @@ from harness.model.traces.base import (
 )
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
-from harness.model.traces.rounds import PLACEHOLDER_TOKENS
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32
@@ -100,10 +98,10 @@ class _Session:
         """Entries by their time, where all have one."""
         times = [seconds_ns(record_of(entry).get("t")) for entry in entries]
         known = [at for at in times if at is not None]
-        if len(known) < len(times) or known == sorted(known):
+        if len(known) < len(times):
             return entries
-        self._notes.assume("requests out of order of time: sorted", sum(a > b for a, b in pairwise(known)))
-        return [entries[place] for place in sorted(range(len(entries)), key=known.__getitem__)]
+        places = self._notes.in_order(range(len(entries)), known.__getitem__, "requests out of order of time")
+        return [entries[place] for place in places]
 
     def _child(self, entry: Record, after: tuple[int, ...], parent_end_ns: int, depth: int) -> tuple[int, int]:
         began_ns = seconds_ns(entry.get("t")) or parent_end_ns
@@ -126,7 +124,6 @@ class _Session:
             return "a request without its lengths or time, or above a million tokens"
         if len(names) > -(-prompt // self._block_tokens):
             return TOO_MANY_NAMES
-        self._notes.assume("answers of no token taken as 1 token", generate == 0)
         if 0 < generate <= PLACEHOLDER_TOKENS and text_of(entry, "stop") == "tool_use":
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
         think_ns = seconds_ns(entry.get("think_time"))
@@ -145,7 +142,7 @@ class _Session:
         if not self._requests:
             wait_ns = 0
         request = RecordedRequest(
-            last if keep else None, after, max(wait_ns, 0), kind, prompt, keep, max(generate, 1), blocks
+            last if keep else None, after, max(wait_ns, 0), kind, prompt, keep, self._notes.answered(generate), blocks
         )
         return request, at_ns + (spent_ns or 0)
 

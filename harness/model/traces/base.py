@@ -1,16 +1,13 @@
-"""What every reader is built on: a format, the account of its rows, files as streams, and checked values of JSON.
+"""What every reader is built on: a format, files as streams, and checked values of JSON.
 
-Every row of a recording is exactly one of ``ROWS``, and every call becomes a request or is dropped with a reason; the
-sums are asserted. One line is in memory at a time. A line that is too long, no JSON or no object is counted with its
-number and skipped; its text is never shown.
+One line is in memory at a time. A line that is too long, no JSON or no object is counted with its number and skipped;
+its text is never shown.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,170 +19,24 @@ from pydantic_core import from_json
 
 from harness.errors import SpecError
 from harness.inputs import open_regular, open_unpacked
-from harness.model.traces.recording import DEFAULT_WAITS, MOST_TOKENS, Arrivals, Recording
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.recording import MOST_TOKENS, Arrivals, Recording
 
 MAX_LINE_BYTES = 64 << 20
 READ_BYTES = 1 << 20
 Progress = Callable[[int], None]
 Record = dict[str, Any]
-Read = Callable[[Iterable[Path], "ReadNotes", "Progress | None"], Iterator[Recording]]
+Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
 Parsed = TypeVar("Parsed")
 PARQUET = b"PAR1"
 ROWS_A_BATCH = 64
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-ROWS = ("calls", "parts of calls", "passed over", "broken", "unknown")
-# Of more unknown rows than this the waits of a session are unknown.
-SHARE_OF_UNKNOWN = 0.01
-MOST_TYPES = 20
 MOST_DIGITS = 12
-# A type's name is shown only where it can be no text of a person.
-TYPE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:/ -]{0,60}")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What the person says of files that do not say it themselves.
-
-    block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
-    own; waits: a wait distribution, by name or path, for waits that are not known; lengths: whether rows of a
-    session count their "whole" prompt or what is "new", "" where not given.
-    """
-
-    block_tokens: int = 0
-    time_unit_ns: int = 0
-    waits: str = DEFAULT_WAITS
-    lengths: str = ""
-
-
-@dataclass
-class ReadNotes:
-    """The account of a reading: what each row was, what became of each call, and what had to be assumed.
-
-    A row is a line, or a span, step, event or message of a document. passed, broken, unknown: rows by reason, or by
-    type; num_more: calls beyond the first that one row holds; dropped: calls by reason; left: files, links between
-    sessions, and rows that stand twice (num_twice). stated: (what a file states, what its calls sum to) by label.
-    block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
-    A place names a file, so it is shown to the person who gave the files, and stored nowhere.
-    """
-
-    options: ReadOptions = field(default_factory=ReadOptions)
-    num_files: int = 0
-    num_rows: int = 0
-    num_calls: int = 0
-    num_parts: int = 0
-    num_more: int = 0
-    num_twice: int = 0
-    passed: Counter[str] = field(default_factory=Counter[str])
-    broken: Counter[str] = field(default_factory=Counter[str])
-    unknown: Counter[str] = field(default_factory=Counter[str])
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    left: Counter[str] = field(default_factory=Counter[str])
-    assumed: Counter[str] = field(default_factory=Counter[str])
-    stated: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    first_at: dict[str, str] = field(default_factory=dict[str, str])
-    block_tokens: int | None = None
-    arrivals: Arrivals | None = None
-
-    def holds(self, num_rows: int) -> None:
-        """The row that was read last is a document of so many rows."""
-        self.num_rows += num_rows - 1
-
-    def call(self, num_calls: int = 1) -> None:
-        """A row is a call, or holds so many."""
-        self.num_calls += 1
-        self.num_more += num_calls - 1
-
-    def part(self, num_rows: int = 1) -> None:
-        """Rows are parts of calls, or what came between two."""
-        self.num_parts += num_rows
-
-    def pass_over(self, reason: str, num_rows: int = 1) -> None:
-        """Rows are known, and say nothing of a call, or what another row says too."""
-        self.passed[reason] += num_rows
-
-    def row_broken(self, reason: str, at: str, *, was_call: bool = False) -> None:
-        """A row cannot be read. was_call: it was counted as a call."""
-        self.num_calls -= was_call
-        self.broken[reason] += 1
-        self.first_at.setdefault(reason, at)
-
-    def row_unknown(self, kind: str, at: str) -> None:
-        """A row is of a type that the reader does not know."""
-        name = kind if TYPE_NAME.fullmatch(kind) else "a type without a plain name"
-        name = name if name in self.unknown or len(self.unknown) < MOST_TYPES else "other types"
-        self.unknown[name] += 1
-        self.first_at.setdefault(name, at)
-
-    def drop(self, reason: str, at: str, count: int = 1) -> None:
-        """Calls are left out."""
-        self.dropped[reason] += count
-        self.first_at.setdefault(reason, at)
-
-    def leave(self, reason: str, at: str, num_rows: int = 0) -> None:
-        """A file, a link, a call without a row of its own, or rows that stand twice are left out."""
-        self.left[reason] += max(num_rows, 1)
-        self.num_twice += num_rows
-        self.first_at.setdefault(reason, at)
-
-    def assume(self, what: str, count: int = 1) -> None:
-        """Label the trace with ``what``; nothing happens where ``count`` is 0."""
-        if count:
-            self.assumed[what] += count
-
-    def hold(self, what: str, stated: int, summed: int) -> None:
-        """Label a sum that a file states and that its calls do not have; ``what`` says which sum it is."""
-        if stated != summed:
-            self.assumed[what] += 1
-            before = self.stated.get(what, (0, 0))
-            self.stated[what] = (before[0] + stated, before[1] + summed)
-
-    def check_release(self, what: str, found: str, held: str) -> None:
-        """Label rows of a release that is newer than the one that the reader was held to."""
-        if _release(found) > _release(held):
-            self.assume(f"rows of {what} {found[:20]}: newer than {held}, which this reader was held to")
-
-    def take_over(self, other: ReadNotes) -> None:
-        """Add what another reading counted."""
-        for name in ("num_files", "num_rows", "num_calls", "num_parts", "num_more", "num_twice"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("passed", "broken", "unknown", "dropped", "left", "assumed"):
-            getattr(self, name).update(getattr(other, name))
-        for what, (stated, summed) in other.stated.items():
-            before = self.stated.get(what, (0, 0))
-            self.stated[what] = (before[0] + stated, before[1] + summed)
-        self.first_at = {**other.first_at, **self.first_at}
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """How many rows were each of ``ROWS``."""
-        rest = (self.passed.total() + self.num_twice, self.broken.total(), self.unknown.total())
-        return dict(zip(ROWS, (self.num_calls, self.num_parts, *rest), strict=True))
-
-    def check(self, num_requests: int) -> None:
-        """Assert that every row was counted once, and that every call is a request or dropped."""
-        if not any(self.rows.values()):
-            # The reader of another package, which counts nothing.
-            return
-        assert sum(self.rows.values()) == self.num_rows, (self.rows, self.num_rows)
-        assert self.num_calls + self.num_more == num_requests + self.dropped.total(), (num_requests, self)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What was assumed or not known, each with how often."""
-        found = {what: f"{count} x {what}{self._sums(what)}" for what, count in self.assumed.items()}
-        unknown = (f"{count} x rows of the unknown type {kind!r}" for kind, count in sorted(self.unknown.items()))
-        return (*(found[what] for what in sorted(found)), *unknown)
-
-    def _sums(self, what: str) -> str:
-        stated, summed = self.stated.get(what, (0, 0))
-        return f": {stated} stated, {summed} counted" if what in self.stated else ""
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers that a release begins with; () for any other text."""
-    found = re.match(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})", version)
-    return tuple(map(int, found[1].split("."))) if found else ()
+CHARACTERS_PER_TOKEN = 4
+# No answer packs so many characters into a token; the slack is for short answers of one long run, as "=====".
+MOST_CHARACTERS_PER_TOKEN = 12
+CHARACTERS_OF_SLACK = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +204,16 @@ def tokens_of(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
         return None
     return int(value) if value == int(value) else None
+
+
+def tokens_in(characters: int) -> int:
+    """The estimated tokens of so many characters, 4 to a token."""
+    return -(-characters // CHARACTERS_PER_TOKEN)
+
+
+def is_placeholder(tokens: int, characters: int) -> bool:
+    """Whether so few tokens cannot be an answer of so many characters."""
+    return characters > MOST_CHARACTERS_PER_TOKEN * tokens + CHARACTERS_OF_SLACK
 
 
 def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:

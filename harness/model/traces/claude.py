@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from harness.model.traces.base import ReadNotes, Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of
 from harness.model.traces.passed import CLAUDE as PASSED
-from harness.model.traces.rounds import NO_PROMPT, AgentLog, Conversation, Log, Round, logs_of, through_rounds
+from harness.model.traces.rounds import AgentLog, Conversation, Log, Round, logs_of, through_rounds
 
 HELD_TO = "2.1.157"
 SYNTHETIC = "<synthetic>"
@@ -38,62 +39,34 @@ class ClaudeLog(AgentLog):
     def logs(self) -> Iterable[Log]:
         missing = self._parents - self._rows
         self.notes.assume("rows that name a row before them which is not in their file: rows are missing", len(missing))
-        return [chain.with_prompts(self.notes) for chain in self._chains.values()]
+        return [chain.with_passes() for chain in self._chains.values()]
 
     def take(self, record: Record, at: str) -> None:
-        kind, subtype = text_of(record, "type"), text_of(record, "subtype")
-        row, moment_ns = text_of(record, "uuid"), instant_ns(record.get("timestamp"))
-        is_known = kind in ("user", "assistant", "attachment", *PASSED)
+        kind, row, moment_ns = text_of(record, "type"), text_of(record, "uuid"), instant_ns(record.get("timestamp"))
         if row in self._rows:
             self.notes.leave("rows that their own file holds already", at, 1)
             return
         self._rows |= {row} - {""}
         self._parents |= {text_of(record, "parentUuid")} - {""}
         self.notes.check_release("Claude Code", text_of(record, "version"), HELD_TO)
-        if is_known and kind in PASSED and subtype != "compact_boundary":
+        if kind in PASSED and text_of(record, "subtype") != "compact_boundary":
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
-            return
-        if is_known and moment_ns is None:
-            self.notes.row_broken("a row without its time", at)
             return
         chain = self._chain(record, row)
         chain.unread.num_rows += 1
-        if not is_known:
-            chain.unread.add()
-            self.notes.row_unknown(kind, at)
-            return
-        self.came_at(moment_ns or 0)
-        self._take(chain, record, moment_ns or 0, at)
-
-    def _take(self, chain: _Chain, record: Record, moment_ns: int, at: str) -> None:
-        kind = text_of(record, "type")
-        if kind == "system":
-            chain.is_compacted = True
-            chain.take_input(moment_ns, is_human=False, is_hint=True)
-        elif kind == "attachment":
-            chain.take_input(moment_ns, is_human=False, is_hint=True)
-        elif kind == "user":
-            if unknown := chain.user(record, moment_ns, text_of(record, "sessionId") or self.name):
-                chain.unread.add()
-                self.notes.row_unknown(f"user content {unknown}", at)
-                return
-        elif text_of(record, "message", "model") == SYNTHETIC:
-            self.notes.pass_over("messages that the program wrote in the model's name")
-            return
-        elif (num_calls := chain.assistant(record, moment_ns, at)) is None:
-            chain.unread.add()
-            self.notes.row_broken("an assistant row without its id or usage", at)
-            return
-        elif num_calls:
-            self.notes.call()
-            return
-        self.notes.part()
+        if kind not in ("user", "assistant", "attachment", "system"):
+            chain.unread.unknown(kind, at)
+        elif moment_ns is None:
+            chain.unread.broken("a row without its time", at)
+        else:
+            self.came_at(moment_ns)
+            chain.take(record, moment_ns, text_of(record, "sessionId") or self.name, at)
 
     def _chain(self, record: Record, row: str) -> _Chain:
         """The conversation of a row, which this row may begin."""
         session = self._session(record)
         if session not in self._chains:
-            self._chains[session] = _Chain(session)
+            self._chains[session] = _Chain(session, self.notes)
             self._chains[session].follows = self._last_round(record)
         self._session_of[row] = session
         return self._chains[session]
@@ -128,87 +101,95 @@ def agent_session(session: str, agent: str) -> str:
 class _Chain(Conversation):
     """One conversation of Claude Code; a side chain is a conversation too."""
 
-    def __init__(self, session: str) -> None:
-        super().__init__(session)
+    def __init__(self, session: str, notes: ReadNotes) -> None:
+        super().__init__(session, notes)
         self.follows: Round | None = None
         self._by_message: dict[tuple[str, str], Round] = {}
         self._passes: dict[tuple[str, str], tuple[list[tuple[str, list[int]]], list[int]]] = {}
 
-    def user(self, record: Record, moment_ns: int, session: str) -> str:
-        """Take what a person or a tool sent; returns a type of content that is not known, "" where all are."""
-        content = record_of(record.get("message")).get("content")
-        parts = list(map(record_of, list_of(content)))
-        results = [part for part in parts if text_of(part, "type") == "tool_result"]
-        is_hint = record.get("isMeta") is True
+    def take(self, record: Record, moment_ns: int, session: str, at: str) -> None:
+        """Read one row of a known type; session: the one that its sub-agents belong to."""
+        kind, parts = text_of(record, "type"), list_of(record_of(record.get("message")).get("content"))
+        if kind == "assistant":
+            self._answer(record, moment_ns, at)
+            return
+        results = [part for part in map(record_of, parts) if text_of(part, "type") == "tool_result"]
+        is_hint = kind != "user" or record.get("isMeta") is True
+        self.is_compacted = self.is_compacted or kind == "system"
         self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
                 turn.children.append(agent_session(session, agent))
-        kinds = (text_of(part, "type") or "without a type" for part in parts)
-        return next((kind for kind in kinds if kind not in INPUTS), "")
+        kinds = (text_of(part, "type") or "without a type" for part in map(record_of, parts))
+        if unknown := next((kind for kind in kinds if kind not in INPUTS), ""):
+            self.unread.unknown(f"user content {unknown}", at)
+        else:
+            self.notes.part()
 
-    def assistant(self, record: Record, moment_ns: int, at: str) -> int | None:
-        """Take a row of an answer; returns how many calls it begins, None where its id or usage cannot be read."""
+    def _answer(self, record: Record, moment_ns: int, at: str) -> None:
         message = record_of(record.get("message"))
         usage, name = counts_of(message.get("usage"), USAGE), text_of(message, "id")
         passes = _passes(record_of(message.get("usage")).get("iterations"))
+        if text_of(message, "model") == SYNTHETIC:
+            self.notes.pass_over("messages that the program wrote in the model's name")
+            return
         if not name or usage is None or passes is None:
-            return None
-        fresh, created, cached, output = usage
+            self.unread.broken("an assistant row without its id or usage", at)
+            return
         # A gateway may give every answer the same id; the id of the request then tells them apart.
         identity = (name, text_of(record, "requestId"))
-        turn = self._by_message.get(identity)
-        is_new = turn is None
-        if turn is None:
+        if identity in self._by_message:
+            self.notes.part()
+        else:
+            self.notes.call()
             turn = self._by_message[identity] = self.begin(moment_ns)
             turn.identity, turn.at = identity, at
             turn.follows = None if self.rounds else self.follows
             self.rounds.append(turn)
+        turn = self._by_message[identity]
         # Usage repeats with every block of the message; the last usage counts the whole answer.
-        if output >= turn.output_tokens:
-            turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
-            turn.output_tokens = turn.visible_tokens = output
+        if usage[3] >= turn.output_tokens:
+            _count(turn, usage)
             self._passes[identity] = (passes, usage)
-        parts = [record_of(part) for part in list_of(message.get("content"))]
+        parts = list(map(record_of, list_of(message.get("content"))))
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
+        turn.answer_characters += sum(map(_characters, parts))
         for part in parts:
-            turn.answer_characters += _characters(part)
             if text_of(part, "type") == "tool_use":
                 self.call(text_of(part, "id"), turn, moment_ns)
-        return int(is_new)
 
-    def with_prompts(self, notes: ReadNotes) -> Log:
-        """The rounds whose prompt is known to have tokens, a round for each pass of the session's model."""
+    def with_passes(self) -> Log:
+        """The rounds, one for each pass of the session's model; the last one of an answer has its tools."""
         self.known()
         for identity, (passes, usage) in self._passes.items():
             own = [counts for kind, counts in passes if kind in OWN_PASSES]
-            if own and len(passes) > 1:
-                self._split(self._by_message[identity], own, notes)
-                sums = [[sum(column) for column in zip(*rows, strict=True)] for rows in (own, [c for _, c in passes])]
-                if usage not in sums:
-                    notes.hold("answers whose usage is not the sum of its passes", sum(usage), sum(sums[1]))
-                notes.num_more += len(passes) - 1
-                notes.drop(OTHER_MODEL, self._by_message[identity].at, len(passes) - len(own))
-        for turn in self.rounds:
-            if not turn.input_tokens:
-                notes.drop(NO_PROMPT, turn.at)
-        return [turn for turn in self.rounds if turn.input_tokens]
+            if not own or len(passes) < 2:
+                continue
+            turn = self._by_message[identity]
+            sums = [list(map(sum, zip(*rows, strict=True))) for rows in (own, [counts for _, counts in passes])]
+            if usage not in sums:
+                self.notes.hold("answers whose usage is not the sum of its passes", sum(usage), sums[1])
+            self.notes.num_more += len(passes) - 1
+            self.notes.drop(OTHER_MODEL, turn.at, len(passes) - len(own))
+            self.notes.assume("answers of several passes of the model: each pass is a call", len(own) > 1)
+            before = [replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]]
+            place = next(place for place, each in enumerate(self.rounds) if each is turn)
+            self.rounds[place:place] = before
+            for number, (each, counts) in enumerate(zip((*before, turn), own, strict=True)):
+                _count(each, counts)
+                each.identity = turn.identity if each is turn else (turn.identity, number)
+                if number:
+                    each.submitted_ns, each.is_human, each.follows = each.end_ns, False, None
+                    each.unknown_wait = "an answer of several passes has one time for all of them"
+        return self.rounds
 
-    def _split(self, turn: Round, own: Sequence[Sequence[int]], notes: ReadNotes) -> None:
-        """Make an answer of several passes of the session's model as many rounds; the last one has its tools."""
-        place = next(place for place, each in enumerate(self.rounds) if each is turn)
-        before = [replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]]
-        for number, (each, counts) in enumerate(zip((*before, turn), own, strict=True)):
-            fresh, created, cached, output = counts
-            each.input_tokens, each.prefix_tokens = fresh + created + cached, cached
-            each.output_tokens = each.visible_tokens = output
-            each.identity = turn.identity if each is turn else (turn.identity, number)
-            if number:
-                each.submitted_ns, each.is_human, each.follows = each.end_ns, False, None
-                each.unknown_wait = "an answer of several passes has one time for all of them"
-        self.rounds[place:place] = before
-        notes.assume("answers of several passes of the model: each pass is a call", bool(before))
+
+def _count(turn: Round, usage: Sequence[int]) -> None:
+    """Set the lengths of a round from counts of ``USAGE``."""
+    fresh, created, cached, output = usage
+    turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
+    turn.output_tokens = turn.visible_tokens = output
 
 
 def _passes(iterations: object) -> list[tuple[str, list[int]]] | None:

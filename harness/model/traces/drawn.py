@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.model.plan.build import derive_seed
 from harness.model.plan.waits import WaitDistribution, load_waits
-from harness.model.traces.base import ReadNotes
+from harness.model.traces.account import ReadNotes
 
 
 class DrawnWaits:

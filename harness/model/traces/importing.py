@@ -11,7 +11,8 @@ from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.model.traces import claude
-from harness.model.traces.base import Progress, ReadNotes, ReadOptions, TraceFormat, json_records, sha256_of
+from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes, ReadOptions
+from harness.model.traces.base import Progress, TraceFormat, json_records, sha256_of
 from harness.model.traces.recording import (
     Recording,
     TraceHead,
@@ -19,7 +20,6 @@ from harness.model.traces.recording import (
     trace_sha256,
     write_trace,
 )
-from harness.model.traces.rounds import PLACEHOLDER_TOKENS
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50

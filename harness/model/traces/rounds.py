@@ -12,30 +12,23 @@ from itertools import groupby
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
+from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, ReadNotes, Unread
 from harness.model.traces.base import (
-    SHARE_OF_UNKNOWN,
     Progress,
     Read,
-    ReadNotes,
     Record,
     TraceLine,
     instant_ns,
+    is_placeholder,
     json_lines,
+    tokens_in,
 )
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 Span = tuple[int, int]
 DEEPEST = 32  # sub-agents of sub-agents
-CHARACTERS_PER_TOKEN = 4
-# No answer packs so many characters into a token; the slack is for short answers of one long run, as "=====".
-MOST_CHARACTERS_PER_TOKEN = 12
-CHARACTERS_OF_SLACK = 24
-PLACEHOLDER_TOKENS = 2
-PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
-INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
 IN_CIRCLE = "calls of sub-agents in a circle, or too deep"
-NO_PROMPT = "calls whose usage counts no prompt token"
 # No model call takes less: calls that close within it of one another were written down again, not made.
 BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
@@ -92,40 +85,14 @@ Log = list[Round]
 """The rounds of one conversation in one file, in order."""
 
 
-class Unread:
-    """Rows of a session that could not be read, against all of its rows.
-
-    Any between two calls, or many, may be what the calls waited for.
-    """
-
-    def __init__(self) -> None:
-        self.num_rows = self._num = self._num_new = self._num_between = 0
-
-    def add(self) -> None:
-        """A row of a type that is not known."""
-        self._num += 1
-        self._num_new += 1
-
-    def begin(self, *, is_first: bool) -> None:
-        """A call began."""
-        self._num_between += 0 if is_first else self._num_new
-        self._num_new = 0
-
-    @property
-    def why(self) -> str:
-        """Why no wait of the session is known; "" where they are."""
-        is_much = self._num > SHARE_OF_UNKNOWN * self.num_rows
-        return "their session has rows of unknown types" if self._num_between or is_much else ""
-
-
 class Conversation:
     """The rounds of one conversation in an agent's log, and what came since the last round began."""
 
-    def __init__(self, session: str) -> None:
-        self.session, self.parent = session, ""
+    def __init__(self, session: str, notes: ReadNotes) -> None:
+        self.session, self.parent, self.notes = session, "", notes
         self.rounds: Log = []
         self.is_compacted = False
-        self.unread = Unread()
+        self.unread = Unread(notes)
         self._inputs: list[tuple[int, bool]] = []
         self._hints: list[tuple[int, bool]] = []
         self._calls: dict[str, tuple[Round, int]] = {}
@@ -320,7 +287,7 @@ class _Calls:
         """Add the calls of a file that no file before it holds."""
         original: Round | None = None
         is_start = True
-        for turn in log:
+        for turn in self._with_prompts(log):
             same = self._original(turn, is_start=is_start)
             if same is not None:
                 self._notes.drop(REPEATED, turn.at)
@@ -335,6 +302,16 @@ class _Calls:
                 original, is_start = None, False
         if is_start and original is not None:
             self._alias[log[0].session] = original.session
+
+    def _with_prompts(self, log: Log) -> Iterator[Round]:
+        why = ""
+        for turn in log:
+            if turn.input_tokens:
+                turn.unknown_wait, why = turn.unknown_wait or why, ""
+                yield turn
+            else:
+                self._notes.drop(NO_PROMPT, turn.at)
+                why = "a call before theirs counts no prompt token"
 
     def _original(self, turn: Round, *, is_start: bool) -> Round | None:
         """The call that this one is a copy of."""
@@ -366,19 +343,14 @@ class _Calls:
         return self._by_session
 
 
-def is_placeholder(tokens: int, characters: int) -> bool:
-    """Whether so few tokens cannot be an answer of so many characters."""
-    return characters > MOST_CHARACTERS_PER_TOKEN * tokens + CHARACTERS_OF_SLACK
-
-
 def _check_counts(group: Log, notes: ReadNotes) -> None:
     """Replace counts that cannot be of this answer by an estimate, and label what else looks wrong."""
     for turn in group:
         if is_placeholder(turn.output_tokens, turn.answer_characters):
-            turn.output_tokens = turn.visible_tokens = -(-turn.answer_characters // CHARACTERS_PER_TOKEN)
+            turn.output_tokens = turn.visible_tokens = tokens_in(turn.answer_characters)
             notes.assume(PLACEHOLDER)
         elif turn.output_tokens == 0:
-            notes.assume("answers of no token taken as 1 token")
+            notes.answered(0)
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
             notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
     has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
@@ -457,18 +429,9 @@ class _Tree:
             kind: WaitKind = "human" if turn.is_human else "tool"
             if place == 0 and base is None:
                 kind = "none"
-            self._requests.append(
-                RecordedRequest(
-                    base if keep else None,
-                    after,
-                    wait_ns,
-                    kind,
-                    max(turn.input_tokens, 1),
-                    keep,
-                    max(turn.output_tokens, 1),
-                    is_drawn=is_drawn,
-                )
-            )
+            lengths = (turn.input_tokens, keep, max(turn.output_tokens, 1))
+            request = RecordedRequest(base if keep else None, after, wait_ns, kind, *lengths, is_drawn=is_drawn)
+            self._requests.append(request)
             base = place_of_turn = self._places[id(turn)] = len(self._requests) - 1
             stream_tokens = turn.input_tokens + turn.visible_tokens
             after, ended_ns = (place_of_turn,), turn.end_ns

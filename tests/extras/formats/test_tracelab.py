@@ -56,5 +56,8 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: 
     )
 
 
-def test_rounds_that_are_missing_by_their_index_are_labelled(tmp_path: Path) -> None:
-    assert imported(tmp_path, rounds()[::2]).head.labels == ("1 x rounds that are missing by their index",)
+def test_waits_for_rounds_that_are_missing_by_their_number_are_unknown_and_labelled(tmp_path: Path) -> None:
+    trace = imported(tmp_path, rounds()[::2])
+    assert "1 x rounds that are missing by their number" in trace.head.labels
+    assert "1 x waits that are unknown: a round before theirs is missing" in trace.head.labels
+    assert [request.is_drawn for request in trace.recordings[0].requests] == [False, True]

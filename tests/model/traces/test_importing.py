@@ -11,7 +11,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.blocks import kept_tokens
-from harness.model.traces.base import ReadNotes
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
 

@@ -1,4 +1,4 @@
-"""Rows that are removed, doubled, moved or renamed change no count and no wait without a word, in any format."""
+"""Rows that are removed, doubled, moved or renamed: each call and wait is right, labelled or refused, in any format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.sound_traces import SOUND
 
 
 @pytest.mark.parametrize("kind", sorted(SOUND))
-def test_no_count_and_no_wait_changes_without_a_word(tmp_path: Path, kind: str) -> None:
+def test_every_call_of_a_changed_recording_is_right_labelled_or_refused(tmp_path: Path, kind: str) -> None:
     rng = random.Random(f"account of {kind}")
     came = [came_of(kind, rng, tmp_path) for _ in range(25)]
-    assert {"equal", "said"} <= set(came), "some changes are read over, and some are told"
+    assert {"right", "right, and labelled"} <= set(came), "some changes are of no consequence, and some are told"

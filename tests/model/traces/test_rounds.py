@@ -11,7 +11,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats.codex import codex_logs
 from harness.extras.formats.tracelab import tracelab_logs
-from harness.model.traces.base import ReadNotes
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.claude import claude_logs
 from harness.model.traces.recording import Recording, check_recording
 from harness.model.traces.rounds import Round, recordings_of

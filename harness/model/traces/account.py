@@ -1,0 +1,241 @@
+"""The account of a reading: what each row of the files was, what became of each call, and what had to be assumed.
+
+Every row is exactly one of ``ROWS``, and every call becomes a request or is dropped with a reason; the sums are
+asserted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from harness.model.traces.recording import DEFAULT_WAITS, Arrivals
+
+Row = TypeVar("Row")
+ROWS = ("calls", "parts of calls", "passed over", "broken", "unknown")
+# Of more unknown rows than this the waits of a session are unknown.
+SHARE_OF_UNKNOWN = 0.01
+MOST_TYPES = 20
+# A type's name is shown only where it can be no text of a person.
+TYPE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:/ -]{0,60}")
+PLACEHOLDER_TOKENS = 2
+PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
+INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
+NO_PROMPT = "calls whose usage counts no prompt token"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What the person says of files that do not say it themselves.
+
+    block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
+    own; waits: a wait distribution, by name or path, for waits that are not known; lengths: whether rows of a
+    session count their "whole" prompt or what is "new", "" where not given.
+    """
+
+    block_tokens: int = 0
+    time_unit_ns: int = 0
+    waits: str = DEFAULT_WAITS
+    lengths: str = ""
+
+
+@dataclass
+class ReadNotes:
+    """The account of a reading: what each row was, what became of each call, and what had to be assumed.
+
+    A row is a line, or a span, step, event or message of a document. passed, broken, unknown: rows by reason, or by
+    type; num_more: calls beyond the first that one row holds; dropped: calls by reason; left: files, links between
+    sessions, and rows that stand twice (num_twice). stated: (what a file states, what its calls sum to) by label.
+    block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
+    A place names a file, so it is shown to the person who gave the files, and stored nowhere.
+    """
+
+    options: ReadOptions = field(default_factory=ReadOptions)
+    num_files: int = 0
+    num_rows: int = 0
+    num_calls: int = 0
+    num_parts: int = 0
+    num_more: int = 0
+    num_twice: int = 0
+    passed: Counter[str] = field(default_factory=Counter[str])
+    broken: Counter[str] = field(default_factory=Counter[str])
+    unknown: Counter[str] = field(default_factory=Counter[str])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    left: Counter[str] = field(default_factory=Counter[str])
+    assumed: Counter[str] = field(default_factory=Counter[str])
+    stated: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    first_at: dict[str, str] = field(default_factory=dict[str, str])
+    block_tokens: int | None = None
+    arrivals: Arrivals | None = None
+
+    def holds(self, num_rows: int) -> None:
+        """The row that was read last is a document of so many rows."""
+        self.num_rows += num_rows - 1
+
+    def call(self, num_calls: int = 1) -> None:
+        """A row is a call, or holds so many."""
+        self.num_calls += 1
+        self.num_more += num_calls - 1
+
+    def part(self, num_rows: int = 1) -> None:
+        """Rows are parts of calls, or what came between two."""
+        self.num_parts += num_rows
+
+    def pass_over(self, reason: str, num_rows: int = 1) -> None:
+        """Rows are known, and say nothing of a call, or what another row says too."""
+        self.passed[reason] += num_rows
+
+    def row_broken(self, reason: str, at: str, *, was_call: bool = False) -> None:
+        """A row cannot be read. was_call: it was counted as a call."""
+        self.num_calls -= was_call
+        self.broken[reason] += 1
+        self.first_at.setdefault(reason, at)
+
+    def row_unknown(self, kind: str, at: str) -> None:
+        """A row is of a type that the reader does not know."""
+        name = kind if TYPE_NAME.fullmatch(kind) else "a type without a plain name"
+        name = name if name in self.unknown or len(self.unknown) < MOST_TYPES else "other types"
+        self.unknown[name] += 1
+        self.first_at.setdefault(name, at)
+
+    def drop(self, reason: str, at: str, count: int = 1) -> None:
+        """Calls are left out."""
+        self.dropped[reason] += count
+        self.first_at.setdefault(reason, at)
+
+    def leave(self, reason: str, at: str, num_rows: int = 0) -> None:
+        """A file, a link, a call without a row of its own, or rows that stand twice are left out."""
+        self.left[reason] += max(num_rows, 1)
+        self.num_twice += num_rows
+        self.first_at.setdefault(reason, at)
+
+    def assume(self, what: str, count: int = 1) -> None:
+        """Label the trace with ``what``; nothing happens where ``count`` is 0."""
+        if count:
+            self.assumed[what] += count
+
+    def hold(self, what: str, stated: int | None, calls: Iterable[int]) -> None:
+        """Label a sum that a file states and that its calls do not have; ``what`` says which sum it is."""
+        summed = sum(calls)
+        if stated is not None and stated != summed:
+            self.assumed[what] += 1
+            before = self.stated.get(what, (0, 0))
+            self.stated[what] = (before[0] + stated, before[1] + summed)
+
+    def answered(self, tokens: int) -> int:
+        """The tokens of an answer, at least 1."""
+        self.assume("answers of no token taken as 1 token", tokens == 0)
+        return max(tokens, 1)
+
+    def in_order(self, rows: Iterable[Row], number: Callable[[Row], int], what: str, slack: int = 0) -> list[Row]:
+        """Rows sorted by a number; label as ``what`` those that stand behind one of a number above theirs and slack."""
+        given, highest, num_late = list(rows), -1, 0
+        for each in map(number, given):
+            num_late += each < highest - slack
+            highest = max(each, highest)
+        self.assume(f"{what}: sorted", num_late)
+        return sorted(given, key=number)
+
+    def check_numbers(self, numbers: Collection[int], what: str) -> None:
+        """Label as ``what`` the numbers that are missing between the lowest and the highest."""
+        if numbers:
+            self.assume(f"{what} that are missing by their number", max(numbers) - min(numbers) + 1 - len(set(numbers)))
+
+    def not_counted(self, usage: Mapping[str, object], at: str) -> str:
+        """Count a call whose usage has no sound counts; returns why the wait after it is unknown."""
+        if usage:
+            self.row_broken("an answer with a count that is no number of tokens", at)
+        else:
+            self.call()
+            self.drop("answers without token counts", at)
+        return "a call before theirs has no token counts"
+
+    def check_release(self, what: str, found: str, held: str) -> None:
+        """Label rows of a release that is newer than the one that the reader was held to."""
+        if _release(found) > _release(held):
+            self.assume(f"rows of {what} {found[:20]}: newer than {held}, which this reader was held to")
+
+    def take_over(self, other: ReadNotes) -> None:
+        """Add what another reading counted."""
+        for name in ("num_files", "num_rows", "num_calls", "num_parts", "num_more", "num_twice"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("passed", "broken", "unknown", "dropped", "left", "assumed"):
+            getattr(self, name).update(getattr(other, name))
+        for what, (stated, summed) in other.stated.items():
+            before = self.stated.get(what, (0, 0))
+            self.stated[what] = (before[0] + stated, before[1] + summed)
+        self.first_at = {**other.first_at, **self.first_at}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows were each of ``ROWS``."""
+        rest = (self.passed.total() + self.num_twice, self.broken.total(), self.unknown.total())
+        return dict(zip(ROWS, (self.num_calls, self.num_parts, *rest), strict=True))
+
+    def check(self, num_requests: int) -> None:
+        """Assert that every row was counted once, and that every call is a request or dropped.
+
+        The requests of a reader of another package that counts nothing are labelled.
+        """
+        if not any(self.rows.values()):
+            self.assume("requests of a reader that counts no rows: what it passed over is not known", num_requests)
+            return
+        assert sum(self.rows.values()) == self.num_rows, (self.rows, self.num_rows)
+        assert self.num_calls + self.num_more == num_requests + self.dropped.total(), (num_requests, self)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What was assumed or not known, each with how often."""
+        found = {what: f"{count} x {what}{self._sums(what)}" for what, count in self.assumed.items()}
+        unknown = (f"{count} x rows of the unknown type {kind!r}" for kind, count in sorted(self.unknown.items()))
+        return (*(found[what] for what in sorted(found)), *unknown)
+
+    def _sums(self, what: str) -> str:
+        stated, summed = self.stated.get(what, (0, 0))
+        return f": {stated} stated, {summed} counted" if what in self.stated else ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers that a release begins with; () for any other text."""
+    found = re.match(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})", version)
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
+class Unread:
+    """Rows of a session that could not be read, against all of its rows.
+
+    Any between two calls, or many, may be what the calls waited for.
+    """
+
+    def __init__(self, notes: ReadNotes) -> None:
+        self._notes = notes
+        self.num_rows = self._num = self._num_new = self._num_between = 0
+
+    def unknown(self, kind: str, at: str) -> None:
+        """A row is of a type that the reader does not know."""
+        self._notes.row_unknown(kind, at)
+        self.add()
+
+    def broken(self, reason: str, at: str) -> None:
+        """A row cannot be read."""
+        self._notes.row_broken(reason, at)
+        self.add()
+
+    def add(self) -> None:
+        """A row is missing."""
+        self._num += 1
+        self._num_new += 1
+
+    def begin(self, *, is_first: bool) -> None:
+        """A call began."""
+        self._num_between += 0 if is_first else self._num_new
+        self._num_new = 0
+
+    @property
+    def why(self) -> str:
+        """Why no wait of the session is known; "" where they are."""
+        is_much = self._num > SHARE_OF_UNKNOWN * self.num_rows
+        return "their session has rows of unknown types" if self._num_between or is_much else ""
