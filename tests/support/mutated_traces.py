@@ -22,7 +22,14 @@ from harness.model.traces.importing import TRACE_FORMATS, import_trace
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.model.traces.recording import read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
-from tests.support.sound_traces import atif_document, lmcache_rows, mini_swe_agent, opencode_session, openhands_events
+from tests.support.sound_traces import (
+    atif_document,
+    lmcache_rows,
+    mini_swe_agent,
+    opencode_session,
+    openhands_events,
+    vllm_sessions,
+)
 
 LINES_A_FILE = 100
 HANGS_AFTER_S = 30
@@ -154,6 +161,7 @@ RECORDS: dict[str, Callable[[int], Any]] = {
     "swe-agent": lambda at: mini_swe_agent(f"s{at}", first_s=at) if at % 2 else _swe_agent(at),
     "opencode": lambda at: opencode_session(f"s{at}", first_s=at),
     "lmcache": lambda at: [*lmcache_rows(f"s{at // 3}")][at % 3],
+    "vllm-sessions": lambda at: [*vllm_sessions()][at % 7],
 }
 CSV_HEAD = b"session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
 

@@ -227,6 +227,24 @@ def lmcache_rows(session: str, turns: int = TURNS) -> Iterator[Any]:
         messages = [*messages, {"role": "assistant", "content": "y " * 30}]
 
 
+def vllm_sessions() -> Iterator[Any]:
+    """The file of a server: its settings, then each request when it came and when it had ended."""
+    settings = {"block_tokens": 16, "effective": {"enable_prefix_caching": True}}
+    opened = {"opened_ns": 0, "opened_unix_ns": 1_772_359_200_000_000_000}
+    yield {"vllm_sessions": 1, "part": 0, "engine": 0, "recorder": "s0", "boot": "", **settings, **opened}
+    for session in range(SESSIONS):
+        for turn in range(TURNS):
+            number, prompt = session * TURNS + turn, 10 + 100 * turn
+            at_ns, known = 1_000_000_000 * (100 * session + 10 * turn + 1), (prompt - 100 + 60) // 16 if turn else 0
+            lengths = {"prompt_tokens": prompt, "max_tokens": 60, "blocks": prompt // 16}
+            chain = {"like": number - 1 if turn else -1, "known": known}
+            yield {"request": number, "arrival_ns": at_ns, "queued_ns": at_ns + 5, **lengths, **chain}
+            instants = {"admitted_ns": at_ns + 9, "first_token_ns": at_ns + 99, "end_ns": at_ns + 2_000_000_000}
+            counts = {"cached_tokens": 16 * known, "generated_tokens": 60, "preemptions": 0, "reason": "length"}
+            end = {"like": -1, "known": prompt // 16, "blocks": (prompt + 60) // 16}
+            yield {"end": number, **instants, **counts, **end}
+
+
 def _each(rows: Callable[[str, float], Iterator[Any]]) -> Callable[[], Lines]:
     return lambda: _lines(row for place in range(SESSIONS) for row in rows(f"s{place}", 100.0 * place))
 
@@ -248,5 +266,6 @@ SOUND: dict[str, Callable[[], Lines]] = {
     "swe-agent": _each(lambda name, first_s: iter([mini_swe_agent(name, first_s=first_s)])),
     "opencode": _each(lambda name, first_s: iter([opencode_session(name, first_s=first_s)])),
     "lmcache": _each(lambda name, _: lmcache_rows(name)),
+    "vllm-sessions": lambda: _lines(vllm_sessions()),
 }
 """The lines of one sound file of each format. A CSV file begins with its header."""

@@ -5,7 +5,7 @@ from harness.plugins import Plugin
 _AT = "harness.extras.formats"
 PLUGIN = Plugin(
     name="formats",
-    summary="traces of Codex, other agents, OpenTelemetry, TraceLab, Mooncake, Bailian, Weka and LMCache",
+    summary="traces of Codex, other agents, OpenTelemetry, TraceLab, Mooncake, Bailian, Weka, LMCache and vLLM itself",
     trace_formats={
         "tracelab": f"{_AT}.tracelab:FORMAT",
         "codex": f"{_AT}.codex:FORMAT",
@@ -20,5 +20,6 @@ PLUGIN = Plugin(
         "swe-agent": f"{_AT}.swe_agent:FORMAT",
         "weka": f"{_AT}.weka:FORMAT",
         "lmcache": f"{_AT}.lmcache:FORMAT",
+        "vllm-sessions": f"{_AT}.vllm_sessions:FORMAT",
     },
 )

@@ -79,6 +79,9 @@ class EmulatorConfig(Spec):
     shutdown_timeout_s: int = Field(default=0, ge=0, description="seconds to drain after SIGTERM; 0: abort")
     trace_path: str | None = Field(default=None, description="file for a JSON line per engine step")
     step_log_path: str | None = Field(default=None, description="file for vLLM's step log (rules vllm-paged)")
+    sessions_path: str | None = Field(
+        default=None, description="file for the requests of sessions, as the observer writes them (rules vllm-paged)"
+    )
     seed: int = Field(default=0, ge=0, description="of the emulated model and of seeded faults")
     step_factor: float = Field(
         default=1.0, gt=0, le=100, description="times as long as the cost model says that every step lasts"
@@ -125,6 +128,7 @@ def load_config(path: Path) -> dict[str, Any]:
 _FLAG_OF = {
     "max_active_seqs": "max-num-active-seqs",
     "shutdown_timeout_s": "shutdown-timeout",
+    "sessions_path": "sessions",
     "step_log_path": "step-log",
     "trace_path": "trace",
 }

@@ -11,13 +11,16 @@ import asyncio
 import os
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
+from harness.errors import SpecError
 from harness.measure.emulator import logs
 from harness.measure.emulator.config import EmulatorConfig
 from harness.measure.emulator.logs import ServerLog, copy_lines, kv_event_line
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.responses import Answer
+from harness.measure.emulator.sessions import SessionRecord
 from harness.measure.emulator.step_log import StepFiles, step_log_header, step_log_row, step_record
 from harness.model.engine import DECODE, PREFILL, EngineConfig, KvEvent
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
@@ -45,6 +48,10 @@ class StepReporter:
         self.engine = EngineConfig.from_server(config.server)
         self._is_paged = self.engine.rule_set.is_paged
         self._has_bucket_log = config.bucket_log and not self._is_paged
+        self._sessions: SessionRecord | None = None
+        if self._is_paged and (path := config.sessions_path):
+            with SpecError.on_os_error("cannot be written", where=Path(path), hint="Check the folder"):
+                self._sessions = SessionRecord(self.engine, Path(path), clock.to_monotonic_ns)
         if self._files.step_log is not None:
             self._files.step_log.append(step_log_header(self.engine, clock.to_monotonic_ns(clock.now_ns())))
 
@@ -64,6 +71,8 @@ class StepReporter:
         for request in end.finished:
             self.answers.pop(request.handle, None)
         emitted_ns = self._clock.now_ns()
+        if self._sessions is not None:
+            self._sessions.ended(end)
         self._log_kv(end.kv_events, end.start.end_ns)
         self.metrics.observe(end)
         if self._files.step_log is not None and end.start.step.tokens:
@@ -73,6 +82,8 @@ class StepReporter:
             self._files.trace.append(step_record(end, woken_ns, emitted_ns))
 
     def step_started(self, start: StepStart) -> None:
+        if self._sessions is not None:
+            self._sessions.started(start)
         self._log_kv(start.kv_events_before, start.start_ns)
         self._log_kv(start.step.kv_events, start.start_ns)
         for request in start.preempted:

@@ -11,12 +11,12 @@ import pytest
 
 from harness.errors import SpecError
 from harness.model.traces.importing import TRACE_FORMATS, import_trace
-from harness.model.traces.recording import TraceFile, read_trace
+from harness.model.traces.recording import RecordedRequest, TraceFile, read_trace
 from tests.support.sound_traces import SESSIONS, SOUND, TURNS, Lines
 
 KINDS = sorted(TRACE_FORMATS)
 NUM_REQUESTS = SESSIONS * TURNS
-ESTIMATED = ("atif", "lmcache", "otel")  # of which every file is labelled
+ESTIMATED = ("atif", "lmcache", "otel", "vllm-sessions")  # of which every file is labelled
 DOCUMENTS = ("atif", "opencode", "openhands", "swe-agent", "weka")  # a row is a whole session
 
 
@@ -35,7 +35,7 @@ def said(trace: TraceFile) -> bool:
     return bool(trace.head.dropped or trace.head.broken or trace.head.labels)
 
 
-def content(trace: TraceFile) -> list[tuple[object, ...]]:
+def content(trace: TraceFile) -> list[tuple[int, tuple[RecordedRequest, ...]]]:
     """Recordings without their names, which may depend on where a row stands."""
     return sorted((one.start_ns, one.requests) for one in trace.recordings)
 
@@ -127,7 +127,7 @@ def renamed(lines: Lines) -> Lines:
         ('"1-', '"8-'),
         ('request_id": "0', 'request_id": "a'),
     )
-    changes += (('trace_id": "0', 'trace_id": "a'),)
+    changes += (('trace_id": "0', 'trace_id": "a'), ('recorder": "s0', 'recorder": "s2'))
     for old, new in changes:
         lines = [line.replace(old, new) for line in lines]
     return lines
@@ -144,7 +144,7 @@ def test_two_recordings_merged_or_interleaved_in_one_file_are_both_there(tmp_pat
     assert sorted(requests for _, requests in content(merged)) == sorted(apart)
     mixed = [line for pair in zip(one, other, strict=True) for line in pair]
     interleaved = imported(written(tmp_path, kind, [*head, *mixed]))
-    if kind == "codex":
+    if kind in ("codex", "vllm-sessions"):
         assert said(interleaved), "its rows do not name their session"
     else:
         assert sorted(requests for _, requests in content(interleaved)) == sorted(apart)
@@ -195,6 +195,7 @@ def test_an_empty_file_beside_others_is_counted_and_alone_is_refused_as_empty(tm
 
 def test_many_answers_of_a_token_or_two_are_labelled(tmp_path: Path, kind: str) -> None:
     keys = {"codex": '"output_tokens": 100', "tracelab": '"output_tokens": 100', "weka": '"out": 90', "csv": ",90,"}
+    keys |= {"vllm-sessions": '"generated_tokens": 60'}
     keys |= {"opencode": '"output": 100, "reasoning": 20'}
     counted = dict.fromkeys(("atif", "openhands", "swe-agent"), '"completion_tokens": 100')
     key = counted | {"claude": '"output_tokens": 400', "otel": '"gen_ai.usage.output_tokens": 100'} | keys

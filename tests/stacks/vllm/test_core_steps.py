@@ -44,7 +44,7 @@ class Scheduler:
     def __init__(self, vllm_config):
         self.vllm_config, self.requests, self.running, self.waiting = vllm_config, {}, [], []
         self.kv_cache_manager = Space(block_pool=Space(get_num_free_blocks=lambda: 9 - len(self.running)))
-        self.gone = set()
+        self.finished_req_ids = set()
 
     def add_request(self, request):
         self.requests[request.request_id] = request
@@ -56,7 +56,7 @@ class Scheduler:
         new = [Space(req_id=name, prompt_token_ids=self.requests[name].prompt, num_computed_tokens=16) for name in new]
         tokens = {name: 1 for name in old} | {one.req_id: len(one.prompt_token_ids) - 16 for one in new}
         cached = Space(req_ids=old, resumed_req_ids=set(), num_computed_tokens=[0] * len(old))
-        gone, self.gone = self.gone, set()
+        gone, self.finished_req_ids = self.finished_req_ids, set()
         return Space(num_scheduled_tokens=tokens, scheduled_new_reqs=new, scheduled_cached_reqs=cached,
                      preempted_req_ids=set(), finished_req_ids=gone)
 
@@ -64,7 +64,7 @@ class Scheduler:
         outputs = [Space(new_token_ids=[7]) for _ in scheduler_output.num_scheduled_tokens]
         for name in model_runner_output.ended:
             self.running.remove(name)
-            self.gone.add(name)
+            self.finished_req_ids.add(name)
         return {0: Space(outputs=outputs)}
 
 class AsyncScheduler(Scheduler):

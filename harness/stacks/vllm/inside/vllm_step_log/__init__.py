@@ -1,7 +1,8 @@
 # pyright: basic, reportMissingImports=false
-"""Two records of a vLLM server's steps, observation only: ``logger`` by a stat logger, ``core`` by the engine core.
+"""Records of a vLLM server, observation only: steps by a stat logger (``logger``) or by the engine core (``core``), and
+the requests of its sessions (``sessions``).
 
-Here is what both share: reading attributes that may be absent, the header with the settings in effect, and the file.
+Here is what they share: reading attributes that may be absent, the header with the settings in effect, and the file.
 Importing it loads nothing of vLLM.
 """
 
@@ -50,9 +51,14 @@ class LineFile:
         self._encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
     def write(self, value: Any) -> None:
-        line = (self._encode(value) + "\n").encode()
+        self.write_bytes((self._encode(value) + "\n").encode())
+
+    def write_bytes(self, line: bytes) -> None:
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the record was written only in part")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def engine_file(path: str, engine: int) -> str:

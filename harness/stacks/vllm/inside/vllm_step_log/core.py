@@ -3,7 +3,7 @@
 
 It changes nothing in the server: a wrapper calls the original exactly once, arguments and result unchanged, and its
 additions run inside a guard that switches the observer off at its first error. Every attribute but the scheduled tokens
-may be absent. Without VLLM_CORE_STEPS_FILE it does nothing.
+may be absent. Without VLLM_CORE_STEPS_FILE or VLLM_SESSIONS_FILE it does nothing.
 Source: vllm 0.30.0 to 0.33.0 (v1/core/sched/scheduler.py, async_scheduler.py and output.py, v1/engine/core.py).
 """
 
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import LOG, LineFile, engine_file, header_of, is_there, now_ns, plain, value_at
+from . import LOG, LineFile, engine_file, header_of, is_there, now_ns, plain, sessions, value_at
 
 FILE_VARIABLE = "VLLM_CORE_STEPS_FILE"
 FORMAT = 1
@@ -51,6 +51,8 @@ MAX_QUEUED = 100_000
 """Requests whose arrival is remembered until they are admitted."""
 MARK = "_vllm_step_log_wraps"
 ATTRIBUTE = "_vllm_step_log_observer"
+NOTED = {"add_request": "added", "schedule": "scheduled", "update_from_output": "updated"}
+"""What the engine core calls of its scheduler, and what observers are told afterwards."""
 
 
 def register() -> None:
@@ -58,7 +60,7 @@ def register() -> None:
 
     The engine core asks its configuration for the class of its scheduler; that class is then observed.
     """
-    if not os.environ.get(FILE_VARIABLE):
+    if not wanted():
         return
     try:
         from vllm.config.scheduler import SchedulerConfig
@@ -79,17 +81,47 @@ def register() -> None:
         LOG.warning("[CORE STEPS] not observing: %s: %s", type(error).__name__, error)
 
 
+def wanted() -> list[tuple[str, Callable[[Any], Any]]]:
+    """(title in the log, observer) of each record that a variable switches on."""
+    kinds = {FILE_VARIABLE: ("CORE STEPS", Observer), sessions.FILE_VARIABLE: ("SESSIONS", sessions.SessionObserver)}
+    return [kind for variable, kind in kinds.items() if os.environ.get(variable)]
+
+
+class Watch:
+    """The observers of one scheduler. A subclass that calls the function of its base makes one step, not two."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.is_inside = False
+        self.observers: list[Any] = []
+        for title, make in wanted():
+            try:
+                self.observers.append(make(scheduler))
+            except Exception as error:
+                LOG.warning("[%s] not observing: %s: %s", title, type(error).__name__, error)
+
+    def note(self, name: str, *seen: Any) -> None:
+        """Tell each observer what was seen; one that fails is stopped."""
+        for observer in tuple(self.observers):
+            try:
+                getattr(observer, name)(*seen)
+            except Exception as error:
+                self.observers.remove(observer)
+                observer.stop(error)
+
+
 def observe(scheduler_class: Any) -> None:
     """Wrap what the engine core calls of a scheduler class; every scheduler made of it writes its own records."""
     try:
         if hasattr(scheduler_class.schedule, MARK):
             return
-        for name in ("__init__", "add_request", "schedule", "update_from_output"):
+        for name in ("__init__", *NOTED):
             getattr(scheduler_class, name)
         _wrap_init(scheduler_class)
-        _wrap(scheduler_class, "add_request", Observer.added)
-        _wrap(scheduler_class, "schedule", Observer.scheduled)
-        _wrap(scheduler_class, "update_from_output", Observer.updated)
+        for name, note in NOTED.items():
+            _wrap(scheduler_class, name, note)
+        # Where it is absent, the next step shows who has ended.
+        if hasattr(scheduler_class, "finish_requests"):
+            _wrap(scheduler_class, "finish_requests", "dropped")
     except Exception as error:
         LOG.warning("[CORE STEPS] not observing: %s: %s", type(error).__name__, error)
 
@@ -100,35 +132,28 @@ def _wrap_init(owner: Any) -> None:
     @functools.wraps(original)
     def made(self: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        try:
-            if not hasattr(self, ATTRIBUTE):
-                setattr(self, ATTRIBUTE, Observer(self))
-        except Exception as error:
-            LOG.warning("[CORE STEPS] not observing: %s: %s", type(error).__name__, error)
+        if not hasattr(self, ATTRIBUTE):
+            setattr(self, ATTRIBUTE, Watch(self))
 
     owner.__init__ = made
 
 
-def _wrap(owner: Any, name: str, note: Callable[..., None]) -> None:
-    """Call ``note(observer, began_ns, scheduler, arguments, output)`` after each call of ``name`` from outside."""
+def _wrap(owner: Any, name: str, note: str) -> None:
+    """Call ``note`` of each observer with (began_ns, scheduler, arguments, output) after each call from outside."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        observer = getattr(self, ATTRIBUTE, None)
-        # A subclass that calls the function of its base makes one step, not two.
-        if observer is None or not observer.is_on or observer.is_inside:
+        watch = getattr(self, ATTRIBUTE, None)
+        if watch is None or not watch.observers or watch.is_inside:
             return original(self, *args, **options)
-        observer.is_inside = True
+        watch.is_inside = True
         began_ns = now_ns()
         try:
             output = original(self, *args, **options)
         finally:
-            observer.is_inside = False
-        try:
-            note(observer, began_ns, self, args or tuple(options.values()), output)
-        except Exception as error:
-            observer.stop(error)
+            watch.is_inside = False
+        watch.note(note, began_ns, self, args or tuple(options.values()), output)
         return output
 
     setattr(wrapped, MARK, True)
@@ -139,8 +164,6 @@ class Observer:
     """The records of one scheduler. Its engine core calls it from one thread."""
 
     def __init__(self, scheduler: Any) -> None:
-        self.is_on = True
-        self.is_inside = False
         config = value_at(scheduler, "vllm_config")
         engine = value_at(config, "parallel_config.data_parallel_index") or 0
         self._file = LineFile(engine_file(os.environ[FILE_VARIABLE], engine))
@@ -167,7 +190,6 @@ class Observer:
 
     def stop(self, error: Exception) -> None:
         """Log the first error; afterwards only the original functions run."""
-        self.is_on = False
         self._pending.clear()
         LOG.warning("[CORE STEPS] stopped after %d steps: %s: %s", self._num_steps, type(error).__name__, error)
 
@@ -243,6 +265,9 @@ class Observer:
             self._has_absent = True
             self._file.write({"absent": _absent(scheduler, scheduled, model_output)})
         self._observer_ns += now_ns() - ended_ns
+
+    def dropped(self, _began_ns: int, _scheduler: Any, _arguments: Any, _output: Any) -> None:
+        """Requests were aborted: the next step says which."""
 
     def _admitted(self, scheduler: Any, output: Any) -> list[list[Any]]:
         """The requests that begin, or begin again after a preemption, with this step."""

@@ -1,0 +1,459 @@
+"""Sessions of a vLLM server, as its observer records them: who continues whom is told by the KV blocks that they share.
+
+A request continues an earlier one when its leading blocks are those of that prompt and of that answer. A prompt that
+others begin with too is no answer: its blocks are shared, and nobody's parent. Files name no text and no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.model.traces.base import (
+    Progress,
+    ReadNotes,
+    Record,
+    TraceFormat,
+    json_lines,
+    record_of,
+    text_of,
+    tokens_of,
+)
+from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+
+FORMAT_NUMBER = 1
+MOST_NS = 1 << 62
+NOT_ENDED = "requests that had not ended when their file did"
+BEFORE = "ends of requests that came before the files"
+NO_NAMES = "requests of servers without prefix caching, which name no blocks: each is a session by itself"
+UNKNOWN_WAITS = "waits for a person or a tool, the file does not say which"
+PROMPTS_ALONE = "requests that begin with an earlier prompt and not with its answer: shared blocks, no session"
+EARLY = "requests that came before the one that they continue was over: they wait 0 s"
+LOST = "requests that begin with blocks of a request that is not in the files"
+CUT = "requests that keep a part of an earlier prompt and answer"
+AFTER_ROTATION = "sessions that begin in a file after the first of a server: some may go on from the file before"
+RESTARTS = "machines or starts of them, whose clocks are held together by the clock of the day"
+Block = tuple[int, int]
+"""A KV block: the request that had it first, and its place there."""
+
+
+class Server(NamedTuple):
+    """The recorder that wrote a file, and the file's number. offset_ns: the clock of the day less the file's clock."""
+
+    recorder: str
+    engine: int
+    part: int
+    boot: str
+    offset_ns: int
+    block_tokens: int
+    header: Record
+
+
+class End(NamedTuple):
+    """How a request ended. like, known, blocks: as of ``Seen``, of its prompt and answer."""
+
+    number: int
+    end_ns: int
+    admitted_ns: int | None
+    first_token_ns: int | None
+    cached: int | None
+    generated: int
+    preemptions: int
+    reason: str
+    like: int
+    known: int
+    blocks: int
+
+
+@dataclass(eq=False)
+class Seen:
+    """One request of a file. like, known: whose first so many blocks it begins with, -1: nobody's.
+
+    blocks: whole blocks of its prompt. end: None while it has not ended. parent, keep: the request that it continues,
+    and how many tokens of that prompt and answer it keeps. at: for notes.
+    """
+
+    at: str
+    number: int
+    server: Server
+    arrival_ns: int
+    queued_ns: int
+    prompt: int
+    most: int | None
+    like: int
+    known: int
+    blocks: int
+    end: End | None = None
+    parent: Seen | None = None
+    keep: int = 0
+
+    @property
+    def stream_tokens(self) -> int:
+        return self.prompt + (0 if self.end is None else self.end.generated)
+
+
+@dataclass
+class Chains:
+    """The requests of one file by number, and the blocks of each."""
+
+    requests: dict[int, Seen] = field(default_factory=dict[int, Seen])
+
+    def blocks_of(self, request: Seen) -> list[Block]:
+        """The whole blocks of its prompt; those whose request is not in the file are left out."""
+        pieces: list[list[Block]] = []
+        walk, size = request, request.blocks
+        while size:
+            like, known = _source(walk, size)
+            pieces.append([(walk.number, place) for place in range(known, size)])
+            size = known
+            if like not in self.requests:
+                break
+            walk = self.requests[like]
+        return [block for piece in reversed(pieces) for block in piece]
+
+    def block(self, request: Seen, place: int) -> Block:
+        """The block at a place of its prompt and answer, by the request that had it first."""
+        like, known = _source(request, place + 1)
+        while known > place and like in self.requests:
+            request = self.requests[like]
+            like, known = _source(request, place + 1)
+        return request.number, place
+
+
+def _source(request: Seen, size: int) -> tuple[int, int]:
+    """(whose its first blocks are, how many of ``size`` those are)."""
+    end = request.end
+    if end is not None and size > request.blocks and end.known > request.blocks and end.like >= 0:
+        return end.like, min(end.known, size)
+    return request.like, min(request.known, size)
+
+
+def read_requests(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> list[Seen]:
+    """Every request of the files, in order of arrival by one clock, those that have not ended too.
+
+    Instants become ns of the clock of the day at the first file of each machine's start.
+    """
+    reading = _Reading(notes)
+    for path in files:
+        reading.begin()
+        for at, record in json_lines(path, notes, progress):
+            reading.take(record, at)
+        reading.end_file()
+    reading.end()
+    clocks = _one_clock(reading.servers, notes)
+    for request in reading.requests.values():
+        _move(request, clocks[request.server.boot or request.server.recorder])
+    return sorted(reading.requests.values(), key=lambda request: (request.arrival_ns, request.number))
+
+
+class _Reading:
+    """The lines of the files. Those that wait for another line are kept: for the header, or for a request's arrival."""
+
+    def __init__(self, notes: ReadNotes) -> None:
+        self._notes = notes
+        self._early: list[tuple[Record, str]] = []
+        self._server: Server | None = None
+        self._first: Server | None = None
+        self._ends: list[tuple[Record, Server, str]] = []
+        self.servers: list[Server] = []
+        self.requests: dict[tuple[str, int], Seen] = {}
+
+    def begin(self) -> None:
+        """A file begins."""
+        self._early, self._server, self._first = [], None, None
+
+    def take(self, record: Record, at: str) -> None:
+        """Read one line."""
+        if "vllm_sessions" in record:
+            self._header(record, at)
+        elif "stopped" in record:
+            self._notes.pass_over("the recorder stopped")
+        elif not {"request", "end"} & record.keys():
+            self._notes.row_unknown("another key", at)
+        elif self._server is None:
+            self._early.append((record, at))
+        else:
+            self._line(record, self._server, at)
+
+    def end_file(self) -> None:
+        """A file is over: lines before its header are its own."""
+        self._notes.assume("lines before the header of their file", len(self._early) if self._first else 0)
+        for record, at in self._early:
+            if self._first is None:
+                self._notes.row_broken("a line of a file without a header", at)
+            else:
+                self._line(record, self._first, at)
+
+    def end(self) -> None:
+        """All files are read: ends that are left are of requests from before."""
+        ends, self._ends = self._ends, []
+        for record, server, at in ends:
+            self._line(record, server, at)
+        for _record, _server, at in self._ends:
+            self._notes.pass_over(BEFORE)
+            self._notes.first_at.setdefault(BEFORE, at)
+        self._notes.assume(BEFORE, len(self._ends))
+
+    def _header(self, record: Record, at: str) -> None:
+        server = _server(record)
+        if server is None:
+            self._notes.row_broken("a header of another version, or without its numbers", at)
+            return
+        self._server, self._first = server, self._first or server
+        self.servers.append(server)
+        self._notes.pass_over("the settings of a server")
+
+    def _line(self, record: Record, server: Server, at: str) -> None:
+        if "end" in record:
+            self._end(record, server, at)
+            return
+        request = _came(record, server, at)
+        if request is None:
+            self._notes.row_broken("a request without its numbers", at)
+            return
+        self._notes.call()
+        if self.requests.setdefault((server.recorder, request.number), request) is not request:
+            self._notes.drop("requests that came before", at)
+
+    def _end(self, record: Record, server: Server, at: str) -> None:
+        end = _end(record, server)
+        if end is None:
+            self._notes.row_broken("an end without its numbers", at)
+            return
+        request = self.requests.get((server.recorder, end.number))
+        if request is None:
+            self._ends.append((record, server, at))
+        elif request.end is not None:
+            self._notes.leave("ends that came before", at, 1)
+        elif end.end_ns < request.queued_ns:
+            self._notes.row_broken("an end before its request came", at)
+        else:
+            self._notes.part()
+            # Of another file, where its blocks are named anew.
+            is_here = server.part == request.server.part
+            request.end = end if is_here else end._replace(like=-1, known=0, blocks=request.blocks)
+
+
+def _move(request: Seen, by_ns: int) -> None:
+    request.arrival_ns += by_ns
+    request.queued_ns += by_ns
+    if (end := request.end) is not None:
+        admitted_ns, first_ns = (at if at is None else at + by_ns for at in (end.admitted_ns, end.first_token_ns))
+        request.end = end._replace(end_ns=end.end_ns + by_ns, admitted_ns=admitted_ns, first_token_ns=first_ns)
+
+
+def _server(record: Record) -> Server | None:
+    numbers = [_ns(record.get(name)) for name in ("engine", "part", "opened_ns", "opened_unix_ns")]
+    engine, part, opened_ns, unix_ns = numbers
+    recorder = text_of(record, "recorder")
+    if record.get("vllm_sessions") != FORMAT_NUMBER or not recorder:
+        return None
+    if engine is None or part is None or opened_ns is None or unix_ns is None:
+        return None
+    effective = record_of(record.get("effective"))
+    is_caching = effective.get("enable_prefix_caching") is not False
+    size = (tokens_of(record.get("block_tokens")) or 0) if is_caching else 0
+    return Server(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
+
+
+def _came(record: Record, server: Server, at: str) -> Seen | None:
+    names = ("request", "arrival_ns", "queued_ns", "known", "blocks")
+    numbers = [_ns(record.get(name)) for name in names]
+    prompt, like = tokens_of(record.get("prompt_tokens")), _ns(record.get("like"), -1)
+    if None in numbers or like is None or not prompt:
+        return None
+    number, arrival_ns, queued_ns, known, blocks = [value for value in numbers if value is not None]
+    if known > blocks or like >= number or (known == 0) != (like < 0):
+        return None
+    if server.block_tokens and blocks > prompt // server.block_tokens:
+        return None
+    most = tokens_of(record.get("max_tokens"))
+    return Seen(at, number, server, min(arrival_ns, queued_ns), queued_ns, prompt, most, like, known, blocks)
+
+
+def _end(record: Record, server: Server) -> End | None:
+    numbers = [_ns(record.get(name)) for name in ("end", "end_ns", "preemptions", "known", "blocks")]
+    generated, like = tokens_of(record.get("generated_tokens")), _ns(record.get("like"), -1)
+    if None in numbers or generated is None or like is None:
+        return None
+    number, end_ns, preemptions, known, blocks = [value for value in numbers if value is not None]
+    if known > blocks:
+        return None
+    instants = _ns(record.get("admitted_ns")), _ns(record.get("first_token_ns"))
+    counts = tokens_of(record.get("cached_tokens")), generated, preemptions
+    chain = (like, known, blocks) if server.block_tokens else (-1, 0, 0)
+    return End(number, end_ns, *instants, *counts, text_of(record, "reason"), *chain)
+
+
+def _one_clock(servers: list[Server], notes: ReadNotes) -> dict[str, int]:
+    """What makes the clock of each start of a machine one clock: that of the day when its first file was opened."""
+    clocks: dict[str, int] = {}
+    for server in servers:
+        clocks.setdefault(server.boot or server.recorder, server.offset_ns)
+    notes.assume(RESTARTS, len(clocks) if len(clocks) > 1 else 0)
+    return clocks
+
+
+def _ns(value: object, least: int = 0) -> int | None:
+    """A whole number from ``least`` on; None for any other value."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if least <= value <= MOST_NS else None
+
+
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """A recording for every request that continues none, with all that continue it."""
+    seen = read_requests(files, notes, progress)
+    sizes = {request.server.block_tokens for request in seen} - {0}
+    notes.block_tokens = min(sizes, default=0)
+    ended: list[Seen] = []
+    for request in seen:
+        if request.end is None:
+            notes.drop(NOT_ENDED, request.at)
+        else:
+            ended.append(request)
+    chains: dict[tuple[str, int], Chains] = {}
+    for request in seen:
+        chains.setdefault((request.server.recorder, request.server.part), Chains()).requests[request.number] = request
+    trees: dict[int, list[Seen]] = {}
+    roots: dict[int, Seen] = {}
+    links = {key: Links(each, notes) for key, each in chains.items()}
+    for request in ended:
+        links[request.server.recorder, request.server.part].take(request)
+        root = request if request.parent is None else roots[id(request.parent)]
+        roots[id(request)] = root
+        trees.setdefault(id(root), []).append(request)
+    names: dict[tuple[str, int, Block], int] = {}
+    first_ns = ended[0].arrival_ns if ended else 0
+    notes.assume(NO_NAMES, sum(not request.server.block_tokens for request in ended))
+    notes.assume(AFTER_ROTATION, sum(tree[0].server.part > 0 for tree in trees.values()))
+    for place, tree in enumerate(trees.values()):
+        root = tree[0]
+        where = (root.server.recorder, root.server.part)
+        blocks = chains[where].blocks_of(root) if root.server.block_tokens == notes.block_tokens else []
+        numbers = tuple(names.setdefault((*where, block), len(names)) for block in blocks)
+        requests = tuple(_requests(tree, numbers, notes))
+        yield Recording(hidden_name(f"session {place}"), root.arrival_ns - first_ns, requests)
+
+
+class Links:
+    """Finds the request that each one continues, in one file. Requests come in order of arrival.
+
+    A block is somebody's own when it was first had with an answer, or with a prompt that continues one.
+    """
+
+    def __init__(self, chains: Chains, notes: ReadNotes) -> None:
+        self._chains, self._notes = chains, notes
+        # The requests whose answer ends with a block, in order of arrival; and those blocks, by who had them first.
+        self._tips: dict[Block, list[Seen]] = {}
+        self._places: dict[int, list[int]] = {}
+        for request in chains.requests.values():
+            if request.end is not None and request.end.blocks:
+                tip = chains.block(request, request.end.blocks - 1)
+                self._tips.setdefault(tip, []).append(request)
+                self._places.setdefault(tip[0], []).append(tip[1])
+
+    def take(self, request: Seen) -> None:
+        """Set the parent of a request, and how many of its tokens it keeps."""
+        if request.server.block_tokens:
+            request.parent, request.keep = self._taken_early(request) or self._parent(request)
+
+    def _taken_early(self, request: Seen) -> tuple[Seen, int] | None:
+        """What it continues, where that was not over when it was queued: its client had left, or needed no end."""
+        for place in sorted(self._places.get(request.number, ()), reverse=True):
+            fits = [
+                each
+                for each in self._tips[request.number, place]
+                if each.number < request.number and each.blocks <= place < request.blocks
+                if each.stream_tokens <= request.prompt
+            ]
+            if fits:
+                self._notes.assume(EARLY, not _has_ended(fits[-1], request))
+                return fits[-1], fits[-1].stream_tokens
+        return None
+
+    def _parent(self, request: Seen) -> tuple[Seen | None, int]:
+        size, known = request.server.block_tokens, request.known
+        holder = self._chains.requests.get(request.like)
+        if holder is None:
+            self._notes.assume(LOST, known > 0)
+            return None, 0
+        tip = self._chains.block(holder, known - 1)
+        holder = self._chains.requests[tip[0]]
+        if known <= holder.blocks and holder.parent is None:
+            # A prompt of a first request: others may begin with it that are no part of its session.
+            self._notes.assume(PROMPTS_ALONE, known == holder.blocks and _has_ended(holder, request))
+            return None, 0
+        if (whole := self._whole(request, tip)) is not None:
+            return whole, whole.stream_tokens
+        walk: Seen | None = holder
+        while walk is not None and not _has_ended(walk, request):
+            walk = walk.parent
+        if walk is None:
+            return None, 0
+        self._notes.assume(CUT)
+        return walk, min(known * size, walk.stream_tokens, request.prompt)
+
+    def _whole(self, request: Seen, tip: Block) -> Seen | None:
+        """The latest request whose prompt and answer it begins with."""
+        fits = [
+            each
+            for each in self._tips.get(tip, ())
+            if _has_ended(each, request) and each.stream_tokens <= request.prompt
+        ]
+        return max(fits, key=lambda each: (each.stream_tokens, each.number), default=None)
+
+
+def _has_ended(earlier: Seen, request: Seen) -> bool:
+    return earlier.end is not None and earlier.end.end_ns <= request.arrival_ns
+
+
+def _requests(tree: list[Seen], blocks: tuple[int, ...], notes: ReadNotes) -> Iterator[RecordedRequest]:
+    """The requests of one session and its forks, in order of arrival. blocks: names of the first prompt's."""
+    places = {id(request): place for place, request in enumerate(tree)}
+    for request in tree:
+        wait_ns, base, after = 0, None, ()
+        if (parent := request.parent) is not None and parent.end is not None:
+            base, wait_ns = places[id(parent)], max(request.arrival_ns - parent.end.end_ns, 0)
+            after = (base,)
+            notes.assume(UNKNOWN_WAITS)
+        end = request.end
+        assert end is not None
+        left_ns = left_tokens = 0
+        generate = max(end.generated, 1)
+        if end.reason == "abort":
+            left_tokens = end.generated
+            left_ns = 0 if left_tokens else max(end.end_ns - request.arrival_ns, 1)
+            generate = max(request.most or 0, end.generated + 1)
+        elif not end.generated:
+            notes.assume("answers of no token taken as 1 token")
+        lengths = (request.prompt, request.keep if base is not None else 0, generate)
+        yield RecordedRequest(base, after, wait_ns, "none", *lengths, () if after else blocks, left_ns, left_tokens)
+
+
+FORMAT = TraceFormat(
+    "sessions recorded in a vLLM server (harness server observe)",
+    _recordings,
+    (
+        "a request ends in its files: one that had not is dropped and counted, and so are ends of requests from before",
+        "a session is a chain of whole KV blocks: an answer that ends inside its prompt's last block shows none; what "
+        "begins with such a prompt is labelled, and its blocks are shared",
+        "a prompt repeats the answer before it: one without its reasoning keeps a part, or begins a session; labelled",
+        "what a wait was for: a person or a tool, not known; labelled",
+        "joins: which other requests had to end first is not known",
+        "prefix caching is on: without it no request has a block, and each is a session by itself, labelled",
+        "several engines: a session that moves to another begins anew there; likewise after a rotation, labelled",
+        "the clock of the day is right where files of several machines are read together; labelled",
+    ),
+    (frozenset({"vllm_sessions", "recorder"}),),
+    "recorded",
+    is_special=True,
+    passed={
+        "the settings of a server": "its header",
+        "the recorder stopped": "its limit of disk was reached",
+        BEFORE: "nothing is known of how they began",
+    },
+    held_to="vLLM 0.33.0",
+)

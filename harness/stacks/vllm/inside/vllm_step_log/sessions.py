@@ -1,0 +1,319 @@
+# pyright: basic, reportMissingImports=false
+"""The sessions of a vLLM server that runs for days: a line when a request comes, and a line when it has ended.
+
+No text, no token and nothing computed from them is written. A request says which earlier request its leading KV blocks
+are those of, and how many; the table that knows blocks is in memory only, bounded, and new with each file. The file
+rotates by size and ends at a limit of disk. Without VLLM_SESSIONS_FILE nothing happens.
+Source: vllm 0.30.0 to 0.33.0 (v1/request.py, v1/core/sched/scheduler.py, v1/core/kv_cache_utils.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import LOG, LineFile, header_of, now_ns, plain, value_at
+
+FILE_VARIABLE = "VLLM_SESSIONS_FILE"
+FILE_BYTES_VARIABLE = "VLLM_SESSIONS_FILE_BYTES"
+DISK_BYTES_VARIABLE = "VLLM_SESSIONS_DISK_BYTES"
+BLOCKS_VARIABLE = "VLLM_SESSIONS_BLOCKS"
+FORMAT = 1
+FILE_BYTES = 256 << 20
+DISK_BYTES = 4 << 30
+MAX_BLOCKS = 1 << 20
+"""Blocks that the table knows at most, the latest used: some 200 bytes each where vLLM has forgotten them."""
+MAX_OPEN = 100_000
+"""Requests whose end is awaited."""
+MAX_AGE_NS = 10_000_000_000
+"""Longest time from the API server to the scheduler that is believed: the clock of the day may have been set."""
+MAX_LINE_BYTES = 512
+REASONS = {
+    "FINISHED_STOPPED": "stop",
+    "FINISHED_LENGTH_CAPPED": "length",
+    "FINISHED_ABORTED": "abort",
+    "FINISHED_IGNORED": "ignored",
+    "FINISHED_ERROR": "error",
+    "FINISHED_REPETITION": "repetition",
+}
+
+
+class Limits(NamedTuple):
+    """Bytes of a file, bytes of all files of the path, and blocks in the table."""
+
+    file_bytes: int = FILE_BYTES
+    disk_bytes: int = DISK_BYTES
+    blocks: int = MAX_BLOCKS
+
+
+class BlockTable:
+    """Which request first had a block, for the blocks that were used lately; two generations, each with all ancestors.
+
+    A block's hash holds all tokens before it, so the blocks of a request that are known are its first ones.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = max(most // 2, 1)
+        self._new: dict[Any, int] = {}
+        self._old: dict[Any, int] = {}
+
+    def add(self, request: int, hashes: Sequence[Any], first: int = 0) -> tuple[int, int]:
+        """(the request that has the last known block, how many are known); the others are this request's from now on.
+
+        first: so many are known to be known.
+        """
+        new, old = self._new, self._old
+        kept = _num_known(new, hashes, 0)
+        known = max(kept, _num_known(old, hashes, kept))
+        if known > kept:
+            new.update((each, old[each]) for each in hashes[kept:known])
+        like = new[hashes[known - 1]] if known else -1
+        if known < len(hashes):
+            new.update(dict.fromkeys(hashes[known:], request))
+        if len(new) > self._most:
+            self._new, self._old = {}, new
+        return (like, known) if known > first else (-1, 0)
+
+
+def _num_known(table: dict[Any, int], hashes: Sequence[Any], low: int) -> int:
+    """How many leading hashes are in the table; ``low`` of them are."""
+    high = len(hashes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] in table:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class Ended(NamedTuple):
+    """How a request ended. Instants: schedule() of its first step began; its first token, and its end, were there."""
+
+    admitted_ns: int | None
+    first_token_ns: int | None
+    end_ns: int
+    cached_tokens: int | None
+    generated_tokens: int | None
+    preemptions: int
+    reason: str
+
+
+class SessionFile:
+    """The files of one recorder. header: settings of the server. Raises OSError where the disk refuses.
+
+    A file is made for this recorder alone: where the path is taken, its next free number is used.
+    """
+
+    def __init__(self, path: str, header: dict[str, Any], limits: Limits | None = None) -> None:
+        self._path, self._limits = Path(path), limits or Limits()
+        self._header = {**header, "recorder": secrets.token_hex(8)}
+        self._part = 0
+        self._open(0)
+
+    def came(
+        self,
+        request: int,
+        instants_ns: tuple[int, int],
+        tokens: tuple[int | None, int | None],
+        hashes: Sequence[Any],
+    ) -> None:
+        """A request was queued. instants_ns: of its arrival, and in the queue. tokens: of its prompt, and at most.
+
+        request: its number; they rise by 1. hashes: of the whole blocks of its prompt, each of all tokens before too.
+        """
+        self._make_room(request)
+        like, known = self._table.add(request, hashes)
+        arrival_ns, queued_ns = instants_ns
+        prompt, most = tokens
+        self._write(
+            f'{{"request":{request},"arrival_ns":{arrival_ns},"queued_ns":{queued_ns},'
+            f'"prompt_tokens":{_or_null(prompt)},"max_tokens":{_or_null(most)},'
+            f'"like":{like},"known":{known},"blocks":{len(hashes)}}}\n'
+        )
+
+    def ended(self, request: int, end: Ended, hashes: Sequence[Any]) -> None:
+        """A request is over. hashes: with those of its answer."""
+        self._make_room(request + 1)
+        # The table of this file does not know a request that came before it.
+        like, known = self._table.add(request, hashes) if request >= self._first else (-1, 0)
+        self._write(
+            f'{{"end":{request},"admitted_ns":{_or_null(end.admitted_ns)},'
+            f'"first_token_ns":{_or_null(end.first_token_ns)},"end_ns":{end.end_ns},'
+            f'"cached_tokens":{_or_null(end.cached_tokens)},"generated_tokens":{_or_null(end.generated_tokens)},'
+            f'"preemptions":{end.preemptions},"reason":"{end.reason}",'
+            f'"like":{-1 if like == request else like},"known":{known},"blocks":{len(hashes)}}}\n'
+        )
+
+    def _make_room(self, next_request: int) -> None:
+        if self._file_bytes + MAX_LINE_BYTES > self._limits.file_bytes:
+            self._open(next_request)
+        if self._disk_bytes + MAX_LINE_BYTES > self._limits.disk_bytes:
+            self._file.write({"stopped": "the limit of disk is reached"})
+            raise OSError("the limit of disk is reached")
+
+    def _write(self, line: str) -> None:
+        content = line.encode()
+        self._file_bytes += len(content)
+        self._disk_bytes += len(content)
+        self._file.write_bytes(content)
+
+    def _open(self, first: int) -> None:
+        """Begin the next file, with a table of its own: no request of it refers to one before ``first``."""
+        self._table, self._first = BlockTable(self._limits.blocks), first
+        taken = list(self._path.parent.glob(f"{self._path.stem}*{self._path.suffix}"))
+        self._disk_bytes = sum(each.stat().st_size for each in taken)
+        if self._disk_bytes + MAX_LINE_BYTES > self._limits.disk_bytes:
+            raise OSError("the limit of disk is reached")
+        number = len(taken)
+        while True:
+            name = self._path if not number else self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}")
+            try:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                break
+            except FileExistsError:
+                number += 1
+        if self._part:
+            self._file.close()
+        self._file = LineFile(os.fspath(name))
+        opened = {"vllm_sessions": FORMAT, "part": self._part, **self._header}
+        self._file.write({**opened, "boot": boot(), "opened_ns": now_ns(), "opened_unix_ns": unix_ns()})
+        self._file_bytes = name.stat().st_size
+        self._disk_bytes += self._file_bytes
+        self._part += 1
+
+
+def engine_path(path: str, engine: int) -> str:
+    """The path of a data-parallel engine: each writes its own files."""
+    whole = Path(path)
+    return os.fspath(whole.with_name(f"{whole.stem}.engine{engine}{whole.suffix}") if engine else whole)
+
+
+def unix_ns() -> int:
+    return time.time_ns()  # noqa: TID251 - it only says where the files of several machines stand to one another
+
+
+def boot() -> str:
+    """Names the start of this machine: files of one start have one clock. "" where that is not known."""
+    try:
+        words = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(words).hexdigest()[:16]
+
+
+def _or_null(value: int | None) -> int | str:
+    return "null" if value is None else value
+
+
+def limits_of(variables: Any) -> Limits:
+    """The limits that the environment sets; ValueError for one that is no number."""
+    names = (FILE_BYTES_VARIABLE, DISK_BYTES_VARIABLE, BLOCKS_VARIABLE)
+    usual = Limits()
+    return Limits(*(int(variables.get(name) or value) for name, value in zip(names, usual, strict=True)))
+
+
+class _Open:
+    """A request that has not ended."""
+
+    __slots__ = ("admitted_ns", "cached", "first_ns", "handle", "preemptions", "request")
+
+    def __init__(self, handle: int, request: Any) -> None:
+        self.handle, self.request = handle, request
+        self.admitted_ns: int | None = None
+        self.first_ns: int | None = None
+        self.cached: int | None = None
+        self.preemptions = 0
+
+
+class SessionObserver:
+    """The sessions of one scheduler. Its engine core calls it from one thread."""
+
+    def __init__(self, scheduler: Any) -> None:
+        config = value_at(scheduler, "vllm_config")
+        engine = value_at(config, "parallel_config.data_parallel_index") or 0
+        kind = type(scheduler)
+        size = value_at(scheduler, "kv_cache_manager.block_pool.hash_block_size")
+        size = value_at(config, "cache_config.block_size") if size is None else size
+        header = {"engine": engine, "scheduler": f"{kind.__module__}.{kind.__qualname__}", "block_tokens": plain(size)}
+        path = engine_path(os.environ[FILE_VARIABLE], engine)
+        self._file = SessionFile(path, {**header, **header_of(config)}, limits_of(os.environ))
+        self._open: dict[str, _Open] = {}
+        self._prefilling: dict[str, _Open] = {}
+        self._num_requests = 0
+
+    def stop(self, error: Exception) -> None:
+        """Log the first error; afterwards only the original functions run."""
+        self._open.clear()
+        self._prefilling.clear()
+        LOG.warning("[SESSIONS] stopped after %d requests: %s: %s", self._num_requests, type(error).__name__, error)
+
+    # -- what is noted after a call of the function that a name says ---------------------------------------------
+
+    def added(self, began_ns: int, _scheduler: Any, arguments: Any, _output: Any) -> None:
+        """A request was put into the queue."""
+        request = arguments[0]
+        handle = self._num_requests
+        self._num_requests += 1
+        if len(self._open) < MAX_OPEN:
+            self._open[request.request_id] = _Open(handle, request)
+        age_ns = unix_ns() - round((getattr(request, "arrival_time", None) or 0) * 1e9)
+        arrival_ns = began_ns - age_ns if 0 <= age_ns <= MAX_AGE_NS else began_ns
+        self._file.came(
+            handle,
+            (arrival_ns, began_ns),
+            (getattr(request, "num_prompt_tokens", None), getattr(request, "max_tokens", None)),
+            getattr(request, "block_hashes", ()),
+        )
+
+    def scheduled(self, began_ns: int, _scheduler: Any, _arguments: Any, output: Any) -> None:
+        """A step was decided."""
+        if names := getattr(output, "finished_req_ids", None):
+            self._ended(names, began_ns)
+        for new in getattr(output, "scheduled_new_reqs", None) or ():
+            entry = self._open.get(new.req_id)
+            if entry is not None:
+                entry.admitted_ns, entry.cached = began_ns, getattr(new, "num_computed_tokens", None)
+                self._prefilling[new.req_id] = entry
+        for name in getattr(output, "preempted_req_ids", None) or ():
+            if name in self._open:
+                self._open[name].preemptions += 1
+
+    def updated(self, _began_ns: int, scheduler: Any, _arguments: Any, _outputs: Any) -> None:
+        """A step has ended."""
+        names = getattr(scheduler, "finished_req_ids", None)
+        if not (self._prefilling or names):
+            return
+        ended_ns = now_ns()
+        if self._prefilling:
+            first = [name for name, entry in self._prefilling.items() if _num_generated(entry.request)]
+            for name in first:
+                self._prefilling.pop(name).first_ns = ended_ns
+        if names:
+            self._ended(names, ended_ns)
+
+    def dropped(self, _began_ns: int, scheduler: Any, _arguments: Any, _output: Any) -> None:
+        """Requests were aborted, or ended from outside."""
+        if names := getattr(scheduler, "finished_req_ids", None):
+            self._ended(names, now_ns())
+
+    def _ended(self, names: Any, at_ns: int) -> None:
+        for name in names:
+            entry = self._open.pop(name, None)
+            if entry is None:
+                continue
+            self._prefilling.pop(name, None)
+            request = entry.request
+            status = getattr(getattr(request, "status", None), "name", "")
+            numbers = (entry.cached, _num_generated(request), entry.preemptions, REASONS.get(status, "unknown"))
+            end = Ended(entry.admitted_ns, entry.first_ns, at_ns, *numbers)
+            self._file.ended(entry.handle, end, getattr(request, "block_hashes", ()))
+
+
+def _num_generated(request: Any) -> int | None:
+    return getattr(request, "num_output_tokens", None)

@@ -1,0 +1,226 @@
+"""Sessions that a vLLM server recorded: drawn plans through the emulated server come back as they were played."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.measure.emulator.sessions import SessionRecord
+from harness.model.engine import EngineConfig
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
+from harness.model.spec import ServerSpec
+from harness.stacks.vllm.inside.vllm_step_log.sessions import Ended, Limits, SessionFile
+from tests.support.recorded_sessions import (
+    check_plan,
+    imported,
+    imported_sessions,
+    planned_sessions,
+    recorded,
+)
+
+NUM_PLANS = 50
+SERVER = ServerSpec.model_validate(
+    {"rules": "vllm-paged", "cost_model": "emulated-gpu", "slot_tokens": 2048, "block_size": 16}
+)
+
+
+def sessions(*turns: int, shared: int = 0, starts_ns: int = 0) -> Plan:
+    """Sessions of so many turns; every prompt adds 100 tokens and every answer has 50."""
+
+    def requests(count: int) -> Iterator[RequestPlan]:
+        for turn in range(count):
+            yield RequestPlan(150 * turn, 100 + shared * (turn == 0), 50, NS_PER_S)
+
+    drawn = [
+        SessionPlan(place, place * starts_ns, None, None, tuple(requests(count))) for place, count in enumerate(turns)
+    ]
+    return Plan("test", 1, 1, "as-drawn", shared, (300, 2000), tuple(drawn))
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_drawn_plans_come_back_with_every_session_turn_length_link_and_wait(tmp_path: Path) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(NUM_PLANS):
+        total += check_plan(seed, tmp_path / str(seed))
+    assert total["plans"] == NUM_PLANS
+    for what in ("aborted", "forks", "links", "evicted"):
+        assert total[what] > 10, f"too few {what} to tell anything: {total}"
+
+
+def test_a_file_says_nothing_of_the_tokens_but_which_prompts_begin_alike(tmp_path: Path) -> None:
+    """Two servers that answer other prompts of the same lengths write the same lines."""
+    plan = sessions(3, 2, shared=64)
+    others = [Plan("test", seed, 1, "as-drawn", 64, (300, 2000), plan.sessions) for seed in (1, 2)]
+    for place, each in enumerate(others):
+        recorded(each, SERVER, tmp_path / f"{place}.jsonl")
+    first, second = (lines_of(tmp_path / f"{place}.jsonl")[1:] for place in range(2))
+    assert first == second
+    assert {key for line in first for key in line} <= {
+        *("request", "arrival_ns", "queued_ns", "prompt_tokens", "max_tokens", "like", "known", "blocks"),
+        *("end", "admitted_ns", "first_token_ns", "end_ns", "cached_tokens", "generated_tokens", "preemptions"),
+        "reason",
+    }
+
+
+def test_who_knows_a_prompt_finds_no_hash_of_it_in_the_file(tmp_path: Path) -> None:
+    steps = recorded(sessions(2), SERVER, tmp_path / "a.jsonl")
+    content = (tmp_path / "a.jsonl").read_text()
+    keys = {int(key) for end in steps for request in end.start.arrivals for key in request.block_keys}
+    assert len(keys) > 10
+    numbers = {value for line in lines_of(tmp_path / "a.jsonl") for value in line.values() if isinstance(value, int)}
+    assert not keys & numbers
+    for key in keys:
+        word = key & ((1 << 64) - 1)
+        assert f"{word:016x}" not in content
+        assert word.to_bytes(8, "little").hex() not in content
+
+
+def test_two_files_of_one_server_share_no_name(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        recorded(sessions(2, 2), SERVER, tmp_path / f"{name}.jsonl")
+    trace = imported(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    blocks = [set(recording.requests[0].blocks) for recording in trace.recordings]
+    assert len(blocks) == 4
+    assert not blocks[0] & blocks[2]
+    assert all(request.base is None for recording in trace.recordings for request in recording.requests[:1])
+
+
+def test_what_had_not_ended_and_what_came_before_the_file_is_counted(tmp_path: Path) -> None:
+    recorded(sessions(3), SERVER, tmp_path / "all.jsonl")
+    header, *rest = (tmp_path / "all.jsonl").read_text().splitlines()
+    later = tmp_path / "later.jsonl"
+    later.write_text("\n".join([header, *rest[1:-1]]))
+    trace = imported(later)
+    assert trace.head.passed["ends of requests that came before the files"] == 1
+    assert trace.head.dropped == {"requests that had not ended when their file did": 1}
+    assert trace.num_requests == 1
+    assert any("blocks of a request that is not in the files" in label for label in trace.head.labels)
+
+
+@pytest.mark.parametrize("cut", [40, 300, 700])
+def test_a_killed_server_leaves_a_file_that_reads_to_its_last_whole_line(tmp_path: Path, cut: int) -> None:
+    recorded(sessions(3, 3), SERVER, tmp_path / "a.jsonl")
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    trace = imported(path)
+    whole = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+    assert trace.num_requests == sum("end" in line for line in whole) < 6
+    assert trace.head.broken == {"no JSON object": 1}
+
+
+def test_files_rotate_by_size_and_a_session_that_goes_on_after_that_is_labelled(tmp_path: Path) -> None:
+    recorded(sessions(4, 4, 4), SERVER, tmp_path / "a.jsonl", Limits(file_bytes=4000))
+    files = sorted(tmp_path.glob("a*.jsonl"))
+    assert len(files) > 1
+    assert all(path.stat().st_size <= 4000 for path in files)
+    trace = imported(*files)
+    assert trace.num_requests == 12
+    assert any("after the first of a server" in label for label in trace.head.labels)
+    assert trace.head.dropped == {}
+    handles = [{line["request"] for line in lines_of(path) if "request" in line} for path in files]
+    for path, mine in zip(files, handles, strict=True):
+        # No request refers to one of another file.
+        assert {line["like"] for line in lines_of(path) if "request" in line} <= mine | {-1}
+
+
+def test_at_the_limit_of_disk_the_recorder_ends_and_says_so_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="limit of disk"):
+        recorded(sessions(4, 4, 4), SERVER, tmp_path / "a.jsonl", Limits(disk_bytes=3500))
+    assert lines_of(tmp_path / "a.jsonl")[-1] == {"stopped": "the limit of disk is reached"}
+    assert imported(tmp_path / "a.jsonl").num_requests > 3
+    # What earlier starts have written counts too.
+    with pytest.raises(OSError, match="limit of disk"):
+        SessionFile(str(tmp_path / "a.jsonl"), {}, Limits(disk_bytes=3500))
+
+
+def test_a_full_disk_ends_in_a_whole_line(tmp_path: Path) -> None:
+    file = SessionFile(str(tmp_path / "a.jsonl"), {})
+    file.came(0, (1, 1), (16, 4), [b"a"])
+    with Path("/dev/full").open("wb") as full:
+        file._file._descriptor = full.fileno()  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(OSError, match="No space"):
+            file.came(1, (2, 2), (16, 4), [b"a"])
+    assert [line.get("request") for line in lines_of(tmp_path / "a.jsonl")] == [None, 0]
+
+
+def test_the_table_forgets_the_blocks_that_were_used_least_and_never_refers_to_what_it_forgot(tmp_path: Path) -> None:
+    plan = sessions(*(5 for _ in range(12)), starts_ns=NS_PER_S // 2)
+    recorded(plan, SERVER, tmp_path / "small.jsonl", Limits(blocks=60))
+    recorded(plan, SERVER, tmp_path / "all.jsonl")
+    small, whole = imported(tmp_path / "small.jsonl"), imported(tmp_path / "all.jsonl")
+    assert small.num_requests == whole.num_requests == 60
+    assert len(small.recordings) > len(whole.recordings) == 12
+    links = {(request.prompt_tokens, request.keep_tokens) for each in whole.recordings for request in each.requests}
+    kept = {(request.prompt_tokens, request.keep_tokens) for each in small.recordings for request in each.requests}
+    assert kept - {(prompt, 0) for prompt, _ in links} <= links
+
+
+def test_several_engines_and_a_restart_are_read_in_one_import(tmp_path: Path) -> None:
+    plan = sessions(2, 2)
+    recorded(plan, SERVER, tmp_path / "a.jsonl")
+    recorded(plan, SERVER, tmp_path / "a.jsonl")
+    files = sorted(tmp_path.glob("*.jsonl"))
+    assert [path.name for path in files] == ["a.1.jsonl", "a.jsonl"]
+    header, *rest = (tmp_path / "a.jsonl").read_text().splitlines()
+    settings = json.loads(header)
+    later = settings | {"recorder": "other", "boot": "another", "opened_unix_ns": settings["opened_unix_ns"] + NS_PER_S}
+    (tmp_path / "b.jsonl").write_text("\n".join([json.dumps(later), *rest]))
+    trace = imported(tmp_path / "a.1.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert len(trace.recordings) == 6
+    starts_s = sorted(recording.start_ns / NS_PER_S for recording in trace.recordings)
+    assert starts_s == pytest.approx([0, 0, 0, 0, 1, 1], abs=0.5)
+    assert any("clock of the day" in label for label in trace.head.labels)
+
+
+def test_without_prefix_caching_there_are_arrivals_and_lengths_only_and_that_is_said(tmp_path: Path) -> None:
+    plan = sessions(3)
+    server = SERVER.model_copy(update={"prefix_caching": False})
+    steps = recorded(plan, server, tmp_path / "a.jsonl")
+    trace = imported(tmp_path / "a.jsonl")
+    assert len(trace.recordings) == 3
+    assert [recording.requests[0].prompt_tokens for recording in trace.recordings] == [100, 250, 400]
+    assert len(planned_sessions(plan, steps)) == 1
+    assert any("without prefix caching" in label for label in trace.head.labels)
+
+
+def test_an_answer_that_fills_no_block_begins_no_session_and_is_labelled(tmp_path: Path) -> None:
+    turns = (RequestPlan(0, 96, 5, 0), RequestPlan(101, 60, 50, 0), RequestPlan(211, 60, 50, 0))
+    plan = Plan("test", 1, 1, "as-drawn", 0, (300, 2000), (SessionPlan(0, 0, None, None, turns),))
+    recorded(plan, SERVER, tmp_path / "a.jsonl")
+    trace = imported(tmp_path / "a.jsonl")
+    assert [[request.keep_tokens for request in each.requests] for each in trace.recordings] == [[0], [0, 211]]
+    heads = [each.requests[0].blocks for each in trace.recordings]
+    assert heads[1][: len(heads[0])] == heads[0], "its blocks are shared"
+    assert any("not with its answer" in label for label in trace.head.labels)
+
+
+def test_requests_that_are_interleaved_with_others_are_told_apart(tmp_path: Path) -> None:
+    plan = sessions(4, 4, 4, starts_ns=7)
+    steps = recorded(plan, SERVER, tmp_path / "a.jsonl")
+    assert imported_sessions(imported(tmp_path / "a.jsonl")) == planned_sessions(plan, steps)
+
+
+def test_a_folder_without_permission_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        SessionRecord(EngineConfig.from_server(SERVER), tmp_path / "no" / "a.jsonl")
+    with pytest.raises(SpecError):
+        imported(tmp_path / "no" / "a.jsonl")
+
+
+def test_a_million_requests_take_no_more_memory_than_the_table_has_room(tmp_path: Path) -> None:
+    file = SessionFile(str(tmp_path / "a.jsonl"), {}, Limits(blocks=1000))
+    for number in range(20_000):
+        hashes = [bytes([place]) + number.to_bytes(4, "big") for place in range(4)]
+        file.came(number, (number, number), (64, 1), hashes)
+        file.ended(number, Ended(number, number, number, 0, 1, 0, "length"), hashes)
+    assert len(file._table._new) + len(file._table._old) <= 1000 + 4  # pyright: ignore[reportPrivateUsage]
