@@ -20,7 +20,7 @@ import numpy as np
 from harness.clock import NS_PER_MS, NS_PER_US, MonotonicClock
 from harness.measure.emulator.step_log import read_trace
 
-READY_WITHIN_NS = 60_000 * NS_PER_MS
+READY_WITHIN_NS = 180_000 * NS_PER_MS
 PROMPT_TOKENS = 64
 
 

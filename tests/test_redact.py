@@ -14,6 +14,7 @@ from harness.measure.server.provenance import capture
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.redact import filled_env, is_secret, redacted_arguments, redacted_env
 from harness.runner import run_experiment
+from tests.support.experiments import UNHURRIED
 
 SECRET = "hf_0123456789abcdef"
 
@@ -105,12 +106,7 @@ def test_no_file_of_a_sealed_run_holds_a_secret_of_its_experiment(tmp_path: Path
             "base_seed": 1,
             "workload": {"source": "sequential", "num_background": 0},
             "server": {"env": {"HF_TOKEN": SECRET}, "declared": True},
-            "limits": {
-                "rearrival_lag_p99_ms": 1000.0,
-                "start_spread_ms": 1000.0,
-                "schedule_moved_share": 1.0,
-                "read_together_ms": 5000.0,
-            },
+            "limits": UNHURRIED,
             "condition": [{"name": "only", "server": {"env": {"HF_TOKEN": SECRET, "VLLM_OTHER": "kept"}}}],
         }
     )

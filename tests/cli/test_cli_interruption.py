@@ -13,6 +13,8 @@ import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.measure.records.store import RunStore
+from tests.support.experiments import UNHURRIED_TOML
+from tests.support.processes import comes_true
 
 pytestmark = pytest.mark.live
 
@@ -28,12 +30,6 @@ waits = "none"
 prompt_tokens = {distribution = "fixed", value = 300}
 generate_tokens = {distribution = "fixed", value = 60}
 
-[limits]
-rearrival_lag_p99_ms = 1000
-start_spread_ms = 1000
-schedule_moved_share = 1.0
-read_together_ms = 5000.0
-
 [[condition]]
 name = "a"
 """
@@ -45,7 +41,7 @@ class Harness:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
         path = folder / "slow.toml"
-        path.write_text(SLOW_EXPERIMENT)
+        path.write_text(SLOW_EXPERIMENT + UNHURRIED_TOML)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness", "run", str(path), "--runs", str(folder / "runs"), *arguments],
             stdout=subprocess.PIPE,
@@ -62,7 +58,7 @@ class Harness:
         raise AssertionError(f"{words!r} never appeared")
 
     def finish(self) -> tuple[int, str]:
-        output, _ = self.process.communicate(timeout=120)
+        output, _ = self.process.communicate(timeout=300)
         return self.process.returncode, output
 
     def servers(self) -> list[int]:
@@ -83,14 +79,6 @@ class Harness:
 def pause_ms(milliseconds: float) -> None:
     clock = MonotonicClock()
     clock.sleep_until_ns(clock.now_ns() + int(milliseconds * NS_PER_MS))
-
-
-def eventually(condition, attempts: int = 200) -> bool:
-    for _ in range(attempts):
-        if condition():
-            return True
-        pause_ms(50)
-    return False
 
 
 def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_path: Path):
@@ -130,7 +118,7 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
     pause_ms(random.Random(1).uniform(0, 3000))
     harness.process.kill()
     harness.finish()
-    assert eventually(lambda: harness.servers() == [])
+    assert comes_true(lambda: harness.servers() == [])
     store = RunStore(tmp_path / "runs")
     assert store.verify() == len(store.sealed())
     assert all(run.is_valid for run in store.sealed())
@@ -142,7 +130,7 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
 def test_a_server_killed_before_its_run_is_over_makes_it_invalid_or_ends_with_one_error(tmp_path: Path):
     harness = Harness(tmp_path, "--replicates", "1")
     harness.wait_for("to go")
-    assert eventually(lambda: any(b"harness.measure.emulator" in _command(pid) for pid in harness.servers()))
+    assert comes_true(lambda: any(b"harness.measure.emulator" in _command(pid) for pid in harness.servers()))
     pause_ms(random.Random(4).uniform(0, 1500))
     victims = [pid for pid in harness.servers() if b"harness.measure.emulator" in _command(pid)]
     for pid in victims:

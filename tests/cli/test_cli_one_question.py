@@ -14,23 +14,16 @@ import pytest
 
 from tests.support.command_line import harness
 from tests.support.emulator_process import end, start_ready
+from tests.support.experiments import UNHURRIED_TOML
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.same_everywhere]
-# Do eight slots lower the cost of four sessions that come back twice? Lateness on a busy test machine is not judged.
+# Do eight slots lower the cost of four sessions that come back twice?
 QUESTION = """\
 name = "slots"
 time_scale = 1.0
 replicates = 3
 base_seed = 1
 rules = ["superiority"]
-[limits]
-rearrival_lag_p99_ms = 1000.0
-start_spread_ms = 1000.0
-schedule_moved_share = 1.0
-read_together_ms = 5000.0
-stall_ms = 10000.0
-stamp_lag_ms = 10000.0
-server_stall_ms = 10000.0
 [workload]
 num_sessions = 4
 requests_per_session = 3
@@ -102,7 +95,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("question")
-    (folder / "slots.toml").write_text(QUESTION)
+    (folder / "slots.toml").write_text(QUESTION + UNHURRIED_TOML)
     return folder
 
 

@@ -153,4 +153,4 @@ def start_server(words: str, folder: Path, shell: dict[str, str], request: pytes
     request.addfinalizer(started.kill)
     port = re.search(r"--port (\d+)", words)
     assert port is not None, words
-    assert comes_true(lambda: ask(Endpoint("127.0.0.1", int(port[1])), "/health", deadline_s=10.0).status == 200, 60.0)
+    assert comes_true(lambda: ask(Endpoint("127.0.0.1", int(port[1])), "/health", deadline_s=10.0).status == 200)

@@ -9,16 +9,16 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from harness.clock import NS_PER_MS, MonotonicClock
 from harness.measure.records import layout
 from harness.measure.records.store import RunStore
+from tests.support.experiments import UNHURRIED_TOML
 from tests.support.places import processes_naming
+from tests.support.processes import comes_true
 
 REPLICATES = 2
-GONE_WITHIN_S = 20
 EXPERIMENT = """
 name = "small"
 backend = "{backend}"
@@ -36,15 +36,6 @@ generate_tokens = {{distribution = "fixed", value = 40}}
 [client]
 processes = {processes}
 
-[limits]
-rearrival_lag_p99_ms = 60000
-start_spread_ms = 60000
-schedule_moved_share = 1.0
-read_together_ms = 5000.0
-stall_ms = 60000
-stamp_lag_ms = 60000
-residual_share = 1.0
-
 [[condition]]
 name = "a"
 """
@@ -59,7 +50,7 @@ class Place:
         self.temporary.mkdir(parents=True)
         more = "time_scale = 20" if backend == "emulator" else ""
         text = EXPERIMENT.format(backend=backend, replicates=REPLICATES, processes=processes, more=more)
-        (folder / "small.toml").write_text(text)
+        (folder / "small.toml").write_text(text + UNHURRIED_TOML)
 
     def run(self, *words: str, under: Sequence[str] = ()) -> subprocess.Popen[str]:
         """``harness run`` in a session of its own; under: a command that sets limits."""
@@ -76,7 +67,7 @@ class Place:
     def faults(self, said: str) -> list[str]:
         """What is wrong now that a command is over: words, processes, files, runs that were lost or are half."""
         found = [f"said {line}" for line in said.splitlines() if "Traceback" in line or "Broken pipe" in line]
-        if not eventually(lambda: not processes_naming(self.folder), GONE_WITHIN_S):
+        if not comes_true(lambda: not processes_naming(self.folder)):
             found.append(f"left processes {[_command(pid) for pid in processes_naming(self.folder)]}")
         found += [f"left {path.name}" for path in self.temporary.iterdir() if "torch" not in path.name]
         store = RunStore(self.runs)
@@ -94,15 +85,6 @@ class Place:
     @property
     def is_whole(self) -> bool:
         return len(self.sealed) == REPLICATES
-
-
-def eventually(condition: Callable[[], bool], within_s: float) -> bool:
-    clock = MonotonicClock()
-    for _ in range(int(within_s * 20)):
-        if condition():
-            return True
-        clock.sleep_until_ns(clock.now_ns() + 50 * NS_PER_MS)
-    return condition()
 
 
 def _command(pid: int) -> str:

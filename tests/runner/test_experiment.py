@@ -13,6 +13,7 @@ from harness.analysis.figures import lateness
 from harness.analysis.summary import summarise
 from harness.errors import RecordsError, SpecError
 from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.plan.files import read_plan
 from harness.present.report import write_report
@@ -26,7 +27,7 @@ from harness.runner.progress import (
     RunStarted,
     ServerReady,
 )
-from tests.support.experiments import small_experiment
+from tests.support.experiments import UNHURRIED, small_experiment
 
 pytestmark = pytest.mark.live
 
@@ -45,7 +46,7 @@ def performed(tmp_path_factory: pytest.TempPathFactory) -> Performed:
     return Performed(root, run_experiment(small_experiment(), runs_root=root, on_progress=events.append), events)
 
 
-def device_ns(run) -> int:
+def device_ns(run: SealedRun) -> int:
     """The emulator's own sum of step times, from its trace."""
     records = [json.loads(line) for line in run.file("device_trace.jsonl").read_text().splitlines()]
     return sum(record["duration_ns"] for record in records if record.get("kind") in ("PREFILL", "DECODE"))
@@ -161,9 +162,7 @@ def test_sealed_runs_are_not_silently_mixed_with_new_ones(performed: Performed):
 
 
 def test_a_run_over_its_lateness_limit_is_named_invalid_and_kept_when_it_is_repeated(tmp_path: Path):
-    spec = small_experiment(
-        condition=[{"name": "only"}], limits={"rearrival_lag_p99_ms": 1e-6, "start_spread_ms": 500.0}
-    )
+    spec = small_experiment(condition=[{"name": "only"}], limits={**UNHURRIED, "rearrival_lag_p99_ms": 1e-6})
     outcome = run_experiment(spec, runs_root=tmp_path)
     [run] = outcome.invalid_runs
     assert any("re-arrival" in reason for reason in run.invalid_reasons)

@@ -13,6 +13,7 @@ import pytest
 
 from harness.measure.records.store import RunStore
 from tests.support.command_line import harness
+from tests.support.experiments import UNHURRIED_TOML
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]
 
@@ -26,10 +27,6 @@ num_background = 6
 [server]
 start_timeout_s = 300.0
 stop_grace_s = 30.0
-[limits]
-rearrival_lag_p99_ms = 2000.0
-read_together_ms = 5000.0
-start_spread_ms = 2000.0
 [[condition]]
 name = "m6"
 """
@@ -41,7 +38,7 @@ def patch_check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_observing_changes_no_token_and_no_step_and_says_what_it_costs(tmp_path: Path) -> None:
-    (tmp_path / "survival.toml").write_text(EXPERIMENT)
+    (tmp_path / "survival.toml").write_text(EXPERIMENT + UNHURRIED_TOML)
 
     first = patch_check(tmp_path)
 

@@ -13,7 +13,7 @@ from harness.analysis.validity.stalls import check_freezes
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.analysis_tables import manifest
-from tests.support.experiments import small_experiment
+from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.processes import commands_of_children
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import plan_of, run, session
@@ -21,7 +21,7 @@ from tests.support.replays import plan_of, run, session
 pytestmark = pytest.mark.live
 
 
-def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **keys: Any) -> list[str]:
+def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **limits: float) -> list[str]:
     """The reasons of the first run; its server stands still once its first request has ended."""
     has_frozen = threading.Event()
 
@@ -34,26 +34,22 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **keys:
         threading.Event().wait(seconds)
         server.send_signal(signal.SIGCONT)
 
-    spec = small_experiment(condition=[{"name": "base"}], **keys)
+    # Lengths so different that others still run when it is heard that the first request has ended.
+    lengths = {"distribution": "uniform", "low": 9, "high": 2000}
+    workload = {"num_sessions": 3, "waits": "none", "generate_tokens": lengths}
+    spec = small_experiment(condition=[{"name": "base"}], workload=workload, limits={**UNHURRIED, **limits})
     (run,) = run_experiment(spec, runs_root=root, on_progress=freeze_once).runs
     return list(run.manifest.invalid_reasons)
 
 
 def test_a_server_that_was_stopped_for_two_seconds_makes_its_run_invalid(tmp_path: Path) -> None:
-    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 2)
+    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 2, server_stall_ms=1000.0)
     assert any("server-stalled" in reason for reason in reasons)
 
 
 def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_invalid(tmp_path: Path) -> None:
-    """A stall below every other limit: 0.4 s (wall) are 8 s of the modelled server."""
-    limits = {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "read_together_ms": 5000.0}
-    # Lengths so different that the others still run when the first request ends.
-    workload = {
-        "num_sessions": 3,
-        "waits": "none",
-        "generate_tokens": {"distribution": "uniform", "low": 9, "high": 500},
-    }
-    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, limits=limits, workload=workload)
+    """0.4 s (wall) are 8 s of the modelled server."""
+    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, schedule_moved_share=0.05)
     said = "schedule-moved: the emulator's host stalled: its schedule moved by "
     assert [reason for reason in reasons if reason.startswith(said)], reasons
 

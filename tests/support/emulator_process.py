@@ -19,8 +19,8 @@ import httpx
 from benchmarks.emulator import wait_for_address
 from harness.measure.emulator.step_log import read_trace
 from tests.support.forked import ForkedProcess, start_forked
+from tests.support.processes import WITHIN_S
 
-STOP_WITHIN_S = 20
 SCALE = 20.0
 
 
@@ -78,7 +78,7 @@ class Emulator:
     def stop(self) -> int:
         """SIGTERM and wait; the exit code."""
         self.process.terminate()
-        return self.process.wait(STOP_WITHIN_S)
+        return self.process.wait(WITHIN_S)
 
 
 Start = Callable[..., Emulator]
@@ -96,11 +96,13 @@ def start_ready(folder: Path, *flags: str, idle_timeout_s: float | None = None, 
     """A server process that listens. idle_timeout_s: in place of ``server.IDLE_TIMEOUT_S``."""
     config_path, log_path = _written(folder, config)
     words, outputs = ("--config", str(config_path), *flags), {"out": log_path, "err": log_path}
-    process = ForkedProcess(
+    process: Any = ForkedProcess(
         start_forked(_serve, words, idle_timeout_s, cwd=Path.cwd(), variables=dict(os.environ), **outputs)
     )
     address = wait_for_address(process, log_path)
-    return Emulator(process, address, log_path, folder / "trace.jsonl", httpx.Client(base_url=address, timeout=60))
+    return Emulator(
+        process, address, log_path, folder / "trace.jsonl", httpx.Client(base_url=address, timeout=WITHIN_S)
+    )
 
 
 def _written(folder: Path, config: dict[str, Any]) -> tuple[Path, Path]:
@@ -127,4 +129,4 @@ def end(emulator: Emulator) -> None:
     emulator.client.close()
     if emulator.process.poll() is None:
         emulator.process.kill()
-    emulator.process.wait(STOP_WITHIN_S)
+    emulator.process.wait(WITHIN_S)

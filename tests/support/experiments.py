@@ -7,15 +7,23 @@ from typing import Any
 from harness.model.spec import ExperimentSpec
 
 FAST = 20.0
+A_MINUTE_MS = 60_000.0
 UNHURRIED: dict[str, float] = {
-    "rearrival_lag_p99_ms": 5000.0,
-    "start_spread_ms": 5000.0,
+    "rearrival_lag_p99_ms": A_MINUTE_MS,
+    "start_spread_ms": A_MINUTE_MS,
+    "stall_ms": A_MINUTE_MS,
+    "stamp_lag_ms": A_MINUTE_MS,
+    "server_stall_ms": A_MINUTE_MS,
     "schedule_moved_share": 1.0,
     # A stand-in for a server sends an answer in one piece.
-    "first_token_held_ms": 5000.0,
-    "read_together_ms": 5000.0,
+    "first_token_held_ms": A_MINUTE_MS,
+    "read_together_ms": A_MINUTE_MS,
 }
-"""Limits of runs on a server at its own speed, where a test is not about how busy its machine is."""
+"""Limits of every run of a test on a real clock: how busy its machine is decides nothing. A test of a limit sets it."""
+UNHURRIED_TOML = "\n".join(["[limits]", *(f"{name} = {limit}" for name, limit in UNHURRIED.items()), ""])
+"""The same as a part of an experiment file."""
+UNHURRIED_WORDS = tuple(word for name, limit in UNHURRIED.items() for word in ("--set", f"limits.{name}={limit}"))
+"""The same as words of ``harness run``."""
 
 
 def small_experiment(**changes: Any) -> ExperimentSpec:
@@ -31,7 +39,6 @@ def small_experiment(**changes: Any) -> ExperimentSpec:
             "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
             "wait_cap_s": 2.0,
         },
-        # How busy the test machine is decides nothing; a test of a limit sets it.
         "limits": UNHURRIED,
         "condition": [{"name": "base"}, {"name": "more", "server": {"decode_buckets": [1, 2, 3, 4, 8]}}],
     }

@@ -16,6 +16,7 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from tests.support.command_line import harness
+from tests.support.experiments import UNHURRIED_TOML
 
 
 def _inline(table: Mapping[str, Any]) -> str:
@@ -54,7 +55,7 @@ class Place:
             f'environment = "{self.environment}"\nartifact = "{cached_artifact(self.twin, twin_spec())}"',
             f"start_timeout_s = 300.0\nstop_grace_s = 30.0\n{server}",
             # A shared machine wakes the client late; this is about decisions, not about time.
-            "[limits]\nrearrival_lag_p99_ms = 5000.0\nstart_spread_ms = 5000.0\nread_together_ms = 5000.0",
+            UNHURRIED_TOML,
         ]
         for condition, changes in conditions.items():
             settings = self.folder / f"{name}-{condition}.settings.json"

@@ -18,7 +18,7 @@ from harness.model.plan.model import Plan
 from harness.model.plan.tokens import TokenStreams
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 class Asked(NamedTuple):

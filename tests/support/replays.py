@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from harness.clock import NS_PER_S, ScaledClock
-from harness.measure.client.null_server import NullServer
 from harness.measure.client.run import ReplayEvent, ReplayResult, StopSignal, Target, replay
 from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, RequestSpec
+
+
+class Served(Protocol):
+    """A server that is there: one of tests/support, or a null server."""
+
+    host: str
+    port: int
 
 
 def session(
@@ -43,7 +49,7 @@ def plan_of(*sessions: SessionPlan, prompt_form: Any = "token-ids") -> Plan:
 
 def fork_and_join(residual_ns: int, **lengths: int) -> Plan:
     """A parent, three branches at once of which one continues the parent, and a join that continues it too."""
-    first = {"prompt_tokens": 40, "generate_tokens": 6} | lengths
+    first: dict[str, Any] = {"prompt_tokens": 40, "generate_tokens": 6} | lengths
     streamed = sum(first.values())
     return plan_of(
         session(0, num_requests=1, **first),
@@ -76,12 +82,12 @@ def assert_branches_overlap(rows: list[dict[str, Any]]) -> None:
 
 def run(
     plan: Plan,
-    server: NullServer,
+    server: Served,
     client: Any,
     *,
     stream: bool = True,
     scale: float = 1.0,
-    timeout_s: float = 20,
+    timeout_s: float = 120,
     is_strict: bool = True,
     request: RequestSpec | None = None,
     on_event: Callable[[ReplayEvent], None] | None = None,

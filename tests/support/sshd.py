@@ -8,21 +8,21 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
 from harness.measure.server.process import free_port
+from tests.support.processes import comes_true
 
 SERVER = "/usr/sbin/sshd"
 RUN_FOLDER = Path("/run/sshd")  # where sshd started by root wants to lock its children in
 
 
 @contextmanager
-def running_sshd(folder: Path, variables: Mapping[str, str]) -> Iterator[Path]:
+def running_sshd(folder: Path, variables: Mapping[str, str]) -> Generator[Path]:
     """Serve logins of this user as host "npu1" of the configuration file that is given; "nowhere" has no server.
 
     variables: of the environment of every login. Skips the test where OpenSSH's server or client is not installed.
@@ -58,7 +58,7 @@ def running_sshd(folder: Path, variables: Mapping[str, str]) -> Iterator[Path]:
 
 
 @contextmanager
-def short_folder(link: Path) -> Iterator[Path]:
+def short_folder(link: Path) -> Generator[Path]:
     """A new folder with a path short enough for what a server puts into its TMPDIR, sockets among it; ``link`` leads
     there.
     """
@@ -74,12 +74,8 @@ def write_command(path: Path, line: str) -> None:
 
 
 def _wait_for(port: int) -> None:
-    clock = MonotonicClock()
-    deadline_ns = clock.now_ns() + 20 * NS_PER_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            assert clock.now_ns() < deadline_ns, "sshd did not start"
-            clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    def answers() -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", port)) == 0
+
+    assert comes_true(answers), "sshd did not start"

@@ -15,6 +15,7 @@ from harness.model.plan.model import Plan
 from harness.model.plan.tokens import TokenStreams
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
+from tests.support.experiments import UNHURRIED
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:
@@ -28,7 +29,7 @@ def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[
             "workload": workload,
             "server": {"start_timeout_s": 300.0, "stop_grace_s": 30.0, **(server or {})},
             # A shared machine wakes the client late; this is about decisions, not about time.
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "read_together_ms": 5000.0},
+            "limits": UNHURRIED,
             "condition": [{"name": "only"}],
         }
     )

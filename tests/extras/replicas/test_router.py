@@ -25,10 +25,9 @@ from harness.model.plan.blocks import token_block_keys
 from harness.runner import run_experiment
 from tests.runner.backends.test_attached import attached
 from tests.support.emulator_process import Emulator, end, start_ready
-from tests.support.processes import comes_true
+from tests.support.processes import WITHIN_S, comes_true
 
 live = pytest.mark.live
-STARTS_WITHIN_S, STOPS_WITHIN_S = 60.0, 60.0
 
 
 def listens(port: int) -> bool:
@@ -44,12 +43,12 @@ def routing(folder: Path, urls: list[str], policy: str) -> Generator[str]:
     config.write_text(json.dumps(door._asdict()))
     process = subprocess.Popen(own_command("harness.extras.replicas.router:main", config))
     try:
-        assert comes_true(lambda: process.poll() is not None or listens(door.port), STARTS_WITHIN_S)
+        assert comes_true(lambda: process.poll() is not None or listens(door.port))
         assert process.poll() is None, "the router ended by itself"
         yield f"http://{door.host}:{door.port}"
     finally:
         process.terminate()
-        code = process.wait(STOPS_WITHIN_S)
+        code = process.wait(WITHIN_S)
     assert code == 0
 
 
@@ -90,7 +89,7 @@ def in_turns(replicas: list[Emulator], tmp_path_factory: pytest.TempPathFactory)
 @live
 def test_a_session_stays_where_its_first_request_went_and_the_answer_says_where(router: str) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 2}
-    with httpx.Client(base_url=router, timeout=30) as client:
+    with httpx.Client(base_url=router, timeout=WITHIN_S) as client:
         answers = [
             client.post("/v1/completions", json=body, headers={"X-Session-Id": name}) for name in ("a", "b", "a", "b")
         ]
@@ -110,7 +109,7 @@ def test_a_session_stays_where_its_first_request_went_and_the_answer_says_where(
 def test_a_replica_that_does_not_answer_is_an_error_of_the_request(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     with routing(tmp_path, [nobody, nobody], "round-robin") as url:
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=30)
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=WITHIN_S)
     assert answer.status_code == 502
     assert "replica 0 does not answer" in answer.json()["error"]["message"]
     lines = [json.loads(line) for line in (tmp_path / layout.ROUTED).read_text().splitlines()]

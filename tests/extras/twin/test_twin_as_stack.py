@@ -15,6 +15,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
+from tests.support.experiments import UNHURRIED
 from tests.support.stacks import linked_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -56,7 +57,7 @@ def _run(
                 "stop_grace_s": 30.0,
                 **server,
             },
-            "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "read_together_ms": 5000.0},
+            "limits": UNHURRIED,
             "condition": [{"name": "only"}],
         }
     )

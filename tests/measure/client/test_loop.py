@@ -28,7 +28,7 @@ def test_after_a_broken_answer_nothing_more_of_its_session_is_sent(stream: bool,
 def test_many_long_answers_at_once_are_all_read() -> None:
     sessions = [session(index, num_requests=2, generate_tokens=900) for index in range(40)]
     with NullServer(NullServerConfig(keeps_stamps=False)) as server:
-        result = run(plan_of(*sessions), server, "epoll", timeout_s=60)
+        result = run(plan_of(*sessions), server, "epoll")
     rows = rows_of(result)
     assert {(row["status"], row["completion_tokens"]) for row in rows} == {("ok", 900)}
     assert result.chunks.num_rows == 40 * 2 * 900
@@ -38,7 +38,7 @@ def test_many_long_answers_at_once_are_all_read() -> None:
 def test_a_request_larger_than_the_kernel_takes_at_once_arrives_whole() -> None:
     plan = plan_of(session(0, prompt_tokens=900_000), session(1))
     with NullServer() as server:
-        rows = rows_of(run(plan, server, "epoll", timeout_s=60))
+        rows = rows_of(run(plan, server, "epoll"))
     assert {row["status"] for row in rows} == {"ok"}
     assert rows[1]["prompt_tokens"] == 900_000 + 6 + 8
 

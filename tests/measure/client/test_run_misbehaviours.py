@@ -21,7 +21,7 @@ def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, client: 
         return Reply([CHUNKED_HEAD, *chunked(events(asked))])
 
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=5))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client))
     assert rows[0]["status"] == wrong.status, rows[0]["error"]
     assert wrong.says in rows[0]["error"]
     assert rows[0]["error"].isprintable()
@@ -61,7 +61,7 @@ def test_what_a_parser_raises_for_one_answer_fails_that_request_alone(
         return Reply([CHUNKED_HEAD, *chunked(parts)])
 
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=20))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client))
     assert rows[0]["status"] == "bad_response"
     assert "OverflowError: Python int too large" in rows[0]["error"]
     assert {row["status"] for row in rows[2:]} == {"ok"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 import pytest
 
 from harness.clock import NS_PER_S, ScaledClock
@@ -16,6 +15,7 @@ from harness.measure.records.schema import rows_where
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, ServerSpec, WorkloadSpec
+from harness.model.spec.sections import ClientName
 from tests.support.emulator_process import end, start_ready
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, plan_of, rows_of
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.live
 SCALE = 20.0
 
 
-def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
+def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec, scale: float = SCALE) -> ReplayResult:
     """The replay against a fresh server, without the process that ``replay`` starts to note stalls of the host."""
-    server = start_ready(folder, time_scale=SCALE)
+    server = start_ready(folder, time_scale=scale)
     try:
         return replay_here(
             plan,
@@ -34,7 +34,7 @@ def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayR
                 endpoint_of(ServerSpec(url=server.address)),
                 model="emulated-qwen3-4b",
                 options=options,
-                clock=ScaledClock(SCALE),
+                clock=ScaledClock(scale),
                 request_timeout_ns=600 * NS_PER_S,
             ),
             on_event=None,
@@ -55,6 +55,7 @@ def counts(result: ReplayResult) -> list[tuple[Any, ...]]:
 def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
     tmp_path: Path, num_background: int, cached_tokens: int
 ) -> None:
+    clients: list[tuple[ClientName, bool]] = [("epoll", True), ("epoll", False), ("aiohttp", True)]
     plan = build_plan(
         WorkloadSpec(source="sequential", num_sessions=num_background + 2, num_background=num_background), 1, 0
     )
@@ -62,7 +63,7 @@ def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
         f"{name}-{stream}": counts(
             replay_on_emulator(plan, tmp_path / f"{name}-{stream}", ClientSpec(name=name, stream=stream))
         )
-        for name, stream in (("epoll", True), ("epoll", False), ("aiohttp", True))
+        for name, stream in clients
     }
     assert len({tuple(rows) for rows in seen.values()}) == 1
     rows = seen["epoll-True"]
@@ -85,28 +86,28 @@ def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_pat
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("name", ["epoll", "aiohttp"])
 def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Path, name: Any) -> None:
-    # A step takes about 10 ms: the answers would take 40 s of model time, two of wall time. No client is as late.
-    early, short = RequestPlan(0, 300, 4000, NS_PER_S, abort_after_ns=2 * NS_PER_S), RequestPlan(300, 8, 5)
-    counted = RequestPlan(0, 300, 4000, 0, abort_after_tokens=70)
+    # A step takes about 10 ms: the answers would take 70 s of model time, 14 of wall time. No client is as late.
+    early, short = RequestPlan(0, 300, 7000, NS_PER_S, abort_after_ns=2 * NS_PER_S), RequestPlan(300, 8, 5)
+    counted = RequestPlan(0, 300, 7000, 0, abort_after_tokens=70)
     kept = RequestPlan(370, 20, 5)
-    stays = RequestPlan(0, 40, 4, 0, abort_after_ns=100 * NS_PER_S)
+    stays = RequestPlan(0, 40, 4, 0, abort_after_ns=500 * NS_PER_S)
     plan = plan_of(
         SessionPlan(0, 0, None, None, (early, short)),
         SessionPlan(1, 0, None, None, (counted, kept)),
         SessionPlan(2, 0, 0, 0, (RequestPlan(313, 9, 3),)),
         SessionPlan(3, 0, None, None, (stays,)),
     )
-    result = replay_on_emulator(plan, tmp_path / name, ClientSpec(name=name))
+    result = replay_on_emulator(plan, tmp_path / name, ClientSpec(name=name), scale=5.0)
     rows = {(row["session"], row["request"]): row for row in rows_of(result)}
     assert {key for key, row in rows.items() if row["status"] == "aborted"} == {(0, 0), (1, 0)}
     assert {row["status"] for key, row in rows.items() if key not in {(0, 0), (1, 0)}} == {"ok"}, rows
     left = rows[0, 0]
-    assert 2 * NS_PER_S <= left["done_ns"] - left["sent_ns"] < 30 * NS_PER_S
+    assert left["done_ns"] - left["sent_ns"] >= 2 * NS_PER_S
     assert rows[0, 1]["due_ns"] == left["done_ns"] + NS_PER_S
     assert rows[1, 1]["prompt_tokens"] == 390
     assert rows[1, 1]["cached_tokens"] == rows[0, 1]["cached_tokens"] == 256
     chunks = rows_where(rows_where(result.chunks.to_table(), "session", 1), "request", 0)
-    assert 70 <= pc.sum(chunks["num_tokens"]).as_py() < 3000
+    assert 70 <= sum(chunks["num_tokens"].to_pylist()) < 7000
 
 
 @pytest.mark.parametrize(("name", "stream"), [("epoll", True), ("epoll", False), ("aiohttp", True)])
@@ -124,4 +125,4 @@ def test_a_chat_continues_with_the_text_that_came_back_and_finds_its_prefix_agai
     reused = [row["prompt_tokens"] // 128 * 128 for row in rows]
     assert [row["cached_tokens"] for row in rows] == [0, *reused[:2]], "whole blocks of the prompt before"
     if stream:
-        assert pc.sum(result.chunks.to_table()["num_tokens"]).as_py() == 50
+        assert sum(result.chunks.to_table()["num_tokens"].to_pylist()) == 50

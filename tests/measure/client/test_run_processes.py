@@ -20,6 +20,7 @@ from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
 from tests.support.faulty_server import faulty_server
+from tests.support.processes import WITHIN_S
 
 REQUEST = RequestPlan(0, 20, 4, 3 * NS_PER_MS)
 AGAIN = RequestPlan(24, 5, 4, 3 * NS_PER_MS)
@@ -44,7 +45,7 @@ def run(plan: Plan, server: NullServer, options: ClientSpec, **more: Any) -> Rep
             model="null",
             options=options,
             clock=ScaledClock(2.0),
-            request_timeout_ns=40 * NS_PER_S,
+            request_timeout_ns=400 * NS_PER_S,
         ),
         **more,
     )
@@ -143,6 +144,6 @@ class TestAReplayInProcesses:
             theirs.close()
             ours.send(Task(plan_of(FREE), [0], target, folder, keeps_events=True))
             ours.close()
-            output, _ = ended.communicate(timeout=120)
+            output, _ = ended.communicate(timeout=WITHIN_S)
         assert (ended.returncode, output) == (0, b"")
         assert not folder.parent.exists()

@@ -6,16 +6,17 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.clock import NS_PER_MS, MonotonicClock
 from harness.model.engine import EngineConfig, Scheduler, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest
 from harness.model.plan.blocks import token_block_keys
 from tests.support.emulator_process import Emulator, Start
+from tests.support.processes import comes_true
 
 pytestmark = pytest.mark.live
 
@@ -100,7 +101,9 @@ def test_a_surviving_slot_is_a_hit_in_usage_metrics_and_log(start_emulator: Star
 
 def test_bucket_lines_are_the_decode_steps_of_the_trace(start_emulator: Start) -> None:
     server = start_emulator(server={"max_num_seqs": 4, "decode_buckets": [1, 4]})
-    bodies = [{"prompt": [1000 * n + place for place in range(50)], "max_tokens": 5 + n} for n in range(1, 7)]
+    bodies: list[dict[str, Any]] = [
+        {"prompt": [1000 * n + place for place in range(50)], "max_tokens": 5 + n} for n in range(1, 7)
+    ]
     threads = [
         threading.Thread(target=server.client.post, args=("/v1/completions",), kwargs={"json": body}) for body in bodies
     ]
@@ -169,12 +172,16 @@ def test_info_level_hides_the_observed_decisions(start_emulator: Start) -> None:
 def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) -> None:
     server = start_emulator(server={"max_num_seqs": 3, "decode_buckets": [1, 2, 3]})
     prompts = {f"request-{n}": [1000 * n + place for place in range(100 + 40 * n)] for n in range(1, 9)}
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {"prompt": prompts[name], "max_tokens": 3 + index, "request_id": name} for index, name in enumerate(prompts)
     ]
+
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        return server.complete(**body)
+
     with ThreadPoolExecutor(4) as pool:
         # Each prompt twice: the second time it may find its slot alive, or gone.
-        answers = list(pool.map(lambda body: server.complete(**body), bodies * 2))
+        answers = list(pool.map(complete, bodies * 2))
     assert {answer["usage"]["completion_tokens"] for answer in answers} == set(range(3, 11))
     assert server.stop() == 0
     again = EngineCore(Scheduler(EngineConfig(3, (1, 2, 3), 3), load_cost_model("paper")))
@@ -203,10 +210,8 @@ def same_request(core: EngineCore, name: str, prompt: list[int], max_tokens: int
 
 def test_the_periodic_line_comes_every_ten_model_seconds(start_emulator: Start) -> None:
     server = start_emulator()
-    clock = MonotonicClock()
     server.complete([7] * 1000, max_tokens=200)
-    while "Engine 000: " not in server.log_so_far:
-        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    assert comes_true(lambda: "Engine 000: " in server.log_so_far)
     assert server.stop() == 0
     assert re.search(
         r"\[v1/metrics/loggers\.py:271\] Engine 000: Avg prompt throughput: \d+\.\d tokens/s, "

@@ -86,6 +86,6 @@ def test_a_client_that_leaves_gives_its_blocks_back(server: Emulator) -> None:
     ) as answer:
         next(answer.iter_lines())
 
-    assert comes_true(lambda: not server.metric("vllm:num_requests_running"), seconds=60)
+    assert comes_true(lambda: not server.metric("vllm:num_requests_running"))
     assert server.complete([5] * 20, max_tokens=1)["usage"]["completion_tokens"] == 1
     assert server.metric("vllm:kv_cache_usage_perc") == 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process
 from harness.measure.server.process import free_port
-from tests.support.processes import commands_of_children
+from tests.support.processes import WITHIN_S, commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
 
 pytestmark = pytest.mark.live
@@ -44,9 +44,6 @@ def whole(body: bytes, *headers: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (Reply(dripping()), "TimeoutError"),
-        (Reply([], HANG), "TimeoutError"),
-        (Reply([HEAD], HANG), "TimeoutError"),
         (Reply(endless()), "TooLong"),
         (Reply(flooding()), "buffer too long"),
         (Reply([HEAD + b"Content-Length: 1099511627776\r\n\r\nabc"], CLOSE), "without sending complete"),
@@ -62,9 +59,9 @@ def whole(body: bytes, *headers: bytes) -> bytes:
         (Reply([HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"], CLOSE), "incomplete chunked read"),
     ],
 )
-def test_a_server_that_misbehaves_is_a_word_in_the_reply_within_the_deadline(reply: Reply, says: str) -> None:
+def test_a_server_that_misbehaves_is_a_word_in_the_reply(reply: Reply, says: str) -> None:
     with RawServer(lambda _asked: reply) as server:
-        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=1.0)
+        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=WITHIN_S)
     assert (answer.status, answer.body) == (NO_ANSWER, b"")
     assert says in answer.error
 
@@ -83,7 +80,7 @@ def test_a_server_that_misbehaves_is_a_word_in_the_reply_within_the_deadline(rep
 def test_every_framing_of_an_answer_is_understood(pieces: list[bytes], after: str) -> None:
     ends_at_close = pieces[0] == HEAD + b"\r\n"
     with RawServer(lambda _asked: Reply(pieces, CLOSE if ends_at_close else after)) as server:
-        answer = ask(Endpoint(server.host, server.port), "/health", deadline_s=10.0)
+        answer = ask(Endpoint(server.host, server.port), "/health", deadline_s=WITHIN_S)
     assert answer == (HTTP_OK, b"hello", "")
 
 
@@ -96,14 +93,14 @@ def test_json_of_any_depth_and_size_of_number_is_no_exception() -> None:
         return Reply([whole(next(bodies))])
 
     with RawServer(reply) as server:
-        read = [ask(Endpoint(server.host, server.port), "/version", deadline_s=10.0).json() for _ in range(5)]
+        read = [ask(Endpoint(server.host, server.port), "/version", deadline_s=WITHIN_S).json() for _ in range(5)]
     assert read[0] is read[2] is read[3] is None
     assert read[4] == {"version": "1"}
 
 
 def test_no_server_and_no_such_host_are_words_too() -> None:
-    assert ask(Endpoint("127.0.0.1", free_port()), "/", deadline_s=5.0).error.startswith("ConnectionRefusedError")
-    assert ask(Endpoint("no host", 80), "/", deadline_s=5.0).error
+    assert ask(Endpoint("127.0.0.1", free_port()), "/", deadline_s=WITHIN_S).error.startswith("ConnectionRefusedError")
+    assert ask(Endpoint("no host", 80), "/", deadline_s=WITHIN_S).error
 
 
 def trickle() -> Iterator[bytes]:
@@ -120,11 +117,16 @@ def slow_to_its_close() -> Iterator[bytes]:
         yield b"x"
 
 
-@pytest.mark.parametrize("pieces", [trickle, slow_to_its_close])
-def test_a_server_that_trickles_is_cut_off_wherever_it_is(pieces: Callable[[], Iterator[bytes]]) -> None:
-    with RawServer(lambda _asked: Reply(pieces())) as server:
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(dripping()), Reply([], HANG), Reply([HEAD], HANG), Reply(trickle()), Reply(slow_to_its_close())],
+)
+def test_a_server_that_does_not_come_to_an_end_is_cut_off_wherever_it_is(reply: Reply) -> None:
+    with RawServer(lambda _asked: reply) as server:
         answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=0.5)
-    assert answer == (NO_ANSWER, b"", "TimeoutError: no whole answer within the limit")
+    assert (answer.status, answer.body) == (NO_ANSWER, b"")
+    # Of a server that says nothing at all, the socket's own limit may come first.
+    assert answer.error in ("TimeoutError: no whole answer within the limit", "TimeoutError: timed out")
 
 
 def test_no_redirect_is_followed_and_no_proxy_or_password_of_the_environment_is_used(
@@ -133,7 +135,7 @@ def test_no_redirect_is_followed_and_no_proxy_or_password_of_the_environment_is_
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     moved = Reply([b"HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"])
     with RawServer(lambda _asked: moved) as server:
-        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=10.0)
+        answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=WITHIN_S)
     assert answer == (302, b"", "")
     assert [asked.path for asked in server.asked] == ["/metrics"]
 
@@ -147,8 +149,8 @@ def test_metrics_are_read_where_the_same_server_redirects_to_and_another_server_
 
     with RawServer(answer) as server:
         url = f"http://{server.host}:{server.port}"
-        reply, place = ask_metrics(f"{url}/metrics", deadline_s=10.0)
-        away, _ = ask_metrics(f"{url}/away", deadline_s=10.0, headers={"Authorization": "Bearer k"})
+        reply, place = ask_metrics(f"{url}/metrics", deadline_s=WITHIN_S)
+        away, _ = ask_metrics(f"{url}/away", deadline_s=WITHIN_S, headers={"Authorization": "Bearer k"})
     assert (reply.status, reply.body, place) == (HTTP_OK, b"up 1", f"{url}/metrics/")
     assert (away.status, away.error) == (307, "status 307, a redirect to http://127.0.0.1:1/metrics")
 
@@ -156,8 +158,10 @@ def test_metrics_are_read_where_the_same_server_redirects_to_and_another_server_
 def test_a_key_that_is_no_header_is_in_no_error() -> None:
     with RawServer(lambda _asked: Reply([whole(b"")])) as server:
         url = f"http://{server.host}:{server.port}/health"
-        answer = ask_url(url, deadline_s=10.0, headers={"Authorization": "Bearer sk\nsecret"})
-        assert ask_url(url, deadline_s=10.0, headers={"Authorization": "Bearer sk-ends-in-a-space "}).status == HTTP_OK
+        answer = ask_url(url, deadline_s=WITHIN_S, headers={"Authorization": "Bearer sk\nsecret"})
+        assert (
+            ask_url(url, deadline_s=WITHIN_S, headers={"Authorization": "Bearer sk-ends-in-a-space "}).status == HTTP_OK
+        )
     assert answer.status == NO_ANSWER
     assert "secret" not in answer.error
 
@@ -168,7 +172,7 @@ def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> 
         RawServer(lambda _asked: Reply([next(bodies)])) as server,
         asking_process(f"http://{server.host}:{server.port}/metrics", {"X-Key": "1"}) as get,
     ):
-        assert [get(10.0), get(10.0)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
+        assert [get(WITHIN_S), get(WITHIN_S)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
         (process,) = (child for child, command in commands_of_children() if "answer_requests" in command)
         process.kill()
         assert get(1.0) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")

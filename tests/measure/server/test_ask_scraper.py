@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
+from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
 from harness.measure.server.ask import Get, Scraper, ask_url
 from harness.measure.server.process import free_port
-from tests.support.processes import HOST, start_tiny_server
+from tests.support.processes import HOST, WITHIN_S, comes_true, start_tiny_server
 
 pytestmark = pytest.mark.live
 METRICS = 'requests_total{word="café"} 7\n'
@@ -25,7 +25,7 @@ METRICS = 'requests_total{word="café"} 7\n'
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     port = free_port()
     with start_tiny_server(tmp_path_factory.mktemp("server"), port) as server:
-        server.wait_healthy(HOST, port, deadline_s=20)
+        server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
         yield port
 
 
@@ -37,18 +37,11 @@ def lines_of(sink: io.BytesIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in sink.getvalue().splitlines()]
 
 
-def wait_for_scrapes(scraper: Scraper, number: int) -> None:
-    clock = MonotonicClock()
-    deadline_ns = clock.now_ns() + 20 * NS_PER_S
-    while scraper.num_scrapes < number and clock.now_ns() < deadline_ns:
-        clock.sleep_until_ns(clock.now_ns() + 5 * NS_PER_MS)
-
-
 def test_a_run_is_scraped_before_at_the_interval_and_after(port: int) -> None:
     sink, clock = io.BytesIO(), ScaledClock(4.0)
     began_ns = clock.now_ns()
     with Scraper(sink, metrics_of(port), clock=clock, interval_s=0.2) as scraper:
-        wait_for_scrapes(scraper, 4)
+        assert comes_true(lambda: scraper.num_scrapes >= 4)
     lines = lines_of(sink)
     assert [line["reason"] for line in lines[:1]] == ["before"]
     assert {line["reason"] for line in lines[1:-1]} == {"interval"}

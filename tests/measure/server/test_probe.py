@@ -20,7 +20,7 @@ from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import UNHURRIED, UNHURRIED_TOML
 from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = pytest.mark.live
@@ -203,12 +203,6 @@ replicates = 1
 base_seed = 1
 [client]
 name = "{client}"
-[limits]
-rearrival_lag_p99_ms = 5000.0
-start_spread_ms = 5000.0
-schedule_moved_share = 1.0
-first_token_held_ms = 5000.0
-read_together_ms = 5000.0
 [workload]
 num_sessions = 2
 waits = "none"
@@ -243,7 +237,7 @@ def test_a_server_over_https_is_measured_whatever_client_the_file_names(
     tmp_path: Path, certificate: Path, client: str
 ) -> None:
     with plain_server(over_https(certificate)) as server:
-        (tmp_path / "asked.toml").write_text(OVER_HTTPS.format(client=client, url=server.url))
+        (tmp_path / "asked.toml").write_text(OVER_HTTPS.format(client=client, url=server.url) + UNHURRIED_TOML)
         words = ("run", str(tmp_path / "asked.toml"), "--runs", str(tmp_path / "runs"))
         done = harness(*words, SSL_CERT_FILE=str(certificate))
         assert done.returncode == 0, done.stdout + done.stderr

@@ -17,10 +17,11 @@ from harness.errors import ServerError
 from harness.measure.server.process import ServerLog, ServerProcess, free_port, port_is_free, port_owner, require_port
 from tests.support.processes import (
     HOST,
+    WITHIN_S,
     check_until_it_fails,
     child_named_in,
     clock,
-    ends_within,
+    ends,
     is_alive,
     start_tiny_server,
 )
@@ -31,10 +32,10 @@ pytestmark = pytest.mark.live
 def test_a_healthy_server_answers_and_is_gone_after_stop(tmp_path: Path) -> None:
     port = free_port()
     server = start_tiny_server(tmp_path, port)
-    server.wait_healthy(HOST, port, deadline_s=20)
+    server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     assert is_alive(server.pid)
     assert os.getpgid(server.pid) == server.pid
-    report = server.stop(grace_s=5)
+    report = server.stop(grace_s=WITHIN_S)
     assert not is_alive(server.pid)
     assert (report.returncode, report.ending) == (-signal.SIGTERM, "signal SIGTERM")
     assert report.was_asked
@@ -53,7 +54,7 @@ def test_the_log_is_kept_as_bytes_with_a_stamp_for_every_read(tmp_path: Path) ->
         [sys.executable, "-c", code],
         log=ServerLog(tmp_path / "server.log", tmp_path / "server.log.stamps", model_clock),
     )
-    assert ends_within(server.pid, 20)
+    assert ends(server.pid)
     report = server.stop()
     log = (tmp_path / "server.log").read_bytes()
     assert log == b"out \xff\x00 torn line\nnext\n" + b"x" * 300_000
@@ -72,7 +73,7 @@ def test_a_server_that_dies_while_starting_is_one_error_with_its_last_lines(tmp_
     port = free_port()
     server = start_tiny_server(tmp_path, port, "--fail", "3")
     with pytest.raises(ServerError, match=r"exit code 3[\s\S]*loading the model\n  ValueError: no such artifact"):
-        server.wait_healthy(HOST, port, deadline_s=20)
+        server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     assert not is_alive(server.pid)
 
 
@@ -80,6 +81,7 @@ def test_a_server_that_never_gets_healthy_is_ended_at_the_deadline(tmp_path: Pat
     port = free_port()
     server = start_tiny_server(tmp_path, port, "--ignore-term", "--child", "own-session")
     child = child_named_in(tmp_path / "server.log")
+    server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     with pytest.raises(ServerError, match=r"not healthy after 0.3 s \(/unhealthy on port \d+: HTTP 503\)"):
         server.wait_healthy(HOST, port, deadline_s=0.3, path="/unhealthy")
     assert not is_alive(server.pid)
@@ -128,7 +130,7 @@ def test_a_full_disk_ends_the_server_with_a_clear_error(tmp_path: Path) -> None:
 def test_a_server_that_ignores_sigterm_is_killed_with_all_its_group(tmp_path: Path) -> None:
     port = free_port()
     server = start_tiny_server(tmp_path, port, "--ignore-term", "--child", "same-group")
-    server.wait_healthy(HOST, port, deadline_s=20)
+    server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     child = child_named_in(tmp_path / "server.log")
     report = server.stop(grace_s=0.2)
     assert set(report.killed) == {server.pid, child}
@@ -141,10 +143,11 @@ def test_a_server_that_ignores_sigterm_is_killed_with_all_its_group(tmp_path: Pa
 def test_a_child_that_left_the_group_and_outlived_the_server_is_found(tmp_path: Path) -> None:
     port = free_port()
     server = start_tiny_server(tmp_path, port, "--child", "own-session")
-    server.wait_healthy(HOST, port, deadline_s=20)
+    server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     child = child_named_in(tmp_path / "server.log")
     assert os.getpgid(child) != server.pid
-    report = server.stop(grace_s=0.2)
+    # Time for the server to end by itself: it ends at once where it is let.
+    report = server.stop(grace_s=3)
     assert report.killed == (child,)
     assert report.ending == "signal SIGTERM"
     assert not is_alive(child)
@@ -153,10 +156,10 @@ def test_a_child_that_left_the_group_and_outlived_the_server_is_found(tmp_path: 
 def test_a_server_that_ends_between_two_requests_fails_the_next_check(tmp_path: Path) -> None:
     port = free_port()
     server = start_tiny_server(tmp_path, port)
-    server.wait_healthy(HOST, port, deadline_s=20)
+    server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     server.check()
     os.kill(server.pid, signal.SIGKILL)
-    assert ends_within(server.pid, 10)
+    assert ends(server.pid)
     with pytest.raises(ServerError, match="ended by itself with signal SIGKILL"):
         check_until_it_fails(server)
     assert server.has_exited
@@ -177,7 +180,7 @@ def test_the_server_reads_nothing_and_inherits_no_descriptor(tmp_path: Path) -> 
     server = ServerProcess.start(
         [sys.executable, "-c", code], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock)
     )
-    assert ends_within(server.pid, 20)
+    assert ends(server.pid)
     server.stop()
     assert (tmp_path / "log").read_text() == "[0, 1, 2] True\n"
 
@@ -188,7 +191,7 @@ def test_additions_to_the_environment_reach_the_server(tmp_path: Path) -> None:
         log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock),
         env={"GREETING": "hallo"},
     )
-    assert ends_within(server.pid, 20)
+    assert ends(server.pid)
     server.stop()
     assert (tmp_path / "log").read_text() == "hallo True\n"
 
@@ -211,6 +214,6 @@ def test_a_port_with_closed_connections_can_be_used_again_at_once(tmp_path: Path
     port = free_port()
     for _ in range(2):
         server = start_tiny_server(tmp_path, port)
-        server.wait_healthy(HOST, port, deadline_s=20)
+        server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
         assert httpx.get(f"http://{HOST}:{port}/", trust_env=False).text == "ok"
         assert server.stop().is_port_free

@@ -12,6 +12,7 @@ from harness.model.spec import ExperimentSpec
 from harness.present.report import write_report
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
+from tests.support.experiments import UNHURRIED
 from tests.support.places import processes_naming
 
 pytestmark = pytest.mark.live
@@ -25,12 +26,7 @@ def test_an_emulator_that_is_killed_between_two_requests(tmp_path: Path) -> None
             "replicates": 1,
             "base_seed": 1,
             "workload": {"source": "sequential", "num_background": 4},
-            "limits": {
-                "rearrival_lag_p99_ms": 1000.0,
-                "start_spread_ms": 1000.0,
-                "schedule_moved_share": 1.0,
-                "read_together_ms": 5000.0,
-            },
+            "limits": UNHURRIED,
             "condition": [{"name": "only"}],
         }
     )

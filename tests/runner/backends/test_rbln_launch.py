@@ -23,6 +23,7 @@ from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
+from tests.support.experiments import UNHURRIED
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 
@@ -200,7 +201,7 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
                 "prompt_tokens": {"distribution": "fixed", "value": 200},
             },
             "server": {"url": f"http://{running.host}:{running.port}"},
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "read_together_ms": 5000.0},
+            "limits": UNHURRIED,
             "condition": [{"name": "only"}],
         }
     )

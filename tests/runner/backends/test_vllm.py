@@ -29,6 +29,7 @@ from harness.runner.backends import backend_named
 from harness.runner.progress import Forecast
 from harness.runner.run import LaunchOptions
 from harness.stacks.vllm.step_log import load_step_log
+from tests.support.experiments import UNHURRIED
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import serving
 from tests.support.stacks import write_environment
@@ -55,7 +56,7 @@ def experiment(environment: Path, *conditions: dict[str, Any], **server: Any) ->
                 "environment": str(environment),
                 **server,
             },
-            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "read_together_ms": 5000.0},
+            "limits": UNHURRIED,
             "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
         }
     )

@@ -20,6 +20,7 @@ from harness.model.spec.experiment import parse_experiment
 from harness.runner import run_experiment
 from harness.stacks.vllm.launch import find_vllm
 from tests.support.checkout import ROOT
+from tests.support.experiments import UNHURRIED
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
@@ -50,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SealedRun]:
             "waits": "none",
             "token_id_range": [300, 2000],
         },
-        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0, "read_together_ms": 5000.0},
+        "limits": UNHURRIED,
         "server": {
             "model": str(folder / "tiny"),
             "environment": environment,

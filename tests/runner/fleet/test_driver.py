@@ -16,7 +16,7 @@ from harness.model.spec import FleetSpec
 from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.driver import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
-from tests.support.experiments import small_experiment
+from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.processes import commands_of_children
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
@@ -98,7 +98,7 @@ def test_a_host_that_cannot_keep_the_limits_is_told_how_many_devices_it_drives(t
     spec = small_experiment(
         replicates=2,
         fleet={"devices": [0, 1]},
-        limits={"rearrival_lag_p99_ms": 1e-6, "start_spread_ms": 500.0},
+        limits={**UNHURRIED, "rearrival_lag_p99_ms": 1e-6},
         condition=[{"name": "only"}],
     )
     with pytest.raises(SpecError, match=r"drives 1 of 2 devices in time.*overcommit"):

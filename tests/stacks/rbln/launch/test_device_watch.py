@@ -28,6 +28,7 @@ from harness.stacks.rbln.launch.device_watch import (
     total_power_w,
 )
 from tests.support.clocks import VirtualClock
+from tests.support.experiments import UNHURRIED
 
 LABELS = (
     'name="RBLN-CA25",uuid="u{0}",sid="A1",deviceID="1250",hostname="h",driver_version="3.2.2",firmware_version="1"'
@@ -219,12 +220,7 @@ def _spec(url: str) -> ExperimentSpec:
             "base_seed": 1,
             "workload": {"source": "sequential", "num_background": 0},
             "server": {"device_metrics_url": url},
-            "limits": {
-                "rearrival_lag_p99_ms": 1000.0,
-                "start_spread_ms": 1000.0,
-                "schedule_moved_share": 1.0,
-                "read_together_ms": 5000.0,
-            },
+            "limits": UNHURRIED,
             "condition": [{"name": "only"}],
         }
     )
