@@ -120,8 +120,7 @@ def _serve(words: Sequence[str], idle_timeout_s: float | None) -> None:
     from harness.measure.emulator.__main__ import main
 
     server.IDLE_TIMEOUT_S = idle_timeout_s or server.IDLE_TIMEOUT_S
-    sys.argv = ["harness.measure.emulator", *words]
-    sys.exit(main())
+    sys.exit(main(*words))
 
 
 def end(emulator: Emulator) -> None:

@@ -51,11 +51,9 @@ def test_a_fleet_interrupted_killed_and_resumed_makes_each_run_once_on_its_devic
     assert store.verify() == 4
     rows = store.query("select distinct device, host is not null as named from runs order by device").to_pylist()
     assert rows == [{"device": 0, "named": True}, {"device": 3, "named": True}]
-    for other in ({"devices": [0, 1]}, None):
+    for other in (FleetSpec(devices=(0, 1)), None):
         with pytest.raises(SpecError, match="another fleet"):
-            run_experiment(
-                spec.model_copy(update={"fleet": other and FleetSpec(**other)}), runs_root=tmp_path, resume=True
-            )
+            run_experiment(spec.model_copy(update={"fleet": other}), runs_root=tmp_path, resume=True)
     assert workers() == []
 
 
