@@ -1,6 +1,8 @@
 """The long differential run: at least a million steps per rule set, fixed seeds, in the twin's Python.
 
 vLLM's own scheduler, of the release that the twin of ``PAGED_TWIN`` holds, is compared with the paged rules.
+A newer vLLM is compared by its Python files alone, without its libraries: unpack its wheel, and run ``python -m
+tests.differential --rules vllm-paged ...`` as ``play_version`` does, with that folder first in PYTHONPATH.
 ``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Interrupted, it continues where it
 stopped, unless the engine or the comparison has changed since.
 """

@@ -1,0 +1,145 @@
+"""Ten mistakes planted in the naive scheduler of paged KV memory, one at a time: does the comparison see each?
+
+Nothing of vLLM is imported: the other side is the compiled scheduler, which ``make differential`` holds to vLLM's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from tests.differential.compare import Sides, play
+from tests.differential.paged_side import COSTS, PagedEngine, PagedGeometry, draw_paged_history
+from tests.support.naive_paged import NaivePagedScheduler
+
+Plant = Callable[[Any], None]
+"""Changes a naive scheduler. Its parts are private: a mistake is made inside."""
+
+
+def nothing(scheduler: Any) -> None:
+    """No mistake."""
+    del scheduler
+
+
+def free_in_order_of_the_text(scheduler: Any) -> None:
+    """The beginning of a text is used again first."""
+    free = scheduler.pool.free
+    scheduler.pool.free = lambda blocks: free(tuple(blocks)[::-1])
+
+
+def use_empty_blocks_last(scheduler: Any) -> None:
+    """Free blocks without content go behind the others."""
+    pool, free = scheduler.pool, scheduler.pool.free
+
+    def free_all(blocks: Iterable[int]) -> None:
+        freed = tuple(blocks)
+        free(freed)
+        for block in freed:
+            if block in pool._free and pool._keys[block] is None:
+                pool._free.move_to_end(block)
+
+    pool.free = free_all
+
+
+def match_the_last_registered(scheduler: Any) -> None:
+    """Of several blocks with the same content the last one is matched."""
+    pool = scheduler.pool
+
+    def match(keys: Iterable[int]) -> list[int]:
+        matched: list[int] = []
+        for key in keys:
+            if key not in pool._by_key:
+                break
+            matched.append(next(reversed(pool._by_key[key])))
+        return matched
+
+    pool.match = match
+
+
+def match_one_block_less(scheduler: Any) -> None:
+    """The last block that could be reused is computed again."""
+    match = scheduler.pool.match
+    scheduler.pool.match = lambda keys: match(keys)[:-1]
+
+
+def register_prompts_alone(scheduler: Any) -> None:
+    """Blocks of answers cannot be matched."""
+    register = scheduler._register
+    scheduler._register = lambda request, num_tokens: register(request, min(num_tokens, request.num_prompt_tokens))
+
+
+def requeue_at_the_tail(scheduler: Any) -> None:
+    """Who was preempted waits behind all others."""
+    preempt = scheduler._preempt
+
+    def preempt_to_the_tail(request: Any) -> None:
+        preempt(request)
+        scheduler._waiting.rotate(-1)
+
+    scheduler._preempt = preempt_to_the_tail
+
+
+def count_lookups_together(scheduler: Any) -> None:
+    """Look-ups after a preemption are not told apart."""
+    count_lookup = scheduler._count_lookup
+
+    def count(request: Any, cached_tokens: int) -> None:
+        request.was_preempted = False
+        count_lookup(request, cached_tokens)
+
+    scheduler._count_lookup = count
+
+
+def keep_a_block_back(scheduler: Any) -> None:
+    """A request is admitted only if a block stays free."""
+    fits, pool = scheduler._fits, scheduler.pool
+    scheduler._fits = lambda request, matched: fits(request, matched) and pool.num_free > 1 + len(matched)
+
+
+def spend_a_token_less(scheduler: Any) -> None:
+    """A step computes one token less than its budget."""
+    config = scheduler.config
+    scheduler.config = replace(
+        config, max_num_batched_tokens=max(config.max_num_seqs, config.max_num_batched_tokens - 1)
+    )
+
+
+def cut_prompts_later(scheduler: Any) -> None:
+    """The threshold of long prompts is one token too high."""
+    config = scheduler.config
+    if config.long_prefill_tokens:
+        scheduler.config = replace(config, long_prefill_tokens=config.long_prefill_tokens + 1)
+
+
+PLANTED: tuple[Plant, ...] = (
+    free_in_order_of_the_text,
+    use_empty_blocks_last,
+    match_the_last_registered,
+    match_one_block_less,
+    register_prompts_alone,
+    requeue_at_the_tail,
+    count_lookups_together,
+    keep_a_block_back,
+    spend_a_token_less,
+    cut_prompts_later,
+)
+
+
+class NaiveEngine(PagedEngine):
+    """A server of a history that steps the naive scheduler, with a mistake."""
+
+    def __init__(self, geometry: PagedGeometry, plant: Plant) -> None:
+        super().__init__(geometry)
+        self.scheduler = NaivePagedScheduler(self.scheduler.config, COSTS)
+        plant(self.scheduler)
+
+
+def first_difference(plant: Plant, num_histories: int, num_steps: int) -> tuple[int, list[str]]:
+    """The first seed whose history shows the mistake, and what differs; -1: none of these histories does."""
+    sides = Sides(draw_paged_history, PagedEngine, lambda geometry: NaiveEngine(geometry, plant))
+    for seed in range(num_histories):
+        outcome = play(draw_paged_history(seed, num_steps), sides)
+        if outcome.differences:
+            return seed, outcome.differences
+    return -1, []
