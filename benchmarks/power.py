@@ -87,7 +87,8 @@ def verdicts(values: FloatArray, aim: Aim, alpha: float, log_margin: float) -> n
 def bench_power(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
     """How often intervals of ratios hold, shares of experiments with their verdict, and how often any is wrong."""
     population, margin = Population.of("configuration", num_blocks), GOAL.log_margin
-    yield from _held(population.at(0.0), num_experiments)
+    yield from _held("configuration", population.at(0.0), num_experiments)
+    yield from _held("demo", Population.of("demo", num_blocks).at(0.0), num_experiments)
     yield from _kept("differ by the margin", population.at(margin), "difference", num_experiments)
     yield from _kept("equal", population.at(0.0), "equivalence", num_experiments)
     yield from _kept("as found", population, "difference", num_experiments)
@@ -95,7 +96,7 @@ def bench_power(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION
     yield from _ended(population, num_experiments)
 
 
-def _held(null: Population, num_experiments: int) -> Iterator[Figure]:
+def _held(name: str, null: Population, num_experiments: int) -> Iterator[Figure]:
     """How often the interval of one ratio holds, and any verdict of all comparisons is wrong; true ratios are 1."""
     for num_blocks in HELD_AT:
         values = null.drawn(num_experiments, num_blocks)
@@ -103,10 +104,10 @@ def _held(null: Population, num_experiments: int) -> Iterator[Figure]:
         shares = alone.mean(axis=0)
         note = f"{num_experiments:,} experiments, {len(values)} comparisons"
         yield Figure(
-            f"interval of a ratio holds, {num_blocks} blocks", f"{shares.min():.3f} to {shares.max():.3f}", "", note
+            f"{name}: interval of a ratio holds, {num_blocks} blocks", f"{shares.min():.3f} to {shares.max():.3f}", "", note
         )
         wrong = 1 - together.all(axis=1).mean()
-        yield Figure(f"any of {len(values)} wrong, {num_blocks} blocks", f"{wrong:.3f}", f"<= {GOAL.alpha}", note)
+        yield Figure(f"{name}: any of {len(values)} wrong, {num_blocks} blocks", f"{wrong:.3f}", f"<= {GOAL.alpha}", note)
 
 
 def _kept(name: str, case: Population, aim: Aim, num_experiments: int) -> Iterator[Figure]:

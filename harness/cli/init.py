@@ -271,7 +271,7 @@ def _kind(backend: str, url: str) -> str:
 def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
     from harness.model.spec import ServerSpec
-    from harness.runner.backends.attached import ABOUT, EVEN_REPLICATES, AttachedBackend
+    from harness.runner.backends.attached import ABOUT, AttachedBackend
     from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
     from harness.stacks.rbln.rules.kv_rules import is_paged
 
@@ -293,7 +293,6 @@ def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     limits = () if report.has_metrics else (("needs_metrics = false", "GET /metrics gives nothing"),)
     return FirstExperiment(
         about=ABOUT,
-        replicates=EVEN_REPLICATES,
         limits=limits,
         server=tuple(lines),
         room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),

@@ -22,6 +22,9 @@ from harness.analysis.stats import GIVEN_COSTS, Interval
 from harness.kinds import kind_of_run
 from harness.model.spec.sections import Basis
 
+# Fewer have an interval, which may hold less often than it says (docs/error-rates.md).
+ENOUGH_REPLICATES = 6
+
 
 class Source(str, Enum):
     """Where a cost comes from. Two of them may differ: each figure carries its name."""
@@ -90,6 +93,14 @@ class Answer:
     def note(self) -> str:
         """What a reader must know of its interval and its prices."""
         return "; ".join(filter(None, (self.result.note, self.prices)))
+
+    @property
+    def doubt(self) -> str:
+        """What so few replicates leave open of the interval; empty where there are enough, or there is none."""
+        few = len(self.comparison.replicates)
+        if self.interval is None or few >= ENOUGH_REPLICATES:
+            return ""
+        return f"an interval of {few} replicates may hold less often than it says"
 
     @property
     def basis(self) -> str:

@@ -81,7 +81,7 @@ class ExperimentSpec(Spec):
     question: str = ""
     backend: BackendName = Field(default=DEFAULT_BACKEND, description="kind of server; harness doctor lists them")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
-    replicates: int = Field(default=3, ge=1, le=1000)
+    replicates: int = Field(default=6, ge=1, le=1000)
     base_seed: int = Field(
         default=DEFAULT_SEED, ge=0, description="of everything that is drawn; a freeze wants it written, and new"
     )

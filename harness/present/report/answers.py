@@ -139,12 +139,11 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     lead = "Predicted: " if comparison.is_predicted else ""
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
-    asked = asked_in_words(comparison)
-    agreed = f"; {asked}" if asked else ""
+    ends = "".join(f"; {part}" for part in (asked_in_words(comparison), answer.doubt) if part)
     shown = answer.result.note or answer.said
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}. "
-        f"{others + '. ' if others else ''}{_never_measured(comparison.cause)}{basis}{agreed}."
+        f"{others + '. ' if others else ''}{_never_measured(comparison.cause)}{basis}{ends}."
     )
 
 

@@ -35,8 +35,6 @@ from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.stacks.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"
-# Each of two conditions runs first as often as the other.
-EVEN_REPLICATES = 4
 ATTACHED = Finding(
     code="server-attached",
     severity="warning",
@@ -62,7 +60,7 @@ class AttachedBackend(ServerBackend):
     def first_experiment(self) -> FirstExperiment:
         address = ('url = "http://127.0.0.1:8000"', "the server that you started; harness init --for URL asks it")
         needs = "harness doctor --url http://127.0.0.1:8000"
-        return FirstExperiment(about=ABOUT, replicates=EVEN_REPLICATES, server=(address,), needs=needs)
+        return FirstExperiment(about=ABOUT, server=(address,), needs=needs)
 
     def readiness(self) -> Check:
         return Check(

@@ -49,16 +49,16 @@ SLOW_START: tuple[Line, ...] = (("start_timeout_s = 900.0", "the first start is 
 class FirstExperiment:
     """What the file says of its backend. The defaults suit any server, as its sessions alone differ.
 
-    about: the comment beside ``backend``. limits, server: more lines of these tables. other: the condition that is
-    compared with the baseline. room_tokens: longest request that fits the server. sets_slot_tokens: slots of another
-    length take no new model. prompt_form: "" for the default. needs: a command that comes before all others, or "".
-    has_costs: a shipped cost model predicts it.
+    about: the comment beside ``backend``. replicates: even, so that each of two conditions runs first as often. limits,
+    server: more lines of these tables. other: the condition that is compared with the baseline. room_tokens: longest
+    request that fits the server. sets_slot_tokens: slots of another length take no new model. prompt_form: "" for the
+    default. needs: a command that comes before all others, or "". has_costs: a shipped cost model predicts it.
     """
 
     about: str
     question: str = "What do waits for tools cost on this server, against the same sessions without any?"
     time_scale: float = 1.0
-    replicates: int = 3
+    replicates: int = 6
     limits: tuple[Line, ...] = ()
     server: tuple[Line, ...] = ()
     other: tuple[Line, ...] = NO_WAITS

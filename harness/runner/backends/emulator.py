@@ -58,7 +58,7 @@ class EmulatorBackend(ServerBackend):
     @property
     def first_experiment(self) -> FirstExperiment:
         about = 'a modelled server on this machine; "attached" measures one of yours: server.url'
-        return replace(MODELLED, about=about, time_scale=4.0, replicates=6)
+        return replace(MODELLED, about=about, time_scale=4.0)
 
     def readiness(self) -> Check:
         return Check(

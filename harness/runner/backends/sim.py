@@ -358,7 +358,7 @@ class SimulatedBackend(Backend):
     @property
     def first_experiment(self) -> FirstExperiment:
         about = "virtual time: no server is started, and a run takes less than a second"
-        return replace(MODELLED, about=about, replicates=6)
+        return replace(MODELLED, about=about)
 
     def readiness(self) -> Check:
         return Check(

@@ -109,6 +109,13 @@ def test_an_experiment_ships_the_replicates_that_its_rules_need(name: str) -> No
     assert [rule for rule in spec.rules if load_rule(rule).min_replicates > spec.replicates] == []
 
 
+def test_an_experiment_whose_answer_is_a_ratio_ships_six_replicates() -> None:
+    names = ("configuration", "saturation", "bucket-intervention", "slot-intervention", "dispersion")
+    for name in (*names, "limit-without-recompilation", *(one for one in shipped_names("experiments") if "gpu" in one)):
+        assert load_experiment(find_shipped("experiments", name, what="")).replicates == 6, name
+    assert ExperimentSpec.model_fields["replicates"].default == 6
+
+
 # 1 and 2: alignment and bucket intervention.
 
 
@@ -318,7 +325,7 @@ def test_the_papers_predictions_come_out_of_its_own_inputs() -> None:
         "n10-selected": 0.8899,
     }
     workload = {"source": "paper", "num_sessions": 6}
-    spec = shipped("configuration", workload=workload, base_seed=20261000, prediction={"draws": 1})
+    spec = shipped("configuration", workload=workload, base_seed=20261000, replicates=3, prediction={"draws": 1})
     predictions = predict_experiment(resolve(spec), "paper")
     cost = {name: sum(one.device_ns for one in runs.values()) for name, runs in predictions.items()}
     found = {name: round(cost[name] / cost[f"{name.split('-')[0]}-base"], 4) for name in printed}
