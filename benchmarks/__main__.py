@@ -27,7 +27,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `power`, `coverage`, `gate`, "
-            "`channels`, `costs`, `history`, `devices`, `memory`, `late`. Default: all."
+            "`prediction`, `channels`, `costs`, `history`, `devices`, `memory`, `late`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

@@ -156,6 +156,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "power": section("power"),
     "coverage": section("coverage"),
     "gate": section("gate"),
+    "prediction": section("prediction"),
     "channels": section("channels"),
     "costs": section("costs"),
     "history": section("history"),

@@ -104,10 +104,15 @@ def _held(name: str, null: Population, num_experiments: int) -> Iterator[Figure]
         shares = alone.mean(axis=0)
         note = f"{num_experiments:,} experiments, {len(values)} comparisons"
         yield Figure(
-            f"{name}: interval of a ratio holds, {num_blocks} blocks", f"{shares.min():.3f} to {shares.max():.3f}", "", note
+            f"{name}: interval of a ratio holds, {num_blocks} blocks",
+            f"{shares.min():.3f} to {shares.max():.3f}",
+            "",
+            note,
         )
         wrong = 1 - together.all(axis=1).mean()
-        yield Figure(f"{name}: any of {len(values)} wrong, {num_blocks} blocks", f"{wrong:.3f}", f"<= {GOAL.alpha}", note)
+        yield Figure(
+            f"{name}: any of {len(values)} wrong, {num_blocks} blocks", f"{wrong:.3f}", f"<= {GOAL.alpha}", note
+        )
 
 
 def _kept(name: str, case: Population, aim: Aim, num_experiments: int) -> Iterator[Figure]:

@@ -2,6 +2,7 @@
 
 The emulator's core runs on a virtual clock with plans, jitter and true costs that the interval never used. This checks
 how the interval is computed, not how well the model describes a real server: ``python -m benchmarks.prediction``.
+``python -m benchmarks prediction`` counts the same for what `simulate` and `freeze` predict of one experiment.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from harness.analysis.stats import FloatArray, binomial_cdf
+from benchmarks.figure import Figure
 from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
 from harness.errors import HarnessError, SpecError
+from harness.judge.analysis.stats import FloatArray, binomial_cdf, prediction_interval
+from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.compiled.records import records_of
 from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.model.engine.core import StepEnd
 from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
-from harness.model.experiment import build_plan
+from harness.model.experiment import PlannedRuns, build_plan, resolve
 from harness.model.plan.build import derive_seed
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
@@ -32,10 +35,11 @@ from harness.model.sim.predict.draws import ORDER_NS, Perturbation, artifact_key
 from harness.model.sim.predict.intervals import Figures, Predictor, interval
 from harness.model.sim.predict.windows import user_timelines, window_bounds, window_stats
 from harness.model.sim.search.space import SpaceSpec
-from harness.model.spec import ServerShape, ServerSpec
+from harness.model.spec import ServerShape, ServerSpec, load_experiment
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 
 SEED_RANGE = 2**31
+EXPERIMENTS = 400
 
 
 FIGURES = ("cost ratio", "reuse", "reuse of the baseline")
@@ -261,6 +265,45 @@ def _given(space: SpaceSpec, seed: int) -> SpaceSpec:
     return space.model_copy(
         update={"inputs": inputs, "prediction": space.prediction.model_copy(update={"plans": "given"})}
     )
+
+
+def bench_prediction(num_experiments: int = EXPERIMENTS) -> Iterator[Figure]:
+    """How often the predicted intervals of `demo` hold the outcome of one more simulated experiment, on new plans."""
+    spec = load_experiment("demo").model_copy(update={"backend": "sim"})
+    planned = [resolve(spec.model_copy(update={"base_seed": seed})) for seed in range(num_experiments)]
+    outcomes = [dict(_drawn(_as_another(each), 2)) for each in planned]
+    drawn = [dict(_drawn(each, FROZEN_DRAWS)) for each in planned]
+    for num_draws in (spec.prediction.draws, FROZEN_DRAWS):
+        for name in drawn[0]:
+            # The first draws are those of a prediction that makes no more.
+            ends = [prediction_interval(ratios[name][:num_draws], spec.prediction.level) for ratios in drawn]
+            held = [
+                each is not None and each.contains(float(one[name][0]))
+                for each, one in zip(ends, outcomes, strict=True)
+            ]
+            yield Figure(
+                f"{name}: {spec.prediction.level:.0%} interval of {num_draws} draws holds",
+                f"{np.mean(held):.3f}",
+                ".87 to .93",
+                f"{num_experiments:,} experiments",
+            )
+
+
+def _as_another(planned: PlannedRuns) -> PlannedRuns:
+    """The same plans, with jitter, noise and true costs that no prediction has seen."""
+    other = planned.spec.prediction.model_copy(update={"seed": planned.spec.prediction.seed + 1})
+    return resolve(planned.spec.model_copy(update={"prediction": other}))
+
+
+def _drawn(planned: PlannedRuns, num_draws: int) -> Iterator[tuple[str, FloatArray]]:
+    """Each condition with its cost ratio in each draw, over all replicates."""
+    sums = {
+        name: np.sum([run.draws.device_ns for run in runs.values() if run.draws is not None], axis=0)
+        for name, runs in predict_experiment(planned, num_draws=num_draws).items()
+    }
+    for condition in planned.spec.condition:
+        if (baseline := planned.spec.baseline_of(condition)) != condition.name:
+            yield condition.name, sums[condition.name] / sums[baseline]
 
 
 def main(

@@ -157,8 +157,10 @@ def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str
     from harness.analysis.compare.answer import source_of_prediction
     from harness.analysis.compare.predictions import drawn_ratio, mean_ratio, predicted_ratio
     from harness.model.sim.predict.deciding import planned_break_even, unmeasured_of_runs
+    from harness.model.sim.predict.draws import if_assumed, perturbation_of
 
     spec, margin = planned.spec, _margin(planned.spec)
+    given = if_assumed(any(perturbation_of(spec.prediction, run.cost_file).assumed for run in planned))
     for condition in spec.condition:
         baseline = spec.baseline_of(condition)
         if baseline == condition.name:
@@ -169,7 +171,7 @@ def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str
         if mean is not None:
             parts[0] = f"{mean.ratio:.4f} +- {mean.error:.4f} (mean of {mean.num_draws} draws)"
         if drawn is not None:
-            parts.append(f"{100 * drawn.level:.0f} % of outcomes {drawn.low:.4f} to {drawn.high:.4f}")
+            parts.append(f"{100 * drawn.level:.0f} % of outcomes {drawn.low:.4f} to {drawn.high:.4f}{given}")
         runs = [planned.by_condition[name] for name in (condition.name, baseline)]
         parts += unmeasured_of_runs(runs[0][0], runs[1][0])
         yield f"{condition.name} / {baseline}: {', '.join(parts)}"

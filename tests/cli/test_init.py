@@ -18,7 +18,7 @@ from harness.measure.server.process import free_port
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import resolve
-from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
+from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment, load_toml
 from harness.model.traces.recording import load_trace
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions

@@ -25,6 +25,7 @@ replicates = 3
 base_seed = {seed}
 baseline = "base"
 rules = ["plans/rules/mine.toml"]
+prediction = {{draws = 20}}
 
 [workload]
 num_sessions = 4

@@ -100,7 +100,7 @@ class Answer:
         few = len(self.comparison.replicates)
         if self.interval is None or few >= ENOUGH_REPLICATES:
             return ""
-        return f"an interval of {few} replicates may hold less often than it says"
+        return f"an interval of {few} replicates may hold too seldom"
 
     @property
     def basis(self) -> str:

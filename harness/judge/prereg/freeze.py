@@ -20,7 +20,7 @@ from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.catalogue import analysis_named
 from harness.judge.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
-from harness.judge.prereg.predict import predict_experiment
+from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
 from harness.judge.prereg.repository import Commit, Repository, file_sha256, sign_file
 from harness.measure.records import layout
 from harness.measure.records.manifest import table_at
@@ -216,7 +216,7 @@ def freeze(
             name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()
         },
         perturbations=_perturbations(planned),
-        predictions=predict_experiment(planned, prediction_rules or None, on_progress),
+        predictions=predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
@@ -243,6 +243,11 @@ def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
         return rule_set(options.prediction_rules).name
     rules = {run.server.rule_set().name for run in planned}
     return rules.pop() if len(rules) == 1 and all(run.server.rules == AUTO for run in planned) else ""
+
+
+def _num_draws(spec: ExperimentSpec) -> int:
+    """Of each prediction: as the experiment says, else enough for an interval that everybody will be held to."""
+    return spec.prediction.draws if "draws" in spec.prediction.model_fields_set else FROZEN_DRAWS
 
 
 def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:

@@ -17,6 +17,7 @@ from harness.judge.decisions.decide import Decision
 from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement
+from harness.model.sim.predict.draws import if_assumed
 
 # Lines of one kind that a terminal shows; the page has all.
 MOST_LINES = 4
@@ -60,8 +61,13 @@ def predictions_in_words(frozen: Preregistration) -> Iterator[str]:
     for name, baseline, ratio, interval, _ in _predicted(frozen):
         if baseline:
             level = "" if interval is None else f"{100 * interval.level:.0f} %"
-            among = "" if interval is None else f" ({level}: {interval.low:.4f} to {interval.high:.4f})"
+            ends = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}{_if_assumed(frozen)}"
+            among = "" if interval is None else f" ({level}: {ends})"
             yield f"{name} costs {ratio:.4f} of {baseline}{among}"
+
+
+def _if_assumed(frozen: Preregistration) -> str:
+    return if_assumed(any(each.assumed for each in frozen.perturbations.values()))
 
 
 def _predicted(frozen: Preregistration) -> Iterator[tuple[str, str, float, Interval | None, float]]:
@@ -161,7 +167,8 @@ def _predictions(frozen: Preregistration) -> str:
     )
     table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
     scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="Predictions">{table}</div>'
-    return scroll + '<p class="caption">Simulated before any run was made; sums over all frozen runs.</p>'
+    holds = f" An interval holds its share of outcomes{given}." if (given := _if_assumed(frozen)) else ""
+    return f'{scroll}<p class="caption">Simulated before any run was made; sums over all frozen runs.{holds}</p>'
 
 
 def _how(frozen: Preregistration, made_by: str) -> str:

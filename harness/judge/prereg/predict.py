@@ -1,12 +1,11 @@
 """Predictions of planned runs by the simulator, before anything is measured: means over perturbed draws.
 
-The same plan, server and perturbation give the same prediction on every machine.
+The same experiment, server and perturbation give the same prediction on every machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -21,11 +20,14 @@ from harness.model.engine import EngineConfig
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim.kernel.arrays import Outcome, PlanArrays
 from harness.model.sim.plans import is_rearrival, plan_arrays
-from harness.model.sim.predict.draws import draw, nominal, perturbation_of, simulator_of
+from harness.model.sim.predict.draws import draw, nominal, perturbation_of_run, simulator_of
 from harness.model.spec import ExperimentSpec, RulesName
 
 MOST_DRAWS, MOST_NS = 4_000, 20 * NS_PER_S
 """Most draws of a run, and most time, to make the error of a prediction small."""
+FROZEN_DRAWS = 200
+"""Draws of a frozen prediction, unless the experiment sets their number: a 90 % interval over 20 of them holds .76 to
+.98 of the outcomes in 19 of 20 cases, one over 200 .86 to .93."""
 # Limit of requests, over all draws, of a simulator call: it bounds the memory for a long trace.
 MOST_REQUESTS = 500_000
 
@@ -52,7 +54,7 @@ def predict_run(
         return Prediction.model_validate(
             {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
         )
-    perturbation = replace(perturbation_of(run.spec.prediction, run.cost_file), role=run.label)
+    perturbation = perturbation_of_run(run)
     at_once = max(MOST_REQUESTS // run.plan.num_requests, 1)
     parts = [
         _figures(arrays, config, simulate(draw(arrays, config, cost_model, perturbation, numbers), config))

@@ -12,6 +12,7 @@ import pytest
 from harness.errors import RecordsError, SpecError
 from harness.judge.prereg import authorize, load_preregistration, used_seeds
 from harness.judge.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
+from harness.judge.prereg.page import predictions_in_words
 from harness.judge.prereg.repository import Repository
 from harness.model.plan.files import read_plan
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE
@@ -164,6 +165,27 @@ def test_a_frozen_file_says_what_its_draws_were_made_with_and_which_of_it_is_ass
     for each in frozen.perturbations.values():
         assert set(each.assumed) <= set(each.sizes)
         assert each.sizes["step_sd"] > 0
+
+
+def test_a_frozen_interval_is_over_200_draws_unless_the_experiment_says_how_many(place: Workplace) -> None:
+    written = place.experiment_file.read_text()
+    made = {}
+    for text in (written.replace("prediction = {draws = 20}\n", ""), written):
+        place.experiment_file.write_text(text)
+        place.commit_all()
+        folder = place.root / "plans" / f"frozen-{len(made)}"
+        frozen = place.freeze(folder=folder, allows_dirty_tree=True).preregistration
+        made[len(made)] = {len(run.draws.device_ns) for run in frozen.predictions["base"].values() if run.draws}
+    assert made == {0: {200}, 1: {20}}
+
+
+def test_what_a_frozen_prediction_assumes_stands_beside_its_interval(place: Workplace) -> None:
+    frozen = place.freeze().preregistration
+    assert all("if the assumed sizes are right)" in line for line in predictions_in_words(frozen))
+    given = {name: each.model_copy(update={"assumed": ()}) for name, each in frozen.perturbations.items()}
+    assert not any(
+        "assumed" in line for line in predictions_in_words(frozen.model_copy(update={"perturbations": given}))
+    )
 
 
 def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:

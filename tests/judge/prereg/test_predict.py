@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.analysis.compare.predictions import Predictions, drawn_interval, drawn_ratio
@@ -19,11 +20,11 @@ from harness.model.spec import PerturbationSpec, parse_experiment
 from harness.runner import run_experiment
 
 
-def planned(**prediction: Any) -> PlannedRuns:
+def planned(seed: int = 7, /, **prediction: Any) -> PlannedRuns:
     table = {
         "name": "drawn",
         "backend": "sim",
-        "base_seed": 7,
+        "base_seed": seed,
         "replicates": 2,
         "prediction": prediction,
         "workload": {"num_sessions": 6, "wait_cap_s": 5.0},
@@ -86,6 +87,17 @@ def test_conditions_share_true_costs_so_that_their_ratio_is_surer_than_each() ->
     assert alone is not None
     assert ratio.width / ratio.estimate < alone.width / alone.estimate
     assert drawn_ratio(own, [one.model_copy(update={"draws": None}) for one in base]) is None
+
+
+def test_experiments_have_true_costs_of_their_own() -> None:
+    first, again, second = (
+        [predict_experiment(planned(seed, draws=40))[name][0] for name in ("base", "finer")] for seed in (7, 7, 8)
+    )
+    assert first == again
+    costs = [[one.draws.device_ns for one in each if one.draws is not None] for each in (first, second)]
+    # Drawn once for all experiments, the same error would stand in every interval.
+    assert np.corrcoef(costs[0][0], costs[0][1])[0, 1] > 0.8
+    assert abs(np.corrcoef(costs[0][0], costs[1][0])[0, 1]) < 0.6
 
 
 def test_what_is_not_calibrated_is_said_to_be_assumed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.experiment import PlannedRun
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import draw, nominal, perturbation_of, simulator_of
+from harness.model.sim.predict.draws import draw, nominal, perturbation_of_run, simulator_of
 
 MOST_DRAWS = 100
 """Draws of a break-even, which are simulated again for each change that is tried."""
@@ -197,7 +197,7 @@ def _device_ns(run: PlannedRun, config: EngineConfig, model: CostModel, numbers:
     if len(numbers) == 1:
         draws = nominal(arrays, model)
     else:
-        perturbation = replace(perturbation_of(run.spec.prediction, run.cost_file), role=run.label)
+        perturbation = perturbation_of_run(run)
         draws = draw(arrays, config, model, perturbation, numbers)
     totals = simulator_of(run.server)(draws, config).totals
     return int((totals["decode_ns"] + totals["prefill_ns"]).sum())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,13 @@ from harness.errors import SpecError
 from harness.model.compiled.records import IntArray, record_as_dict
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import FS_PER_MS, CostModel, find_cost_file
+from harness.model.plan.build import derive_seed
+from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import check_slots, joined, one_plan
 from harness.model.sim.simulate import run_arrays, run_batch
-from harness.model.spec import PerturbationSpec, ServerSpec, load_toml
+from harness.model.spec import ExperimentSpec, PerturbationSpec, ServerSpec, load_toml
 from harness.plugins import service
 
 FloatArray = npt.NDArray[np.float64]
@@ -102,6 +104,11 @@ class Perturbation:
         return "; ".join(f"{what}: {', '.join(sizes)}" for what, sizes in parts if sizes)
 
 
+def if_assumed(is_assumed: bool) -> str:
+    """What an interval over draws rests on, after its ends, where some of their sizes were assumed."""
+    return " if the assumed sizes are right" if is_assumed else ""
+
+
 OF_COSTS = {"bucket_sd", "prefill_sd"}
 SIZES = tuple(field.name for field in fields(Perturbation) if field.name.endswith(("_ms", "_sd")))
 
@@ -120,6 +127,30 @@ def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturba
     known = (dict.fromkeys(OF_COSTS, 0.0) if draws_errors else _calibrated(table, path)) | written
     assumed = tuple(name for name in SIZES if name not in known)
     return Perturbation(given.seed, given.level, assumed=assumed, role="", draws_errors=draws_errors, **known)
+
+
+class PredictedRun(Protocol):
+    """What the draws of a run need to know of it, planned or sealed."""
+
+    @property
+    def spec(self) -> ExperimentSpec: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def cost_file(self) -> Path: ...
+
+
+def perturbation_of_run(run: PredictedRun) -> Perturbation:
+    """The perturbation that predicts a run, with seeds of its own experiment and plan.
+
+    The runs of an experiment share the true costs of a draw, those of another experiment have others: draws that all
+    experiments shared would make the same intervals wrong for all of them.
+    """
+    given = run.spec.prediction
+    seed = derive_seed(given.seed, f"prediction/{run.spec.name}/{run.spec.base_seed}")
+    return replace(perturbation_of(given, run.cost_file), seed=seed, role=f"{run.label}/{run.plan.drawn_hash}")
 
 
 def _calibrated(table: Mapping[str, Any], path: Path) -> dict[str, float]:
