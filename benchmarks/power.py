@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +19,15 @@ from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
 from harness.analysis.compare.stopping import boundary_of, of_each
 from harness.analysis.stats import FloatArray
 from harness.judge.advise.power import Components, Goal, family_of, needed_together
-from harness.judge.planning.family import Aim
+from harness.judge.planning.family import Aim, Family
+from harness.judge.planning.power import MOST_BLOCKS
 from harness.model.spec import StopSpec, load_experiment
 
 EXPERIMENTS, POPULATION, LOOKS, SEED = 4_000, 4_000, 60, 20261126
 GOAL = Goal()
 HELD_AT = (3, 6, 12)
+# Spreads at which a plan is made; between them it is interpolated.
+GRID = 40
 
 
 class Population(NamedTuple):
@@ -92,6 +96,7 @@ def bench_power(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION
     yield from _kept("differ by the margin", population.at(margin), "difference", num_experiments)
     yield from _kept("equal", population.at(0.0), "equivalence", num_experiments)
     yield from _kept("as found", population, "difference", num_experiments)
+    yield from _after_runs(population, num_experiments)
     yield from _wrong(population, num_experiments)
     yield from _ended(population, num_experiments)
 
@@ -142,6 +147,41 @@ def _kept(name: str, case: Population, aim: Aim, num_experiments: int) -> Iterat
 def _share(case: Population, place: int, aim: Aim, blocks: int, num_experiments: int) -> float:
     values = case.drawn(num_experiments, blocks)
     return float(verdicts(values, aim, GOAL.alpha, GOAL.log_margin)[:, place].mean())
+
+
+def _after_runs(population: Population, num_experiments: int) -> Iterator[Figure]:
+    """Shares of experiments with their verdict where a few runs, drawn before, told how many blocks each needs."""
+    aims: tuple[tuple[Aim, float], ...] = (("difference", GOAL.log_margin), ("equivalence", 0.0))
+    for num_runs, (aim, size) in product((6, 12), aims):
+        case = population.at(size)
+        pilots = case.drawn(num_experiments, num_runs).std(axis=-1, ddof=1)
+        kept = [_kept_after(case, place, aim, sds, num_runs) for place, sds in enumerate(pilots)]
+        note = f"{num_experiments:,} experiments a comparison, each after {num_runs} blocks of its own; farthest from "
+        shares, promised = zip(*kept, strict=True)
+        yield Figure(
+            f"planned after {num_runs} runs, {aim}",
+            f"{min(shares):.3f} to {max(shares):.3f}",
+            f"{min(promised):.3f} to {max(promised):.3f} promised",
+            f"{note}its promise {max(abs(one - other) for one, other in kept):.3f}",
+        )
+
+
+def _kept_after(case: Population, place: int, aim: Aim, sds: FloatArray, num_runs: int) -> tuple[float, float]:
+    """The share of experiments with their verdict, each with the blocks that its own runs ask for, and the promise."""
+    effect = GOAL.log_margin if aim == "difference" else 0.0
+    grid = np.geomspace(sds.min(), sds.max(), GRID)
+    plans = [Family((float(sd),), GOAL.alpha, degrees=(num_runs - 1,)) for sd in grid]
+    needed = [plan.blocks(0, (effect,), aim, GOAL.power, GOAL.log_margin) or MOST_BLOCKS for plan in plans]
+    promised = [
+        plan.power(count, (effect,), aim, GOAL.log_margin)[0] for plan, count in zip(plans, needed, strict=True)
+    ]
+    blocks = np.ceil(np.interp(sds, grid, needed)).astype(int)
+    rng, num_kept = np.random.default_rng([SEED, num_runs, place]), 0
+    for count, size in zip(*np.unique(blocks, return_counts=True), strict=True):
+        places = rng.integers(0, case.costs.shape[2], size=(size, count))
+        values = block_values(case.costs[place : place + 1, :, places])
+        num_kept += int(verdicts(values, aim, GOAL.alpha, GOAL.log_margin).sum())
+    return num_kept / len(sds), float(np.interp(sds, grid, promised).mean())
 
 
 def _wrong(population: Population, num_experiments: int) -> Iterator[Figure]:

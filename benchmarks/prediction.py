@@ -16,10 +16,10 @@ import numpy as np
 import typer
 
 from benchmarks.figure import Figure
+from harness.analysis.stats import FloatArray, binomial_cdf, prediction_interval
 from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
 from harness.errors import HarnessError, SpecError
-from harness.judge.analysis.stats import FloatArray, binomial_cdf, prediction_interval
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.compiled.records import records_of

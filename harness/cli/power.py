@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from harness.model.spec.rules import SuperiorityRule
 
 DASH = "> 1000"
-# Fewer blocks leave a spread so uncertain that its limit is printed.
-FEW_BLOCKS = 12
 # Blocks on each device for which the number of devices is printed.
 EACH = (1, 2, 4, 8)
 
@@ -101,7 +99,7 @@ def power(
         *_answers(needs, goal, given),
         f"{spec.name}: log cost ratio of one block, {origin}",
         *_spreads(needs),
-        *(_few_blocks(components, observed, goal) if sealed else _own_plans(spec, needs)),
+        *(_of_blocks(observed, goal) if sealed else _own_plans(spec, needs)),
         *(f"{name}: {text}" for name, text in given.items() if name in chosen),
         f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)",
         "",
@@ -211,19 +209,16 @@ def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
             )
 
 
-def _few_blocks(components: Sequence[Components], shown: Sequence[Components], goal: Goal) -> Iterator[str]:
-    """How many replicates a spread asks for that the true one may be as high as, after few blocks."""
-    from harness.judge.advise.power import needed_together
+def _of_blocks(observed: Sequence[Components], goal: Goal) -> Iterator[str]:
+    """How far the true spread may lie above one that was measured, and that the plan counts with it."""
     from harness.judge.planning.power import spread_limit
 
-    wide = [replace(parts, sd=spread_limit(parts.sd, parts.num_blocks)) for parts in components]
-    names = [parts.condition for parts in shown if parts.num_blocks < FEW_BLOCKS]
-    for parts, need in zip(wide, needed_together(wide, goal), strict=True):
-        if parts.condition in names:
-            yield (
-                f"{parts.condition}: its sd is of {parts.num_blocks} blocks, and may be as high as {parts.sd:.4f} "
-                f"(90 % limit): {_blocks(need.proposed)} replicates then"
-            )
+    for parts in observed:
+        limit = spread_limit(parts.sd, parts.num_blocks)
+        yield (
+            f"{parts.condition}: its sd is of {parts.num_blocks} blocks, and may be as high as {limit:.4f} (90 % "
+            f"limit); power {goal.power:g} is over all that these blocks leave possible"
+        )
 
 
 def _answers(needs: Sequence[Needed], goal: Goal, given: Mapping[str, str]) -> Iterator[str]:

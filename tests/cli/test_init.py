@@ -80,7 +80,7 @@ def test_a_first_experiment_on_an_npu_takes_the_model_that_is_compiled(
 @pytest.mark.parametrize("backend", KINDS)
 def test_a_first_experiment_of_every_backend_says_what_comes_next_and_can_be_predicted(backend: str) -> None:
     printed = harness("init", "mine", "--backend", backend)
-    assert load_toml("mine.toml")["replicates"] == 6
+    assert load_toml(Path("mine.toml"))["replicates"] == 6
     assert "harness run mine.toml --runs runs/mine" in printed
     if backend in ("vllm", "attached", "rbln"):
         # Without a stack, a server or a compiled model the file is not complete.

@@ -154,7 +154,9 @@ def test_after_runs_the_plan_is_for_the_margin_and_not_for_the_ratio_that_they_s
     assert re.search(
         r"if it costs 2\.0 % less \(the margin that is wanted; the 4 blocks so far: \d\.\d % less\)", answer
     )
-    assert re.search(r"bucket6-nowaits: its sd is of 4 blocks, and may be as high as 0\.\d+ \(90 % limit\): \d+", said)
+    assert re.search(
+        r"bucket6-nowaits: its sd is of 4 blocks, and may be as high as 0\.\d+ \(90 % limit\); power 0\.9", said
+    )
     spec = load_experiment("demo")
     [found] = [
         parts for parts in measured_components(spec, open_runs(tmp_path)) if parts.condition == "bucket6-nowaits"

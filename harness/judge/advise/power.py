@@ -268,7 +268,8 @@ def needed_together(components: Sequence[Components], goal: Goal) -> list[Needed
 
 def family_of(components: Sequence[Components], alpha: float) -> Family:
     """Comparisons that share alpha, with the spreads and, where known, the values of their blocks."""
-    return Family(tuple(max(parts.sd, 1e-9) for parts in components), alpha, _known_blocks(components))
+    sds = tuple(max(parts.sd, 1e-9) for parts in components)
+    return Family(sds, alpha, _known_blocks(components), tuple(parts.num_blocks - 1 for parts in components))
 
 
 def _known_blocks(components: Sequence[Components]) -> FloatArray | None:
@@ -304,7 +305,7 @@ def _needed(parts: Components, case: Case, goal: Goal) -> Needed:
         difference,
         as_predicted,
         proposed,
-        *_looked(sd, goal, effects, proposed or MOST_BLOCKS, len(case.found)),
+        *_looked(parts, goal, effects, proposed or MOST_BLOCKS, len(case.found)),
         superiority,
         planned_effect,
         power,
@@ -321,19 +322,20 @@ def _superiority(components: Components, goal: Goal, effect: float) -> int | Non
     """Blocks that show the condition cheaper by the goal's rule, should its true log ratio be ``effect``."""
     if goal.rule is None:
         return None
-    alone = Family((max(components.sd, 1e-9),), goal.rule.alpha)
+    alone = Family((max(components.sd, 1e-9),), goal.rule.alpha, degrees=(components.num_blocks - 1,))
     blocks = alone.blocks(0, (effect - _limit(goal),), "superiority", goal.power)
     return None if blocks is None else max(blocks, goal.rule.min_replicates)
 
 
 def _looked(
-    sd: float, goal: Goal, effects: Sequence[float], fixed: int, family_size: int
+    parts: Components, goal: Goal, effects: Sequence[float], fixed: int, family_size: int
 ) -> tuple[int | None, int | None]:
     """Blocks within which half and ``goal.power`` of sequential experiments end, at the worst of ``effects``."""
     if 4 * fixed > MOST_BLOCKS:
         return None, None
     stop = of_each(StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed)), family_size)
-    ends = [blocks_until_decided(sd, effect, stop) for effect in effects]
+    sd = max(parts.sd, 1e-9)
+    ends = [blocks_until_decided(sd, effect, stop, degrees=parts.num_blocks - 1) for effect in effects]
     median, most = (max(int(np.quantile(end, q, method="higher")) for end in ends) for q in (0.5, goal.power))
     return (median if median <= stop.budget else None), (most if most <= stop.budget else None)
 

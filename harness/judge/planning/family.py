@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from harness.analysis.stats import FloatArray
 from harness.judge.planning.power import difference_power, equivalence_power, fewest, superiority_power
 
+# Of the chi-squared distribution of a spread that was estimated, equally likely.
+SPREADS = (np.arange(64) + 0.5) / 64
 # An error of .003 in a power of .9.
 PATHS, PATHS_AT_ONCE = 10_000, 1_000
 # Means of more blocks are Gaussian enough.
@@ -32,11 +35,14 @@ class Family:
 
     sds: of one block's log ratio of each. values: log ratios of known blocks, shape (comparisons, blocks), of which
     their distribution and correlations count; None: Gaussian and independent, as too few blocks show otherwise.
+    degrees: of freedom of each of the sds where they were estimated; a power is then the mean over the true spreads
+    that these leave possible, so that it holds over estimates and experiments together. Empty: the sds are true.
     """
 
     sds: tuple[float, ...]
     alpha: float
     values: FloatArray | None = None
+    degrees: tuple[int, ...] = ()
     _powers: dict[tuple[object, ...], tuple[float, ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[float, ...]], compare=False, repr=False
     )
@@ -45,7 +51,7 @@ class Family:
         """The probability of each verdict at these true log ratios.
 
         difference: the two-sided t test leaves 0 out. equivalence: both one-sided tests show the mean within the margin
-        of 0. superiority: the one-sided test shows it below 0. A single comparison is exact.
+        of 0. superiority: the one-sided test shows it below 0. A single comparison is by quadrature.
         """
         key = (num_blocks, *effects, aim, log_margin)
         if key not in self._powers:
@@ -66,12 +72,17 @@ class Family:
         return fewest(lambda n: self.power(n, effects, aim, log_margin)[place], power)
 
     def _exact(self, num_blocks: int, effect: float, aim: Aim, log_margin: float) -> float:
+        def power(sd: float) -> float:
+            if aim == "difference":
+                return difference_power(num_blocks, sd, effect, self.alpha)
+            if aim == "superiority":
+                return superiority_power(num_blocks, sd, effect, self.alpha)
+            return equivalence_power(num_blocks, sd, log_margin, self.alpha, effect)
+
         sd = max(self.sds[0], LEAST_SD)
-        if aim == "difference":
-            return difference_power(num_blocks, sd, effect, self.alpha)
-        if aim == "superiority":
-            return superiority_power(num_blocks, sd, effect, self.alpha)
-        return equivalence_power(num_blocks, sd, log_margin, self.alpha, effect)
+        if not self.degrees:
+            return power(sd)
+        return float(np.mean([power(sd * factor) for factor in _spread_factors(self.degrees[0])]))
 
     def _simulated(self, num_blocks: int, effects: Sequence[float], aim: Aim, log_margin: float) -> tuple[float, ...]:
         from scipy.special import stdtr
@@ -80,7 +91,8 @@ class Family:
         rng, sds, degrees = np.random.default_rng(SEED), np.maximum(self.sds, LEAST_SD), num_blocks - 1
         for _ in range(PATHS // PATHS_AT_ONCE):
             means, spreads = self._samples(rng, num_blocks)
-            mean, error = np.asarray(effects) + sds * means, sds * spreads / math.sqrt(num_blocks)
+            true_sds = sds * self._drawn_factors(rng)
+            mean, error = np.asarray(effects) + true_sds * means, true_sds * spreads / math.sqrt(num_blocks)
             with np.errstate(divide="ignore"):
                 if aim == "difference":
                     p = 2 * stdtr(degrees, -np.abs(mean) / error)
@@ -90,6 +102,13 @@ class Family:
                     p = stdtr(degrees, (np.abs(mean) - log_margin) / error)
             shown += (p < self.alpha / len(self.sds)).sum(axis=0)
         return tuple((shown / PATHS).tolist())
+
+    def _drawn_factors(self, rng: np.random.Generator) -> FloatArray:
+        """True spreads over the estimated ones, shape (experiments, comparisons); 1 where they are known."""
+        if not self.degrees:
+            return np.ones(len(self.sds))
+        degrees = np.asarray(self.degrees, dtype=np.float64)
+        return np.sqrt(degrees / rng.chisquare(degrees, size=(PATHS_AT_ONCE, len(self.sds))))
 
     def _samples(self, rng: np.random.Generator, num_blocks: int) -> tuple[FloatArray, FloatArray]:
         """Means and spreads of PATHS_AT_ONCE experiments in units of the sds, each (experiments, comparisons)."""
@@ -104,6 +123,14 @@ class Family:
             normal = normal @ _root(np.asarray(np.corrcoef(self.values), dtype=np.float64)).T
         spreads = np.sqrt(rng.chisquare(num_blocks - 1, size=size) / (num_blocks - 1))
         return normal / math.sqrt(num_blocks), spreads
+
+
+@cache
+def _spread_factors(degrees: int) -> tuple[float, ...]:
+    """True spreads over the estimated one, equally likely, where it has so many degrees of freedom."""
+    from scipy.special import chdtri
+
+    return tuple(np.sqrt(degrees / chdtri(degrees, SPREADS)).tolist())
 
 
 def _root(correlations: FloatArray) -> FloatArray:

@@ -116,9 +116,18 @@ def fewest(value: Callable[[int], float], wanted: float) -> int | None:
     return high if high <= MOST_BLOCKS else None
 
 
-def blocks_until_decided(sd: float, effect: float, stop: StopSpec, paths: int = PATHS) -> NDArray[np.int64]:
-    """Blocks at which each of ``paths`` simulated experiments has its verdict; budget + 1 where it never has one."""
-    values = np.random.default_rng(SEED).normal(effect, sd, size=(paths, stop.budget))
+def blocks_until_decided(
+    sd: float, effect: float, stop: StopSpec, paths: int = PATHS, degrees: int = 0
+) -> NDArray[np.int64]:
+    """Blocks at which each of ``paths`` simulated experiments has its verdict; budget + 1 where it never has one.
+
+    degrees: of freedom of ``sd`` where it was estimated, so that the true one differs from path to path; 0: it is true.
+    """
+    rng = np.random.default_rng(SEED)
+    values = rng.normal(0.0, sd, size=(paths, stop.budget))
+    if degrees:
+        values *= np.sqrt(degrees / rng.chisquare(degrees, size=(paths, 1)))
+    values += effect
     n = np.arange(1, stop.budget + 1)
     mean = values.cumsum(axis=1) / n
     spread = np.sqrt(np.maximum((values**2).cumsum(axis=1) - n * mean**2, 0.0) / np.maximum(n - 1, 1))

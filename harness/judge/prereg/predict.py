@@ -54,7 +54,7 @@ def predict_run(
         return Prediction.model_validate(
             {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
         )
-    perturbation = perturbation_of_run(run)
+    perturbation = perturbation_of_run(run.spec, run.cost_file, run.plan, run.label)
     at_once = max(MOST_REQUESTS // run.plan.num_requests, 1)
     parts = [
         _figures(arrays, config, simulate(draw(arrays, config, cost_model, perturbation, numbers), config))

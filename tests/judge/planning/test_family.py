@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from harness.analysis.compare.stopping import of_each
-from harness.judge.planning.family import Family
+from harness.judge.planning.family import Aim, Family
 from harness.judge.planning.power import difference_power, equivalence_power, spread_limit, superiority_power
 from harness.model.spec import StopSpec
 
@@ -46,6 +47,24 @@ def test_skewed_blocks_have_the_power_of_experiments_drawn_from_them() -> None:
     gaussian = Family(family.sds, 0.05).power(12, (0.02,) * 3, "difference")[0]
     assert abs(promised - shown) < 0.03
     assert abs(gaussian - shown) > abs(promised - shown)
+
+
+@pytest.mark.parametrize("num_runs", [6, 12])
+@pytest.mark.parametrize("aim", ["difference", "superiority", "equivalence"])
+def test_a_plan_after_a_few_runs_keeps_its_power_over_their_estimates_and_its_experiments(
+    num_runs: int, aim: Aim
+) -> None:
+    sd, margin = 0.02, 0.02
+    effect = {"difference": margin, "superiority": -margin, "equivalence": 0.0}[aim]
+    # Every estimate of so many blocks, equally likely.
+    shares = (np.arange(40) + 0.5) / 40
+    estimates = sd * np.sqrt(chi2.ppf(shares, num_runs - 1) / (num_runs - 1))
+    powers = []
+    for estimate in estimates:
+        planned = Family((float(estimate),), 0.05, degrees=(num_runs - 1,)).blocks(0, (effect,), aim, 0.9, margin)
+        assert planned is not None
+        powers.append(Family((sd,), 0.05).power(planned, (effect,), aim, margin)[0])
+    assert np.mean(powers) == pytest.approx(0.9, abs=0.03)
 
 
 def test_what_cannot_be_shown_needs_no_number_of_blocks() -> None:

@@ -91,13 +91,13 @@ def test_conditions_share_true_costs_so_that_their_ratio_is_surer_than_each() ->
 
 def test_experiments_have_true_costs_of_their_own() -> None:
     first, again, second = (
-        [predict_experiment(planned(seed, draws=40))[name][0] for name in ("base", "finer")] for seed in (7, 7, 8)
+        [predict_experiment(planned(seed, draws=100))[name][0] for name in ("base", "finer")] for seed in (7, 7, 8)
     )
     assert first == again
     costs = [[one.draws.device_ns for one in each if one.draws is not None] for each in (first, second)]
     # Drawn once for all experiments, the same error would stand in every interval.
-    assert np.corrcoef(costs[0][0], costs[0][1])[0, 1] > 0.8
-    assert abs(np.corrcoef(costs[0][0], costs[1][0])[0, 1]) < 0.6
+    assert np.corrcoef(costs[0][0], costs[0][1])[0, 1] > 0.3
+    assert abs(np.corrcoef(costs[0][0], costs[1][0])[0, 1]) < 0.3
 
 
 def test_what_is_not_calibrated_is_said_to_be_assumed(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def _device_ns(run: PlannedRun, config: EngineConfig, model: CostModel, numbers:
     if len(numbers) == 1:
         draws = nominal(arrays, model)
     else:
-        perturbation = perturbation_of_run(run)
+        perturbation = perturbation_of_run(run.spec, run.cost_file, run.plan, run.label)
         draws = draw(arrays, config, model, perturbation, numbers)
     totals = simulator_of(run.server)(draws, config).totals
     return int((totals["decode_ns"] + totals["prefill_ns"]).sum())

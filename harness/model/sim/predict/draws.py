@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -129,28 +129,14 @@ def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturba
     return Perturbation(given.seed, given.level, assumed=assumed, role="", draws_errors=draws_errors, **known)
 
 
-class PredictedRun(Protocol):
-    """What the draws of a run need to know of it, planned or sealed."""
-
-    @property
-    def spec(self) -> ExperimentSpec: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def cost_file(self) -> Path: ...
-
-
-def perturbation_of_run(run: PredictedRun) -> Perturbation:
-    """The perturbation that predicts a run, with seeds of its own experiment and plan.
+def perturbation_of_run(spec: ExperimentSpec, cost_file: Path, plan: Plan, label: str) -> Perturbation:
+    """The perturbation that predicts the run ``label`` of a plan, with seeds of its own experiment and plan.
 
     The runs of an experiment share the true costs of a draw, those of another experiment have others: draws that all
     experiments shared would make the same intervals wrong for all of them.
     """
-    given = run.spec.prediction
-    seed = derive_seed(given.seed, f"prediction/{run.spec.name}/{run.spec.base_seed}")
-    return replace(perturbation_of(given, run.cost_file), seed=seed, role=f"{run.label}/{run.plan.drawn_hash}")
+    seed = derive_seed(spec.prediction.seed, f"prediction/{spec.name}/{spec.base_seed}")
+    return replace(perturbation_of(spec.prediction, cost_file), seed=seed, role=f"{label}/{plan.drawn_hash}")
 
 
 def _calibrated(table: Mapping[str, Any], path: Path) -> dict[str, float]:

@@ -173,6 +173,15 @@ class Evaluator:
             if group.role == "search"
         ]
 
+    def single_plans(self) -> list[Group]:
+        """Each plan of the search as a group of its own: all of the first N, then all of the next."""
+        return [
+            self._group(group.users, group.role, place, place + 1)
+            for group in self.groups
+            if group.role == "search"
+            for place in range(group.first, group.last)
+        ]
+
     def rows(self, indices: Sequence[int], rung: int, groups: Sequence[Group]) -> list[Row]:
         """Rows of the ledger: candidates by their index, on ``groups``."""
         num_plans = sum(group.last - group.first for group in groups if group.role == "search")

@@ -6,6 +6,7 @@ that the ledger does not hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harness.model.sim.predict.intervals import Prediction, Predictor
-from harness.model.sim.search.evaluate import Row
+from harness.model.sim.search.evaluate import Evaluator, Row
 from harness.model.sim.search.space import Score, SpaceSpec
 from harness.model.spec import ServerShape
 from harness.processes import parallel_map
@@ -172,6 +173,37 @@ class SensitivityRow:
     size_top: int
 
 
+def score_interval(space: SpaceSpec, candidate: ServerShape) -> tuple[float, float, int] | None:
+    """95 % interval of a candidate's score over plans like those of the search, and their number; None below three.
+
+    A datum is a plan of every N, one seed and replicate. By the delta method on the log scale; the costs are given.
+    """
+    from scipy.special import stdtrit
+
+    evaluator, count = Evaluator(space), len(space.inputs.users)
+    shape = (count, -1) if space.score == "per-n" else (1, count, -1)
+    of_sides: list[FloatArray] = []
+    log_score = np.zeros(count if space.score == "per-n" else 1)
+    for sign, each in ((1, candidate), (-1, space.baseline.shape)):
+        figures = evaluator.evaluate(each, evaluator.single_plans())
+        costs, completed = (
+            np.array([getattr(one, name) for one in figures], dtype=np.float64).reshape(shape)
+            for name in ("device_ns", "completed")
+        )
+        if costs.ndim == 3:
+            costs, completed = costs.sum(axis=1), completed.sum(axis=1)
+        work = np.ones_like(completed) if space.window is None else completed
+        of_sides.append(sign * (costs / costs.mean(axis=1, keepdims=True) - work / work.mean(axis=1, keepdims=True)))
+        log_score += sign * (np.log(costs.mean(axis=1)) - np.log(work.mean(axis=1)))
+    ratios = np.exp(log_score)
+    score, num_plans = float(ratios.mean()), of_sides[0].shape[1]
+    if num_plans < 3:
+        return None
+    errors = (ratios @ (of_sides[0] + of_sides[1])) / ratios.sum()
+    half = float(stdtrit(num_plans - 1, 0.975)) * float(errors.std(ddof=1)) / math.sqrt(num_plans)
+    return score * math.exp(-half), score * math.exp(half), num_plans
+
+
 def sensitivity(result: SearchResult) -> list[SensitivityRow]:
     """The selection for every score and set of N beside the reference: the space's own score on all N."""
     space, judged, reference = result.space, result.judged, result.ranked
@@ -314,13 +346,17 @@ def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
     base, predictor = space.baseline.shape, Predictor(space)
     unmeasured = predictor.unmeasured(best, base)
     given = f"; {unmeasured}" if unmeasured else ""
-    if not with_intervals or best == base:
+    if best == base:
         return f"best: {best.label}{given}"
+    over = score_interval(space, best)
+    of_score = f"; {space.score} over its {over[2]} plans {over[0]:.4f} to {over[1]:.4f} (95 %)" if over else ""
+    if not with_intervals:
+        return f"best: {best.label}{of_score}{given}"
     found = predictor.predict(best, space.inputs.users)
     turns = f"; {predictor.break_even(best, space.inputs.users)}" if found.shows_difference else ""
     return (
         f"best: {best.label} costs {found.mean:.4f} +- {found.error:.4f} of {base.label} on new draws "
-        f"({100 * found.level:.0f} % of outcomes {found.low:.4f} to {found.high:.4f}){given}{turns}"
+        f"({100 * found.level:.0f} % of outcomes {found.low:.4f} to {found.high:.4f}){of_score}{given}{turns}"
     )
 
 

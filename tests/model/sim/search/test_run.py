@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from harness.model.engine.config import EngineConfig
 from harness.model.experiment import build_plan
 from harness.model.sim import simulate
 from harness.model.sim.search.evaluate import Evaluator, nearest_rank
-from harness.model.sim.search.result import pareto_front, sensitivity, share_at_most
+from harness.model.sim.search.result import pareto_front, score_interval, search_tables, sensitivity, share_at_most
 from harness.model.sim.search.run import Chunk, Progress, Search, compute_here, search
 from harness.model.sim.search.space import SpaceSpec, load_space, parse_space
 from harness.model.spec import ServerShape
@@ -284,6 +285,33 @@ def test_constraints_leave_candidates_in_the_ledger_with_the_reason(tmp_path: Pa
 def test_when_nothing_meets_the_constraints_the_search_says_so(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no candidate"):
         search(space(constraints={"compile_s": 1}), tmp_path)
+
+
+@pytest.mark.parametrize("score", ["sum-seconds", "per-n"])
+def test_the_best_has_an_interval_over_plans_that_holds_its_score_on_others(score: str) -> None:
+    candidate = ServerShape(6, (1, 3, 6), 9, 8192)
+
+    def of(seeds: range) -> tuple[float, float]:
+        found = score_interval(
+            space(score=score, inputs={**SMALL["inputs"], "search_seeds": list(seeds), "evaluation_seeds": []}),
+            candidate,
+        )
+        assert found is not None
+        assert found[2] == 2 * len(seeds)
+        return found[:2]
+
+    low, high = of(range(1_000, 1_100))
+    truth = (low + high) / 2
+    held = [low <= truth <= high for low, high in (of(range(6 * k, 6 * k + 6)) for k in range(40))]
+    assert 34 <= sum(held) <= 40
+    assert score_interval(with_inputs(search_seeds=[1], evaluation_seeds=[]), candidate) is None
+
+
+def test_the_best_stands_with_its_interval_over_the_plans_of_the_search(tmp_path: Path) -> None:
+    found = search(space(), tmp_path)
+    [sentence] = [one for one in search_tables(found, 1, with_intervals=False) if str(one).startswith("best: ")]
+    low, high = (float(end) for end in re.search(r"its 4 plans (\S+) to (\S+) \(95 %\)", str(sentence)).groups())  # type: ignore[union-attr]
+    assert low < found.scores.of("sum-seconds").min() < high
 
 
 def test_equal_scores_stay_in_enumeration_order(tmp_path: Path) -> None:
