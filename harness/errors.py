@@ -20,6 +20,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import IntEnum
 
+from harness.secrets import without_secrets
+
 
 class ExitCode(IntEnum):
     """Exit status of every ``harness`` command."""
@@ -40,7 +42,9 @@ NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 
 
 def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
-    """A server's text on one line, safe for any terminal and table: unprintable characters are escaped."""
+    """A server's text on one line, safe for any terminal and table: without secrets, unprintable characters escaped."""
+    # Before it is cut: a part of a key may be enough.
+    text = without_secrets(text)
     if text.isalnum() and len(text) <= max_chars:
         return text
     line = NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], " ".join(text[: 4 * max_chars].split()))

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from harness.errors import SpecError
+from harness.secrets import REDACTED
 
-REDACTED = "redacted"
 # PASS also stands in PGPASS and PASSWORD; TOKENIZERS_PARALLELISM, AUTHOR and MAX_TOKENS are no secrets.
 _SECRET_NAME = re.compile(
     r"TOKEN(?!IZ|S(?:\b|_))|KEY|SECRET|PASS|CREDENTIAL|AUTH(?!ORS?(?:\b|_))|JWT|COOKIE|BEARER|SIGNATURE"

@@ -30,6 +30,7 @@ from harness.errors import HarnessError
 from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
 from harness.measure.client.host import cores_for_clients, on_cores
+from harness.measure.client.request_options import RequestOptions
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
 from harness.measure.client.target import client_for
@@ -292,6 +293,8 @@ def _measure(
         vocabulary = configured_vocabulary(server) if launch.is_ours else remembered(launch.endpoint)
         target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
+        # Read here too, so that they are known where scrapes and logs are kept.
+        _ = RequestOptions(target.request)
         target, started = (target, {}) if launch.is_ours else clean_start(target)
         if launch.warms_up:
             for each in launch.servers:

@@ -26,6 +26,7 @@ class PlainServer:
     and the rest. tokenizes: whether it knows /tokenize, with the text in text_key, and ids listed as TGI does;
     tokenized: its answer instead; num_tokenized: such requests.
     cached_tokens: of every prompt, as usage has them; 0: not stated.
+    repeats: what it adds to a header and to the names in its answers.
     model, version, metrics: as it states them. on_answer: called with the server before each completion."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
@@ -50,6 +51,7 @@ class PlainServer:
     on_answer: Callable[[PlainServer], object] | None = None
     max_model_len: int = 0
     cached_tokens: int = 0
+    repeats: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     url: str = ""
 
@@ -80,6 +82,8 @@ def _handler_of(server: PlainServer) -> type[BaseHTTPRequestHandler]:
         def _send(self, status: int, body: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body.encode())))
+            if server.repeats:
+                self.send_header("X-Replica", server.repeats)
             self.end_headers()
             with suppress(ConnectionError):  # a client that left
                 self.wfile.write(body.encode())
@@ -147,7 +151,7 @@ def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
     """The events of a stream that honours max_tokens; usage comes last."""
     is_chat = "messages" in body
     name, count = (
-        f"{'chatcmpl' if is_chat else 'cmpl'}-{len(server.asked)}",
+        f"{'chatcmpl' if is_chat else 'cmpl'}-{len(server.asked)}{server.repeats}",
         int(body.get("max_tokens") or body["max_completion_tokens"]),
     )
     events: list[dict[str, Any]] = []
@@ -159,7 +163,7 @@ def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
         if server.gives_token_ids:
             choice["token_ids"] = [1000 + token]
         events.append({"id": name, "choices": [choice]})
-    events[-1]["choices"][0]["finish_reason"] = "length"
+    events[-1]["choices"][0]["finish_reason"] = f"length{server.repeats}"
     usage: dict[str, Any] = {"prompt_tokens": len(_ids_of(server, body)), "completion_tokens": count}
     if server.cached_tokens:
         usage["prompt_tokens_details"] = {"cached_tokens": server.cached_tokens}

@@ -19,6 +19,7 @@ from harness.measure.client.answer import describe_error_body
 from harness.measure.server.ask import NO_ANSWER, Reply, ask_url
 from harness.present.export.formats import Format
 from harness.present.export.measured import MeasuredRequest, MeasuredRun, in_unit
+from harness.secrets import note_secrets
 
 NO_ROOM = (
     "gaps between tokens: a span has the time to its first token, the mean time per token and its end",
@@ -172,6 +173,7 @@ def collector_headers() -> dict[str, str]:
             raise SpecError(f"its part {place + 1} is not NAME=VALUE", where=HEADERS_VARIABLE, hint="Write name=value")
         if name:
             headers[name] = value
+            note_secrets(value.split()[-1:])
     return headers
 
 

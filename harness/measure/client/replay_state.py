@@ -26,7 +26,7 @@ from harness.measure.client.rows import ChunkRows, RequestRows
 from harness.measure.records.schema import ABORTED
 from harness.model.plan.event_queue import return_waits_ns, whole_sessions
 from harness.model.plan.model import Followers
-from harness.redact import REDACTED
+from harness.secrets import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -125,7 +125,6 @@ class ReplayState:
         # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
         # logits processor writes float32 into bfloat16 logits).
         self._request_options = RequestOptions(target.request)
-        self._secrets = [secret for secret in (target.endpoint.api_key, *self._request_options.secrets) if secret]
         self._options = b'"ignore_eos":true,"temperature":%b,"seed":%d,"return_token_ids":true,%b' % (
             self._request_options.temperature,
             plan.seed,
@@ -290,10 +289,7 @@ class ReplayState:
         rows = self.rows
         rows.status[row] = status
         if error:
-            # A server's message may repeat the key.
-            for secret in self._secrets:
-                error = error.replace(secret, REDACTED)
-            rows.error[row] = error
+            rows.error[row] = without_secrets(error)
         self.num_finished += 1
         if self._keeps_events:
             sent_ns = rows.sent_ns[row]
@@ -323,7 +319,7 @@ class ReplayState:
         rows.note_texts(row, answer.response_id, answer.finish_reason, digest)
         self.tolerated.update(answer.tolerated)
         if answer.replica:
-            self.replicas[rows.request_id[row]] = answer.replica
+            self.replicas[rows.request_id[row]] = without_secrets(answer.replica)
         num_tokens = answer.num_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens

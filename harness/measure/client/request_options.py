@@ -1,12 +1,11 @@
 """What a request carries besides its prompt, filled in for each request: JSON of its body, and HTTP headers.
 
-There is no socket and no clock here. Values of environment variables are in no record.
+There is no socket and no clock here. Values of environment variables are in no record: they are noted as secrets.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -14,12 +13,13 @@ from typing import Any, cast
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.model.spec.request import PLACEHOLDER, RequestSpec
+from harness.secrets import environment_secret
 
 Values = Mapping[str, int | float | str | None]
 
 
 class RequestOptions:
-    """The options of a replay's requests. secrets: texts that must be in no record.
+    """The options of a replay's requests.
 
     Raises SpecError where an environment variable is missing.
     """
@@ -29,7 +29,6 @@ class RequestOptions:
         self.temperature = f"{spec.temperature:g}".encode()
         names = {match[3] for text in spec.headers.values() for match in PLACEHOLDER.finditer(text) if match[2]}
         self._environment = {f"env:{name}": _variable(name) for name in sorted(names)}
-        self.secrets = tuple(self._environment.values())
         self._body, self._headers = spec.extra_body, spec.headers
         is_filled = bool(PLACEHOLDER.search(json.dumps(spec.extra_body)))
         self._constant_body = None if is_filled else _members(spec.extra_body)
@@ -98,8 +97,8 @@ def _as_text(value: object) -> str:
 
 
 def _variable(name: str) -> str:
-    text = os.environ.get(name, "")
-    if not text or not text.isascii() or not text.isprintable():
+    text = environment_secret(name)
+    if not text:
         raise SpecError(
             f"the environment has no usable text in {name}",
             where="workload.request.headers",

@@ -25,6 +25,7 @@ from pyarrow import ipc
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.measure.client.answer import ChunkStamp
 from harness.measure.records.schema import CHUNKS, REQUESTS, RowStream
+from harness.secrets import without_secrets
 
 if TYPE_CHECKING:
     from harness.measure.client.kernel_stamps import OffsetLog
@@ -118,7 +119,7 @@ class RequestRows:
 
     def note_texts(self, row: int, response_id: str, finish_reason: str = "", token_digest: str = "") -> None:
         """Keep the texts of an answer; once per row."""
-        self._texts.append((row, response_id, sys.intern(finish_reason), token_digest))
+        self._texts.append((row, without_secrets(response_id), sys.intern(finish_reason), token_digest))
 
     def spill(self) -> None:
         """Move a full block of texts to the file; call between events (about 1 ms when there is one to move)."""

@@ -5,7 +5,6 @@ The API key itself stays in the environment. It is read when a request is made, 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from harness.model.spec.request import RequestSpec
 from harness.model.spec.sections import ClientSpec
 from harness.model.spec.server import ServerSpec
 from harness.redact import redacted_text
+from harness.secrets import environment_secret
 
 PORTS = {"http": 80, "https": 443}
 
@@ -55,8 +55,8 @@ class Endpoint:
         """The key from the environment, "" for none; SpecError where it is missing."""
         if not self.api_key_env:
             return ""
-        key = os.environ.get(self.api_key_env, "")
-        if not key or not key.isascii() or not key.isprintable():
+        key = environment_secret(self.api_key_env)
+        if not key:
             raise SpecError(
                 f"the environment has no key in {self.api_key_env}",
                 where="server.api_key_env, --api-key-env",
@@ -67,20 +67,25 @@ class Endpoint:
 
 def endpoint_of(server: ServerSpec) -> Endpoint:
     """The address in ``server.url``, with or without a port and a path that ends in /v1; SpecError for any other."""
+    return endpoint_at(server.url, server.api_key_env, "server.url")
+
+
+def endpoint_at(url: str, api_key_env: str, where: str) -> Endpoint:
+    """As ``endpoint_of``, of an address that stands at ``where``."""
     try:
-        parts = urlsplit(server.url)
+        parts = urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         parts, port = urlsplit(""), 0
     is_plain = not (parts.query or parts.fragment or parts.username)
     if not port or parts.scheme not in PORTS or not parts.hostname or not is_plain:
         raise SpecError(
-            f"is {redacted_text(server.url)!r}, not http://HOST:PORT or https://HOST/PATH/v1",
-            where="server.url",
+            f"is {redacted_text(url)!r}, not http://HOST:PORT or https://HOST/PATH/v1",
+            where=where,
             hint='Write for example "http://127.0.0.1:8000"',
         )
     prefix = parts.path.rstrip("/").removesuffix("/v1")
-    return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, server.api_key_env)
+    return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, api_key_env)
 
 
 def client_for(options: ClientSpec, endpoint: Endpoint) -> ClientSpec:

@@ -1,9 +1,9 @@
 """Requests beside a replay (health, models, version, metrics, tokenizer), and the scrapes of /metrics through a run.
 
 httpx speaks HTTP and TLS here; the replay has a client of its own. A whole answer has a deadline and a size limit,
-nothing is decompressed, no redirect is followed but of metrics on the same server, and a failure is a field of the
-reply, never an exception. What asks while a replay runs does so from ``asking_process``: a request by httpx holds the
-interpreter for milliseconds.
+nothing is decompressed, the client's secrets are replaced, no redirect is followed but of metrics on the same server,
+and a failure is a field of the reply, never an exception. What asks while a replay runs does so from
+``asking_process``: a request by httpx holds the interpreter for milliseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from harness.clock import NS_PER_S, Clock
 from harness.errors import RecordsError, printable
 from harness.measure.client.answer import COMPRESSED, MAX_ERROR_BYTES
 from harness.processes import helper_process
+from harness.secrets import note_secrets, noted_secrets, without_secrets
 
 if TYPE_CHECKING:
     import httpx
@@ -178,14 +179,16 @@ def _cut_off_after(deadline_s: float) -> Generator[tuple[Callable[[str, Mapping[
 
 def _read(response: httpx.Response) -> Reply:
     is_ok = response.status_code == HTTP_OK
-    if is_ok and response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        return Reply(NO_ANSWER, b"", COMPRESSED)
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        # Nobody can say what is in it, so that of an error is not kept either.
+        return Reply(NO_ANSWER, b"", COMPRESSED) if is_ok else Reply(response.status_code, b"")
     body = bytearray()
     for data in response.iter_raw():
         body += data
         if len(body) > MAX_BYTES:
             return Reply(NO_ANSWER, b"", f"TooLong: more than {MAX_BYTES >> 20} MiB")
-    return Reply(response.status_code, bytes(body if is_ok else body[:MAX_ERROR_BYTES]))
+    whole = without_secrets(bytes(body))
+    return Reply(response.status_code, whole if is_ok else whole[:MAX_ERROR_BYTES])
 
 
 def _reason(error: BaseException) -> str:
@@ -205,7 +208,7 @@ def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generat
 
         def get(deadline_s: float) -> Reply:
             try:
-                line.send(deadline_s)
+                line.send((deadline_s, noted_secrets()))
                 if not line.poll(deadline_s + STUCK_S):
                     process.kill()
                 return line.recv()
@@ -220,7 +223,8 @@ def asking_process(url: str, headers: Mapping[str, str] = NO_HEADERS) -> Generat
 
 
 def answer_requests(fd: str) -> None:
-    """The process that asks. URL and headers come from the line ``fd``, then deadlines; each is answered by a Reply."""
+    """The process that asks. URL and headers come from the line ``fd``, then deadlines with the secrets that
+    are known; each is answered by a Reply without these."""
     with suppress(OSError):
         # The kernel lets such a process preempt others less when it wakes (sched(7)); a replay may share its core.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -230,7 +234,9 @@ def answer_requests(fd: str) -> None:
     ask_url("", deadline_s=1.0)
     with Connection(int(fd)) as line, suppress(EOFError, OSError):
         url, headers = line.recv()
-        while (deadline_s := line.recv()) is not None:
+        while (asked := line.recv()) is not None:
+            deadline_s, secrets = asked
+            note_secrets(secrets)
             reply, url = ask_metrics(url, deadline_s=deadline_s, headers=headers)
             line.send(reply)
 

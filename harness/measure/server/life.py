@@ -20,6 +20,7 @@ from harness.measure.records.manifest import Finding, Observation, invalid
 from harness.measure.server.ask import HTTP_OK, METRICS, NO_ANSWER, Reply, ask, ask_metrics
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env
+from harness.secrets import without_secrets
 
 LogFormat = Literal["default", "precise"]
 LOOPBACK = "127.0.0.1"
@@ -184,7 +185,7 @@ class AttachedServer:
             with ServerError.on_os_error("cannot be copied", where=source), source.open("rb") as file:
                 first = file.readline()
                 file.seek(max(offset, len(first)))
-                kept.write_bytes(first + file.read())
+                kept.write_bytes(without_secrets(first + file.read()))
 
 
 class ServerHandle(Protocol):

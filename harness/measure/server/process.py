@@ -32,6 +32,7 @@ from harness.measure.client.target import Endpoint
 from harness.measure.records.manifest import Finding
 from harness.measure.server.ask import HTTP_OK, ask
 from harness.measure.server.supervisor import Job
+from harness.secrets import masked, noted_secrets
 
 # Below the range from which Linux draws ports for outgoing connections, so that no client takes such a port by chance.
 FREE_PORT_RANGE = (20_000, 32_000)
@@ -331,11 +332,19 @@ class ServerProcess:
             is_port_free=None if self._address is None else port_is_free(*self._address),
         )
         self._abandon()
+        self._mask_log()
         return self._report
 
     def kill(self) -> ExitReport:
         """``stop`` without a grace period."""
         return self.stop(grace_s=0.0)
+
+    def _mask_log(self) -> None:
+        """Hide what the log repeats of the client's secrets; every byte keeps its place beside the stamps."""
+        with suppress(OSError):
+            log = self._log_path.read_bytes() if noted_secrets() else b""
+            if (hidden := masked(log)) != log:
+                self._log_path.write_bytes(hidden)
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> list[str]:
         """The last lines of the log as text; broken bytes are replaced."""

@@ -245,6 +245,10 @@ class ServerSpec(Spec):
     def _address_without_secrets(self, url: str) -> str:
         return redacted_text(url)
 
+    @field_serializer("replica_urls", when_used="json")
+    def _addresses_without_secrets(self, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(redacted_text, urls))
+
     @field_serializer("extra_args", when_used="json")
     def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
         return redacted_arguments(words)
@@ -253,7 +257,7 @@ class ServerSpec(Spec):
     @classmethod
     def _http_url(cls, url: str) -> str:
         if url and not re.match(r"https?://[^/@\s]+(/\S*)?$", url):
-            raise ValueError(f"{url!r} is not http://HOST:PORT/metrics")
+            raise ValueError(f"{redacted_text(url)!r} is not http://HOST:PORT/metrics")
         return url
 
     @field_validator("ssh")

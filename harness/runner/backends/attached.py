@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from harness.clock import NS_PER_S, ScaledClock
 from harness.errors import RecordsError, ServerError
 from harness.kinds import KINDS
-from harness.measure.client.target import Endpoint, Target, check_client, endpoint_of
+from harness.measure.client.target import Endpoint, Target, check_client, endpoint_at, endpoint_of
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import HTTP_OK, Reply
@@ -30,6 +30,7 @@ from harness.plugins import BackendKind
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
 from harness.runner.run import LaunchOptions
+from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.stacks.vllm.step_log import read_step_log
@@ -73,6 +74,8 @@ class AttachedBackend(ServerBackend):
 
     def check_server(self, server: ServerSpec) -> None:
         _ = endpoint_of(server).headers
+        for url in server.replica_urls:
+            endpoint_at(url, server.api_key_env, "server.replica_urls")
 
     def check_host(self, server: ServerSpec) -> None:
         for step_log in _step_logs(server):
@@ -198,7 +201,7 @@ def _header_at(step_log: str) -> dict[str, Any]:
     """The settings in the first line of a step log; ServerError where it cannot be read."""
     try:
         with open(step_log, "rb") as file:
-            return read_step_log(file.readline(), where=step_log).settings
+            return read_step_log(without_secrets(file.readline()), where=step_log).settings
     except (OSError, RecordsError) as error:
         what = error.what if isinstance(error, RecordsError) else f"cannot be read ({error.strerror})"
         raise ServerError(

@@ -9,6 +9,7 @@ import pytest
 from harness.errors import SpecError
 from harness.measure.client.request_options import RequestOptions, request_values
 from harness.model.spec import RequestSpec
+from harness.secrets import without_secrets
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import plan_of, rows_of, run, session
 
@@ -36,11 +37,11 @@ def test_a_header_without_a_value_is_left_out_and_a_variable_is_taken(monkeypatc
     monkeypatch.delenv("GATE_KEY", raising=False)
     with pytest.raises(SpecError, match="no usable text in GATE_KEY"):
         RequestOptions(spec)
-    monkeypatch.setenv("GATE_KEY", "sk-1")
+    monkeypatch.setenv("GATE_KEY", "sk-gate-1")
     options = RequestOptions(spec)
-    assert options.headers(lambda: VALUES) == {"x-hold": "2500.0", "x-api-key": "sk-1"}
-    assert options.headers(lambda: LAST) == {"x-api-key": "sk-1"}
-    assert options.secrets == ("sk-1",)
+    assert options.headers(lambda: VALUES) == {"x-hold": "2500.0", "x-api-key": "sk-gate-1"}
+    assert options.headers(lambda: LAST) == {"x-api-key": "sk-gate-1"}
+    assert without_secrets("key sk-gate-1") == "key redacted"
 
 
 @pytest.mark.live

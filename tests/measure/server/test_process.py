@@ -15,6 +15,7 @@ import pytest
 from harness.clock import ScaledClock
 from harness.errors import ServerError
 from harness.measure.server.process import ServerLog, ServerProcess, free_port, port_is_free, port_owner, require_port
+from harness.secrets import note_secrets
 from tests.support.processes import (
     HOST,
     WITHIN_S,
@@ -194,6 +195,15 @@ def test_additions_to_the_environment_reach_the_server(tmp_path: Path) -> None:
     assert ends(server.pid)
     server.stop()
     assert (tmp_path / "log").read_text() == "hallo True\n"
+
+
+def test_a_log_hides_what_it_repeats_of_a_key_and_keeps_every_byte_in_its_place(tmp_path: Path) -> None:
+    note_secrets(["sk-of-the-client"])
+    words = ["before", "sk-of-the-client", "after"]
+    server = ServerProcess.start(["echo", *words], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock))
+    assert ends(server.pid)
+    server.stop()
+    assert (tmp_path / "log").read_text() == f"before {'*' * 16} after\n"
 
 
 def test_a_busy_port_is_named_with_the_process_that_holds_it() -> None:

@@ -12,16 +12,38 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from harness.errors import ServerError
+from harness.errors import ServerError, SpecError
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
-from harness.model.spec import ExperimentSpec
+from harness.measure.server.life import AttachedServer, LaunchPlan
+from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
+from harness.runner.backends.attached import AttachedBackend
+from harness.secrets import note_secrets
 from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = pytest.mark.live
+
+
+@pytest.mark.parametrize("url", ["http://me:hidden@127.0.0.1:1", "ftp://127.0.0.1", "http://127.0.0.1:1/?key=hidden"])
+def test_addresses_of_replicas_are_held_to_what_that_of_a_server_is(url: str) -> None:
+    server = ServerSpec(url="http://127.0.0.1:1", replica_urls=("http://127.0.0.1:2", url))
+    with pytest.raises(SpecError, match=r"^server\.replica_urls: is '.*', not http://HOST:PORT") as refused:
+        AttachedBackend().check_server(server)
+    assert "hidden" not in str(refused.value) + server.model_dump_json()
+
+
+def test_what_a_server_appends_to_its_log_is_kept_without_the_key(tmp_path: Path) -> None:
+    note_secrets(["sk-of-the-client"])
+    source, kept = tmp_path / "source", tmp_path / "kept"
+    source.write_text("first line with sk-of-the-client\nbefore the run\n")
+    server = AttachedServer(LaunchPlan("attached", (), "127.0.0.1", 1, "", appended=((source, kept),)))
+    with source.open("a") as log:
+        log.write("key: sk-of-the-client\n")
+    server.stop()
+    assert kept.read_text() == "first line with redacted\nkey: redacted\n"
 
 
 def attached(url: str, **keys: Any) -> ExperimentSpec:
