@@ -101,6 +101,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("same_everywhere")
         if isinstance(item, pytest.Function) and "twin" in item.fixturenames:
             item.add_marker("twin")
-        # Where nobody looks, what else runs on the machine must not decide: once more, and counted in the last line.
-        if os.environ.get("CI") and any(item.get_closest_marker(name) for name in ("live", "twin")):
-            item.add_marker(pytest.mark.flaky(reruns=1))

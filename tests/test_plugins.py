@@ -6,6 +6,7 @@ The package is built and installed into an environment of its own, as a user's i
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,8 +127,9 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment / "bin" / "harness"
 
 
-def run(harness: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([harness, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+def run(harness: Path, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([harness, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_an_installed_plugin_measures_exports_reads_and_adds_commands(harness: Path, tmp_path: Path) -> None:
@@ -151,7 +153,8 @@ def test_an_installed_plugin_measures_exports_reads_and_adds_commands(harness: P
 
 
 def test_the_doctor_lists_plugins_and_says_in_one_line_what_does_not_load(harness: Path, tmp_path: Path) -> None:
-    lines = run(harness, "doctor", cwd=tmp_path).stdout.splitlines()
+    # No line folds, whatever the width of the pipe.
+    lines = run(harness, "doctor", cwd=tmp_path, COLUMNS="1000").stdout.splitlines()
     assert any("plug-in" in line and "tried: a backend, two formats" in line for line in lines)
     broken = [line for line in lines if "broken" in line]
     assert len(broken) == 1

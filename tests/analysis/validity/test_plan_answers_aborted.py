@@ -26,7 +26,7 @@ SECOND_NS = 1_000_000_000
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """Three users: one leaves after two seconds, one after 40 tokens, one stays although it might have left."""
-    ask = RecordedRequest(None, (), 0, "none", 600, 0, 300)
+    ask = RecordedRequest(None, (), 0, "none", 600, 0, 6000)
     again = RecordedRequest(0, (0,), SECOND_NS, "human", 640, 600, 20)
     users = [
         (ask._replace(abort_after_ns=2 * SECOND_NS), again),
@@ -41,14 +41,15 @@ def experiment(trace: Path, **changes: Any) -> Any:
     return small_experiment(workload={"source": "trace", "trace": str(trace)}, **changes)
 
 
+def codes(run: SealedRun) -> set[str]:
+    return {finding.code for finding in run.manifest.findings}
+
+
 def assert_left_as_planned(run: SealedRun) -> None:
     assert run.is_valid, run.invalid_reasons
     statuses = {(row["session"], row["request"]): row["status"] for row in run.table("requests").to_pylist()}
     assert statuses == {(0, 0): "aborted", (0, 1): "ok", (1, 0): "aborted", (1, 1): "ok", (2, 0): "ok"}
-    # A busy test machine may move the emulator's schedule, and have the client read late.
-    codes = {finding.code for finding in run.manifest.findings}
-    assert "left-as-planned" in codes
-    assert codes <= {"left-as-planned", "schedule-moved", "server-stalled", "read-together"}
+    assert "left-as-planned" in codes(run)
     figures = run_figures(run)
     assert (figures.num_failed, figures.num_aborted) == (0, 2)
     assert [again.cached_tokens for again in figures.reuse.rearrivals] == [512, 512]
@@ -60,6 +61,7 @@ def test_a_simulated_run_is_valid_and_its_channels_are_the_simulators(tmp_path: 
     spec = experiment(trace, backend="sim")
     run = run_experiment(spec, runs_root=tmp_path / "runs").runs[0]
     assert_left_as_planned(run)
+    assert codes(run) == {"left-as-planned"}
     rebuild(run)
     (planned, _) = resolve(spec)
     expected, figures = simulate(planned.plan, planned.server), run_figures(run)
@@ -88,5 +90,6 @@ def test_a_whole_answer_cannot_be_left_after_some_tokens(trace: Path) -> None:
 @pytest.mark.live
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])
 def test_a_run_on_the_emulator_that_went_as_planned_is_valid(tmp_path: Path, trace: Path, client: str) -> None:
-    spec = experiment(trace, client={"name": client}, condition=[{"name": "base"}])
+    # The answers would take a minute of model time, 12 s of wall time: no client leaves as late.
+    spec = experiment(trace, client={"name": client}, condition=[{"name": "base"}], time_scale=5.0)
     assert_left_as_planned(run_experiment(spec, runs_root=tmp_path / "runs").runs[0])

@@ -117,21 +117,22 @@ def test_the_sums_of_replicas_are_what_the_door_saw(run_of: Callable[[str], Seal
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "evidence"),
+    ("what", "limits", "code", "evidence"),
     [
-        ("holds", "first-token-held", "the first token came together with later ones"),
-        ("changes", "cache-not-clean", "where the plan explains 0"),
-        ("misnames", "replicas-disagree", "names another replica than the logs"),
+        ("holds", {"first_token_held_ms": 20.0}, "first-token-held", "the first token came together with later ones"),
+        ("changes", {}, "cache-not-clean", "where the plan explains 0"),
+        ("misnames", {}, "replicas-disagree", "names another replica than the logs"),
     ],
 )
 def test_what_a_router_does_to_requests_and_answers_is_seen(
-    tmp_path: Path, what: str, code: str, evidence: str
+    tmp_path: Path, what: str, limits: dict[str, float], code: str, evidence: str
 ) -> None:
     command = [sys.executable, str(SUPPORT / "lying_router.py"), "{port}", what, "{urls}"]
     router = {"kind": "command", "policy": "own", "command": command, "health": "/health"}
     server = {"replicas": 2, "router": router, "replica_header": "X-Replica"}
-    limits = {**UNHURRIED, "first_token_held_ms": 20.0}
-    spec = small_experiment(server=server, workload=SESSIONS, time_scale=2.0, condition=ONE, limits=limits)
+    spec = small_experiment(
+        server=server, workload=SESSIONS, time_scale=2.0, condition=ONE, limits={**UNHURRIED, **limits}
+    )
     (run,) = run_experiment(spec, runs_root=tmp_path).runs
     assert [reason.partition(":")[0] for reason in run.invalid_reasons] == [code]
     assert evidence in run.invalid_reasons[0]
@@ -153,7 +154,10 @@ def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, l
                     break
 
     server = {"replicas": 2, "router": {"policy": "round-robin"}}
-    spec = small_experiment(server=server, workload=SESSIONS, condition=ONE)
+    # So long that others still run when it is heard that the first request has ended.
+    lengths = {"distribution": "uniform", "low": 9, "high": 2000}
+    workload = {**SESSIONS, "waits": "none", "generate_tokens": lengths}
+    spec = small_experiment(server=server, workload=workload, condition=ONE)
     run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
     assert killed
     return run, list(seen.values())

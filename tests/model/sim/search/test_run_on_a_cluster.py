@@ -17,7 +17,7 @@ from harness.model.sim.search.space import SpaceSpec, parse_space
 distributed = pytest.importorskip("distributed")
 
 # Dask's own teardown leaves sockets to the collector; what this project opens is watched by every other test.
-pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore")]
 
 
 def space() -> SpaceSpec:
