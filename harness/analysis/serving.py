@@ -290,7 +290,7 @@ def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures
     if not observed:
         return None
     slo = slo_of(runs[0])
-    good = [_is_good(run, slo) for run in observed] if slo.is_set else None
+    good = [is_good(run, slo) for run in observed] if slo.is_set else None
     spans_s = [run.span_ns / NS_PER_S for run in observed]
     counts = [len(run.turn) for run in observed]
     return ServingFigures(
@@ -305,7 +305,7 @@ def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures
     )
 
 
-def _is_good(run: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
+def is_good(run: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
     """Which requests met every target that is set. A latency that was not observed meets no target."""
     met = np.ones(len(run.turn), dtype=np.bool_)
     # An answer of one token has no gap that could be too long.

@@ -90,7 +90,7 @@ def init(
             hint = "Name the recordings with --from, or leave these options out"
             raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits, --lengths", hint=hint)
         options = read_options(block_tokens, time_unit, waits, lengths)
-        draft = _draft(name, _kind(backend, url), source, url, api_key_env, options)
+        draft = draft_of(name, _kind(backend, url), source, url, api_key_env, options)
         if slots is not None or buckets:
             draft = _with_change(draft, slots, _sizes(buckets))
         elif source:
@@ -155,12 +155,35 @@ class Draft:
         return replace(self, start=start, workload=replace(self.workload, notes=notes))
 
 
-def _draft(name: str, kind: str, source: str, url: str, api_key_env: str, options: ReadOptions) -> Draft:
+def draft_of(name: str, kind: str, source: str, url: str, api_key_env: str, options: ReadOptions) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
     from harness.runner.backends import backend_named
 
     start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
     return Draft(name, kind, start, _recorded(source, name, start, options) if source else _drawn(start))
+
+
+def experiment_to_tune(path: Path, backend: str, url: str, source: str, api_key_env: str) -> None:
+    """Write the experiment of what runs today, or of what would run on a backend: one condition. Nothing half-written.
+
+    Raises SpecError where the file is there already, or what it asks cannot be measured.
+    """
+    from harness.model.traces.account import ReadOptions
+
+    name = path.stem
+    _, imported = _new_file(name), Path(f"{name}.jsonl")
+    is_new = not imported.exists()
+    try:
+        draft = draft_of(name, _kind(backend, url), source, url, api_key_env, ReadOptions())
+        draft = draft.asking("Which configuration serves these sessions at the lowest cost?", ())
+        _check(draft, is_running=bool(url))
+    except BaseException:
+        if is_new:
+            imported.unlink(missing_ok=True)
+        raise
+    write_text(path, draft.text)
+    for note in draft.workload.notes:
+        print_folded(note)
 
 
 def _check(draft: Draft, *, is_running: bool) -> None:

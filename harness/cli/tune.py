@@ -5,6 +5,8 @@ Every stage is in ``harness.tune``; here are the options, the progress, and how 
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOp
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import MonotonicClock
 from harness.errors import ExitCode, SpecError
+from harness.outputs import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,13 @@ def tune(
     experiment: MaybeExperimentArgument = None,
     runs: RunsOption = Path("runs"),
     backend: BackendOption = None,
+    url: Annotated[
+        str, typer.Option("--for", metavar="URL", help="Write the experiment of this server first: it is asked.")
+    ] = "",
+    recording: Annotated[
+        str, typer.Option("--from", metavar="FILE", help="Write the experiment with these recorded agents first.")
+    ] = "",
+    api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
     budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of one device, e.g. `14GiB`. Default: [tune] memory.")] = "",
     may_change: Annotated[
@@ -47,6 +57,9 @@ def tune(
     Diagnoses what the experiment's server loses, searches configurations, and measures the proposal against today's
     server on new plans. The same command goes on after an interruption.
 
+    Without an experiment, --for, --from or --backend write one first: `tune-URL.toml`, `tune-FILE.toml`,
+    `tune-BACKEND.toml`.
+
     Example: `harness tune demo --backend sim --dry-run`
     """
     from harness.cli.run import ensure_machine_code
@@ -54,9 +67,7 @@ def tune(
     from harness.tune.path import Tune, TuneStoppedError
 
     console = terminal()
-    if experiment is None:
-        hint = "Name an experiment file: harness init slots, then harness tune slots.toml"
-        raise SpecError("no experiment was named", where="harness tune", hint=hint)
+    experiment, backend = _experiment(experiment, backend, url, recording, api_key_env)
     wishes = [f"tune.budget={budget}"] * bool(budget) + [f"tune.memory={memory}"] * bool(memory)
     wishes += [f"tune.may_change={list(may_change)}"] if may_change else []
     spec, source, _ = experiment_with(experiment, [*changes_of(changes, backend), *wishes], runs)
@@ -87,6 +98,37 @@ def tune(
     say(console, escape_markup(f"configuration: {folder / TUNED}"))
     say(console, escape_markup(f"page: {folder / PAGE}"))
     raise typer.Exit(int(found.exit_code))
+
+
+def _experiment(
+    experiment: Path | None, backend: str | None, url: str, source: str, api_key_env: str
+) -> tuple[Path, str | None]:
+    """The experiment that is named, or that is written now, and the backend that replaces the file's."""
+    from harness.cli.init import experiment_to_tune
+
+    if api_key_env and not url:
+        raise SpecError("goes with --for", where="--api-key-env", hint="Name the server with --for, or leave it out")
+    if experiment is not None and not (url or source):
+        return experiment, backend
+    if experiment is None and not (url or source or backend):
+        hint = "Name an experiment file, or say --for URL, --from RECORDING or --backend sim"
+        raise SpecError("nothing to tune is named", where="harness tune", hint=hint)
+    path = Path(f"{_file_name(url, source, backend)}.toml") if experiment is None else experiment.with_suffix(".toml")
+    asked = f"# harness tune: {json.dumps([backend or '', url, source, api_key_env])}\n"
+    if not path.exists():
+        experiment_to_tune(path, backend or "", url, source, api_key_env)
+        write_text(path, asked + path.read_text(encoding="utf-8"))
+        say(terminal(), f"wrote {escape_markup(str(path))}: what runs today; `harness tune {path}` is the same")
+    elif not path.read_text(encoding="utf-8").startswith(asked):
+        hint = f"Go on with it: harness tune {path}; or name another file: harness tune NAME --for ..."
+        raise SpecError("is there already, and asks something else", where=str(path), hint=hint)
+    return path, None
+
+
+def _file_name(url: str, source: str, backend: str | None) -> str:
+    """Of the experiment that is written: what is asked, in small letters, digits and dashes."""
+    what = Path(source).stem if source else url.partition("://")[2] or url or str(backend)
+    return "tune-" + "-".join(re.findall(r"[a-z0-9]+", what.lower()))[:40]
 
 
 def _performer(source: Path) -> Any:

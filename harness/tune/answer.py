@@ -15,6 +15,7 @@ import tomli_w
 from harness.errors import ExitCode
 from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec
+from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import MARGIN, Explored, Option
@@ -33,7 +34,8 @@ EXIT_CODES = {
 class Answer:
     """What a tune ends with. option: the configuration that is chosen; None: today's.
 
-    measured: what each candidate showed. why: why there is no more than a prediction, "" where there is.
+    measured: what each candidate showed. capacities: of goal = "sessions", today's first. why: why there is no more
+    than a prediction, "" where there is.
     """
 
     state: State
@@ -41,6 +43,7 @@ class Answer:
     option: Option | None
     measured: tuple[Confirmed, ...] = ()
     why: str = ""
+    capacities: tuple[Capacity, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
@@ -84,6 +87,36 @@ def answer(
     where = f" ({modelled(spec)})" if modelled(spec) else ""
     sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}{rest}."
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
+
+
+def sessions_answer(spec: ExperimentSpec, explored: Explored, capacities: Sequence[Capacity], why: str = "") -> Answer:
+    """The answer to goal = "sessions": today's configuration, or the smallest that holds more agents."""
+    today, *others = capacities
+    option = next((each for each in explored.options if others and each.setup == others[0].setup), None)
+    where = f" ({modelled(spec)})" if modelled(spec) else ""
+    plans = max((point.num_runs for each in capacities for point in each.points), default=0)
+    confirmed = f"confirmed on {plans} new plans at each number{where}"
+    chosen, state, keep = None, "keep", f"Keep {today.setup.label}"
+    if option is None or not others:
+        if today.points:
+            beyond = "no configuration within the bounds is predicted to hold more"
+            sentence = f"{keep}: {today.words}, {confirmed}; {beyond}."
+        else:
+            state, sentence = "predicted", f"{keep}: {today.predicted} agents at a time, predicted, not measured."
+    elif not others[0].points:
+        chosen, state = option, "predicted"
+        most = f"{others[0].predicted} agents at a time in place of {today.predicted}"
+        sentence = f"{_capital(option.words)}: {most}, predicted, not measured."
+    elif today.high is not None and others[0].low >= today.high:
+        chosen, state = option, "confirmed"
+        sentence = f"{_capital(option.words)}: {others[0].words}, {confirmed}; today's: {today.words}."
+    else:
+        state = "not told apart"
+        sentence = (
+            f"{keep} for now: {today.words}; {option.words}: {others[0].words}; not told apart on {plans} new plans at "
+            f"each number{where}."
+        )
+    return Answer(state, sentence, chosen, why=why, capacities=tuple(capacities))
 
 
 def modelled(spec: ExperimentSpec) -> str:

@@ -28,8 +28,7 @@ from harness.judge.planning.power import blocks_until_decided
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
-from harness.model.spec import ExperimentSpec, ServerSpec, StopSpec, parse_experiment
-from harness.model.spec.base import tomllib
+from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.sections import Basis
 from harness.tune.explore import MARGIN, SEED_RANGE, Explored, Option
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
@@ -52,7 +51,7 @@ def with_one_condition(spec: ExperimentSpec, name: str, replicates: int, conditi
 
 def plain_table(spec: ExperimentSpec) -> dict[str, Any]:
     """The parts of an experiment that its baseline runs with, keys that are not defaults alone."""
-    base = next(one for one in spec.condition if one.name == spec.baseline_name)
+    base = base_condition(spec)
     parts = {
         "workload": spec.workload_of(base),
         "server": spec.server_of(base),
@@ -72,8 +71,7 @@ def plain_table(spec: ExperimentSpec) -> dict[str, Any]:
 
 
 def _base(spec: ExperimentSpec, name: str) -> dict[str, Any]:
-    base = next(one for one in spec.condition if one.name == spec.baseline_name)
-    return {"name": name, "treatment": base.treatment}
+    return {"name": name, "treatment": base_condition(spec).treatment}
 
 
 def _set_keys(part: BaseModel) -> dict[str, Any]:
@@ -147,17 +145,22 @@ def freeze(folder: TuneFolder, spec: ExperimentSpec, wanted: Measurement) -> Exp
             {"frozen_at_utc": utc_now().isoformat(timespec="seconds"), "predicted": predicted}, [CONFIRM, EXPLORED]
         )
     path = folder.path / CONFIRM
-    return parse_experiment(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
+    spec = folder.kept_experiment(CONFIRM, "")
+    if wanted.places and not all(place in path.read_text(encoding="utf-8") for place in wanted.places.values()):
+        hint = f"Give the addresses of {path}, or begin anew in another folder"
+        raise SpecError("differs from what was fixed before the first run", where="--candidate", hint=hint)
+    return spec
 
 
-def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0) -> int:
+def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0, most: int = 0) -> int:
     """Blocks of a measurement that fit into the time; SpecError where no rule can decide by so many.
 
-    seconds_before: what the stages before take, for the advice.
+    seconds_before: what the stages before take, for the advice. most: MOST_BLOCKS where it is 0.
     """
+    most = most or MOST_BLOCKS
     if block_s <= 0:
-        return MOST_BLOCKS
-    blocks = min(MOST_BLOCKS, int(seconds / block_s))
+        return most
+    blocks = min(most, int(seconds / block_s))
     if blocks < LEAST_BLOCKS:
         raise SpecError(
             f"it leaves room for {max(blocks, 0)} plans of {block_s:.0f} s each, and fewer than {LEAST_BLOCKS} decide "
@@ -247,4 +250,9 @@ def _status(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> SequentialStatus
 
 def server_of(spec: ExperimentSpec) -> ServerSpec:
     """The server of an experiment's baseline."""
-    return spec.server_of(next(one for one in spec.condition if one.name == spec.baseline_name))
+    return spec.server_of(base_condition(spec))
+
+
+def base_condition(spec: ExperimentSpec) -> ConditionSpec:
+    """What runs today."""
+    return next(one for one in spec.condition if one.name == spec.baseline_name)

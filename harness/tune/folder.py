@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +15,17 @@ from typing import Any, cast
 from harness.analysis.compare.monte_carlo import DrawnRatio
 from harness.errors import RecordsError, SpecError
 from harness.model.sim.predict.deciding import BreakEven
+from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.model.spec.base import tomllib
 from harness.outputs import check_runs_folder, write_atomic
+from harness.tune.capacity import Capacity
 from harness.tune.explore import Explored, Option
 from harness.tune.setups import Setup
 
 FORMAT = 1
 ASKED, EXPLORED, FROZEN = "tune.json", "explored.json", "frozen.json"
 CONFIRM, TUNED, PAGE = "confirm.toml", "tuned.toml", "tune.html"
+CAPACITIES = "agents.json"
 _OTHER = "Give another folder with --runs, or rename the experiment"
 
 
@@ -57,6 +61,13 @@ class TuneFolder:
         assert kept is not None
         return kept
 
+    def capacities(self, find: Callable[[], Sequence[Capacity]]) -> list[Capacity]:
+        """The predicted numbers of agents; found once, and read ever after."""
+        if not (self.path / CAPACITIES).is_file():
+            found = [[each.name, each.setup, each.predicted] for each in find()]
+            self._write(CAPACITIES, {"predicted": found})
+        return [Capacity(name, _setup(setup), most) for name, setup, most in self._read(CAPACITIES)["predicted"]]
+
     def frozen(self) -> dict[str, Any] | None:
         """What was fixed before the candidates ran; None before that. RecordsError where a part of it was changed."""
         if not (self.path / FROZEN).is_file():
@@ -73,6 +84,13 @@ class TuneFolder:
         fixed = {**table, "sha256": {name: self.sha256(name) for name in names}}
         self._write(FROZEN, fixed)
         return fixed
+
+    def kept_experiment(self, name: str, text: str) -> ExperimentSpec:
+        """The experiment of this file, which is written where it is not there yet."""
+        path = self.path / name
+        if not path.is_file():
+            self.write_text(name, text)
+        return parse_experiment(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
 
     def write_text(self, name: str, text: str) -> Path:
         return write_atomic(self.path / name, [text.encode()], what="a file of the tune")

@@ -10,9 +10,10 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.html import plain_page
-from harness.model.spec import ExperimentSpec
+from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.tune.answer import Answer, modelled, to_copy
+from harness.tune.capacity import Capacity, Share
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored, Option
@@ -46,7 +47,9 @@ def tune_page(found: Found) -> str:
     parts = [_head(found)]
     if bars := _bars(found, base):
         parts += ["<h2>Where device time goes</h2>", bars]
-    if explored is not None and explored.screened:
+    if found.answer.capacities:
+        parts += ["<h2>Agents at a time</h2>", _agents(found.answer.capacities, spec)]
+    elif explored is not None and explored.screened:
         parts += ["<h2>What was searched</h2>", _frontier(explored, base, found.answer)]
     copied = "\n".join([*to_copy(spec, found.answer), "", _server_table(base, found.answer)]).strip()
     parts += ["<h2>What to copy</h2>", f"<pre>{escape(copied)}</pre>"]
@@ -109,6 +112,29 @@ def _bar(name: str, found: Diagnosis, share: float) -> str:
         f'<div class="bar" role="img" aria-label="{escape(label)}">{spans}</div>'
         f'<span class="fig">{100 * share:.1f} %</span></div>'
     )
+
+
+def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec) -> str:
+    """What was predicted and measured of each number of agents at a time."""
+    wanted = (spec.tune or TuneSpec()).percentile
+    rows = [
+        f'<tr><th scope="row">{escape(each.name)}, {escape(each.setup.label)}</th><td class="num">{point.agents}</td>'
+        f'<td class="num">{_share(point.requests)}</td><td class="num">{_share(point.sessions)}</td>'
+        f'<td>{point.verdict}</td><td class="num">{point.num_runs}</td></tr>'
+        for each in capacities
+        for point in sorted(each.points, key=lambda point: point.agents)
+    ]
+    heads = ("configuration", "agents", "requests, %", "sessions, %", f"{wanted:g} % within the targets", "plans")
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} measured" for each in capacities)
+    region = '<div class="scroll" tabindex="0" role="region" aria-label="Agents at a time">'
+    table = f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    return f'{table}<p class="caption">Most agents at a time: {escape(most)}. Intervals: 95 % at each number.</p>'
+
+
+def _share(share: Share | None) -> str:
+    """ "97.1 (94.0 to 98.6)"."""
+    return "" if share is None else f"{100 * share.share:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
 
 
 class Dot(NamedTuple):

@@ -5,6 +5,7 @@ The same command goes on after any interruption: sealed runs are not made again,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,44 +13,64 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.clock import NS_PER_S, Clock, MonotonicClock
+from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.experiment import PlannedRun, resolve
-from harness.model.spec import ExperimentSpec, TuneSpec
+from harness.model.spec import ExperimentSpec, TuneSpec, parse_experiment
+from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
 from harness.runner import ExperimentOutcome
-from harness.runner.experiment import checked, will_fail_again
+from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
-from harness.tune.answer import Answer, answer, commands, tuned_text, without_search
+from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
+from harness.tune.capacity import Capacity
 from harness.tune.confirm import (
     BASE,
     Measurement,
     best_is_better,
     blocks_within,
     candidates_of,
+    confirm_text,
     confirmed,
     freeze,
     place_key,
     power,
-    server_of,
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
-from harness.tune.explore import FULL, QUICK, Effort, Explored, Option, Question, explore
-from harness.tune.folder import PAGE, TUNED, TuneFolder
+from harness.tune.explore import FULL, QUICK, Effort, Explored, Option, Question, agents_of, at_a_time, explore
+from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder
 from harness.tune.hint import question_of_run
 from harness.tune.page import Found, tune_page
 from harness.tune.price import Price, calibration_of, fitted, names_costs, needs_calibration, price_of
-from harness.tune.setups import checked_levers
+from harness.tune.sessions import (
+    MOST_PLANS,
+    ROUNDS,
+    check_goal,
+    counts_of_run,
+    most_agents,
+    most_held,
+    next_points,
+    plans_needed,
+    point_of,
+    predicted,
+    predicted_holds,
+    round_text,
+)
+from harness.tune.setups import Setup, checked_levers
 
 DIAGNOSE_RUNS = 3
 RETRIES = 2
 """Times that runs which a busy machine made INVALID are made again."""
+LAST_START = 0.95
+"""Share of the budget after which no run begins, so that the last one ends near its end."""
 SEAL_S = 1.0
 """Seconds that a run takes besides its server's life."""
+MORE_AGENTS = 1.5
+"""Of what today's server holds: under so many agents configurations are searched that are to hold more."""
 SEARCH_S = 20.0
 """Seconds that a search is said to take, before it was tried."""
 
@@ -120,6 +141,7 @@ class Tune:
 
     def forecast(self) -> Explored | None:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
+        self._check_goal()
         wishes, run = self.wishes, self.first
         each_s = self._run_s(run)
         self.say(f"budget {wishes.budget}; at most:")
@@ -128,6 +150,9 @@ class Tune:
         self.say(f"  price: {self._how_priced(run)}{_about(price_s) if price_s else ''}")
         self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
         before_s = DIAGNOSE_RUNS * each_s + price_s + SEARCH_S
+        if wishes.goal == "sessions":
+            self.say("  confirm: the predicted most agents at a time and one step beyond, then further out")
+            return None
         blocks = blocks_within(wishes.budget_s - before_s, 3 * each_s, before_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
@@ -155,22 +180,28 @@ class Tune:
         kind = kind_named(run.spec.backend)
         return 0.0 if kind.is_virtual else predicted_replay_s(run) + kind.lifecycle_s
 
+    def _check_goal(self) -> None:
+        """SpecError where the goal cannot be searched for this experiment."""
+        if self.wishes.goal == "sessions":
+            check_goal(self.spec)
+
     def _price_s(self, run: PlannedRun) -> float:
         """Wall seconds of a calibration; 0 where none is made."""
-        if not needs_calibration(server_of(self.spec), self.spec.backend):
+        if not needs_calibration(self.spec):
             return 0.0
         return sum(self._run_s(each) for each in checked(resolve(calibration_of(self.spec, run.server))).runs)
 
     def _how_priced(self, run: PlannedRun) -> str:
-        if needs_calibration(server_of(self.spec), self.spec.backend):
+        if needs_calibration(self.spec):
             return "no costs are named, so a quick calibration of today's server, before all else"
-        if names_costs(server_of(self.spec)) or kind_named(run.spec.backend).has_device is False:
+        if names_costs(self.spec) or kind_named(run.spec.backend).has_device is False:
             return f"the costs of {run.server.cost_model!r}"
         return "no costs are named: those that the server shows, else time in flight alone"
 
     def run(self, *, only_explore: bool = False) -> Stages:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
+        self._check_goal()
         folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
         stages = Stages(self.spec)
         if not only_explore:
@@ -183,7 +214,9 @@ class Tune:
             self.say(f"price: {price.words}")
             self.seen_as = diagnosis.backend
             self._priced(price)
-        explored = self._explore(folder)
+        if self.wishes.goal == "sessions":
+            return self._sessions(folder, stages, only_explore=only_explore)
+        explored = self._explore(folder, self.question)
         stages = Stages(self.spec, stages.diagnosis, explored)
         if only_explore:
             return self._ended(folder, stages, answer(self.spec, explored, why="only explored"))
@@ -196,11 +229,10 @@ class Tune:
 
     def _calibrate(self, folder: TuneFolder) -> None:
         """Measure today's costs where none are named and the backend can start servers."""
-        server = self.first.server
-        if not needs_calibration(server_of(self.spec), self.spec.backend):
+        if not needs_calibration(self.spec):
             return
         self.say("price: no costs are named; a quick calibration of today's server")
-        sweeps = calibration_of(self.spec, server)
+        sweeps = calibration_of(self.spec, self.first.server)
         self._performed(sweeps, folder)
         path = fitted(folder.path, list(RunStore(folder.path).sealed(sweeps.name)))
         self._priced(Price(str(path), False, "a", ""))
@@ -221,10 +253,85 @@ class Tune:
             self.say(f"  {line}")
         return found
 
-    def _explore(self, folder: TuneFolder) -> Explored:
+    def _sessions(self, folder: TuneFolder, stages: Stages, *, only_explore: bool) -> Stages:
+        """The stages of goal = "sessions" after the price."""
+        share, slo, question = self.wishes.percentile / 100, self.spec.slo, self.question
+
+        def predict() -> list[Capacity]:
+            own = agents_of(question.workload) or 1
+            base, most = Setup.of(question.server), most_agents(question.workload)
+            today = most_held(lambda agents: predicted_holds(question, slo, share, base, agents), own, most)
+            # What serves more agents is searched under more agents.
+            more = at_a_time(question.workload, min(most, math.ceil(MORE_AGENTS * max(today, 1))))
+            return predicted(question, slo, share, self._explore(folder, replace(question, workload=more)), today)
+
+        capacities = folder.capacities(predict)
+        explored = folder.explored()
+        assert explored is not None
+        for each in capacities:
+            self.say(f"  {each.name}, {each.setup.label}: predicted to hold {each.predicted} agents at a time")
+        why = "only explored" if only_explore else ""
+        if not why:
+            try:
+                capacities = self._measured_agents(folder, capacities)
+            except TuneStoppedError:
+                raise
+            except SpecError:
+                raise
+            except HarnessError as error:
+                why = str(error)
+                self.say(f"  {why}")
+        found = sessions_answer(self.spec, explored, capacities, why)
+        return self._ended(folder, Stages(self.spec, stages.diagnosis, explored), found)
+
+    def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> list[Capacity]:
+        """The capacities with what was measured, round after round until each has a number that holds and one that
+        fails, or the budget ends."""
+        share, most = self.wishes.percentile / 100, most_agents(self.question.workload)
+        numbers = [max(1, each.predicted) for each in capacities]
+        runs_s = self._run_s(self.first) * max(numbers) / (agents_of(self.question.workload) or 1)
+        runs_s = max([runs_s, *wall_seconds(RunStore(folder.path).sealed())])
+        before_s = DIAGNOSE_RUNS * self._run_s(self.first) + SEARCH_S
+        # Half of the time is for numbers further out.
+        room = blocks_within((self.wishes.budget_s - before_s) / 2, 2 * len(capacities) * runs_s, before_s, MOST_PLANS)
+        plans = min(room, plans_needed(min(numbers), share))
+        for number in range(1, ROUNDS + 1):
+            wanted = {each.name: (each.setup, points) for each in capacities if (points := next_points(each, most))}
+            if not wanted or (number > 1 and self.is_over):
+                break
+            spec = folder.kept_experiment(f"agents-{number}.toml", round_text(self.spec, wanted, plans, number))
+            if folder.frozen() is None:
+                now = {"frozen_at_utc": utc_now().isoformat(timespec="seconds")}
+                folder.freeze(now, ["agents-1.toml", EXPLORED, CAPACITIES])
+            listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
+            self.say(f"confirm: {listed} agents at a time, {spec.replicates} new plans each")
+            self._performed(spec, folder)
+            capacities = self._with_points(folder, capacities, spec, share)
+        return capacities
+
+    def _with_points(
+        self, folder: TuneFolder, capacities: Sequence[Capacity], spec: ExperimentSpec, share: float
+    ) -> list[Capacity]:
+        """The capacities with the points of one measurement."""
+        valid = [run for run in RunStore(folder.path).sealed(spec.name) if run.is_valid]
+        made = []
+        for each in capacities:
+            points = list(each.points)
+            for condition in spec.condition:
+                name, _, agents = condition.name.rpartition("-")
+                runs = [run for run in valid if run.condition == condition.name]
+                if name != each.name or not runs:
+                    continue
+                point = point_of(int(agents), [counts_of_run(run, spec.slo) for run in runs], share)
+                points.append(point)
+                self.say(f"  {each.name}: {point.words}")
+            made.append(replace(each, points=tuple(points)))
+        return made
+
+    def _explore(self, folder: TuneFolder, question: Question) -> Explored:
         if (found := folder.explored()) is None:
             self.say("explore: simulating configurations")
-            found = folder.keep_explored(explore(self.question, self.effort, on_progress=self.on_search))
+            found = folder.keep_explored(explore(question, self.effort, on_progress=self.on_search))
         else:
             self.say("explore: as found before")
         for line in explored_lines(found):
@@ -235,13 +342,16 @@ class Tune:
         candidates = candidates_of(explored)
         if not candidates:
             return answer(self.spec, explored)
-        run = self.first
-        if wanted := self._wanted(candidates):
-            return answer(self.spec, explored, why=wanted)
-        each_s = max([self._run_s(run), *wall_seconds(RunStore(folder.path).sealed())])
+        if place_key(self.spec):
+            if not self.candidates:
+                return answer(self.spec, explored, why=self._wanted(candidates))
+            candidates = {name: option for name, option in candidates.items() if name in self.candidates}
+        each_s = max([self._run_s(self.first), *wall_seconds(RunStore(folder.path).sealed())])
         before_s = DIAGNOSE_RUNS * each_s + SEARCH_S
         blocks = blocks_within(self.wishes.budget_s - before_s, (1 + len(candidates)) * each_s, before_s)
-        spec = freeze(folder, self.spec, Measurement(candidates, blocks, self.candidates, self.channel))
+        wanted = Measurement(candidates, blocks, self.candidates, self.channel)
+        self._hold(wanted)
+        spec = freeze(folder, self.spec, wanted)
         self.say(f"confirm: today's server and {len(candidates)} candidates on at most {spec.replicates} new plans")
         why = ""
         try:
@@ -264,17 +374,29 @@ class Tune:
         return answer(self.spec, explored, shown, best_is_better=better, why=why)
 
     def _wanted(self, candidates: Mapping[str, Option]) -> str:
-        """What somebody has to start or compile before the candidates can be measured; "" where nothing is missing."""
-        key = place_key(self.spec)
-        missing = [name for name in candidates if key and name not in self.candidates]
-        for name in missing:
-            for line in commands(self.spec, candidates[name].setup, self.seen_as):
+        """What somebody has to start or compile before the candidates can be measured, its commands said."""
+        for name, option in candidates.items():
+            for line in commands(self.spec, option.setup, self.seen_as):
                 self.say(f"  {name}: {line}")
-        if not missing:
-            return ""
-        what = "start these servers beside today's" if key == "url" else "compile these models"
-        options = " ".join(f"--candidate {name}={'URL' if key == 'url' else 'FOLDER'}" for name in missing)
+        is_url = place_key(self.spec) == "url"
+        what = "start these servers beside today's" if is_url else "compile these models"
+        options = " ".join(f"--candidate {name}={'URL' if is_url else 'FOLDER'}" for name in candidates)
         return f"{what}, then give the same command with {options}"
+
+    def _hold(self, wanted: Measurement) -> None:
+        """SpecError where a candidate that somebody started is not as it was asked for, before anything is frozen."""
+        if kind_named(self.spec.backend).is_restarted:
+            return
+        text = confirm_text(self.spec, wanted)
+        try:
+            refuse_what_is_missing(checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs)
+        except SpecError as error:
+            started = "; ".join(
+                f"{name}: {line}"
+                for name, option in wanted.candidates.items()
+                for line in commands(self.spec, option.setup, self.seen_as)
+            )
+            raise SpecError(error.what, where="--candidate", hint=f"Asked for: {started}") from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
         """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""
@@ -289,8 +411,8 @@ class Tune:
 
     @cached_property
     def until_ns(self) -> int:
-        """When the budget of this call ends, of the monotonic clock."""
-        return self.clock.now_ns() + round(self.wishes.budget_s * NS_PER_S)
+        """When the last run of this call may begin, of the monotonic clock."""
+        return self.clock.now_ns() + round(LAST_START * self.wishes.budget_s * NS_PER_S)
 
     @property
     def is_over(self) -> bool:

@@ -14,7 +14,8 @@ from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import QUICK_SWEEPS, CalibrationSpec, calibration_experiment, fit_runs, write_cost_file
-from harness.tune.diagnose import DEFAULT_COSTS, Diagnosis
+from harness.tune.confirm import base_condition
+from harness.tune.diagnose import Diagnosis
 
 COSTS = "costs"
 """Folder of a tune with the cost file of its calibration."""
@@ -32,15 +33,15 @@ class Price(NamedTuple):
     words: str
 
 
-def needs_calibration(server: ServerSpec, backend: str) -> bool:
+def needs_calibration(spec: ExperimentSpec) -> bool:
     """Whether no costs are named and the backend can start servers of which none is known."""
-    kind = kind_named(backend)
-    return kind.is_restarted and kind.has_device is True and not names_costs(server)
+    kind = kind_named(spec.backend)
+    return kind.is_restarted and kind.has_device is True and not names_costs(spec)
 
 
-def names_costs(server: ServerSpec) -> bool:
-    """Whether the file names costs."""
-    return "cost_model" in server.model_fields_set or server.cost_model != DEFAULT_COSTS
+def names_costs(spec: ExperimentSpec) -> bool:
+    """Whether the file names the costs of the server that runs today."""
+    return "cost_model" in spec.server.model_fields_set or "cost_model" in base_condition(spec).server
 
 
 def calibration_of(spec: ExperimentSpec, server: ServerSpec) -> ExperimentSpec:

@@ -34,7 +34,8 @@ def experiment(**changes: Any) -> ExperimentSpec:
     return parse_experiment(table | changes, where="test")
 
 
-def perform(spec: ExperimentSpec, folder: Path, _until_ns: int, **options: Any) -> ExperimentOutcome:
+def perform(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
+    assert until_ns > 0
     return run_experiment(spec, runs_root=folder, resume=True, **options)
 
 
@@ -112,6 +113,8 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path,
             stopped += 1
             continue
         break
+    else:
+        pytest.fail("it was never done")
     assert stopped > 3
     assert stages.answer == tuned(whole)[0].answer
 

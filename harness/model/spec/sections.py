@@ -169,7 +169,16 @@ class TuneSpec(Spec):
         description="keys of [server] that may change: kv_slots, num_gpu_blocks, max_num_seqs, decode_buckets, "
         "prefix_caching, router; default: all that this server has",
     )
-    goal: Literal["cost"] = Field(default="cost", description="least device time")
+    goal: Literal["cost", "sessions"] = Field(
+        default="cost",
+        description='"cost": least device time; "sessions": most agents at a time whose targets in [slo] hold',
+    )
+    percentile: float = Field(
+        default=95.0,
+        gt=0,
+        lt=100,
+        description='of goal = "sessions": share of requests, and of sessions, in percent that meets the targets',
+    )
     memory: str = Field(default="", description="of one device, '14GiB'; default: no limit on a modelled server")
     agents: tuple[int, ...] = Field(
         default=(),

@@ -1,0 +1,75 @@
+"""How many agents at a time a configuration serves within its targets: predicted, and measured as an interval.
+
+Values only; nothing is simulated or read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from harness.tune.setups import Setup
+
+PROPOSED = "proposed"
+Verdict = Literal["holds", "fails", "open"]
+
+
+class Share(NamedTuple):
+    """A share with the interval over runs."""
+
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of agents at a time that was measured. requests, sessions: None where there is no such target."""
+
+    agents: int
+    verdict: Verdict
+    requests: Share | None
+    sessions: Share | None
+    num_runs: int
+
+    @property
+    def words(self) -> str:
+        """ "12 agents at a time: requests 97.1 % (94.0 to 98.6), holds"."""
+        parts = [
+            f"{name} {100 * each.share:.1f} % ({100 * each.low:.1f} to {100 * each.high:.1f})"
+            for name, each in (("requests", self.requests), ("sessions", self.sessions))
+            if each is not None
+        ]
+        told = {"holds": "holds", "fails": "does not hold", "open": "not told"}[self.verdict]
+        return f"{self.agents} agents at a time: {', '.join(parts)} within the targets, {told}"
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The most agents at a time of a configuration: predicted, and measured between ``low`` and ``high`` - 1.
+
+    low: 0: no number was shown to hold. high: the least that was shown to fail; None: none was.
+    """
+
+    name: str
+    setup: Setup
+    predicted: int
+    points: tuple[Point, ...] = ()
+
+    @property
+    def low(self) -> int:
+        return max((point.agents for point in self.points if point.verdict == "holds"), default=0)
+
+    @property
+    def high(self) -> int | None:
+        return min((point.agents for point in self.points if point.verdict == "fails"), default=None)
+
+    @property
+    def words(self) -> str:
+        """ "12 to 14 agents at a time"."""
+        if self.high is None:
+            return f"at least {self.low} agents at a time" if self.low else "an unknown number of agents at a time"
+        if not self.low:
+            return f"fewer than {self.high} agents at a time"
+        most = self.high - 1
+        return f"{self.low} agents at a time" if self.low >= most else f"{self.low} to {most} agents at a time"

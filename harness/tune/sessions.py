@@ -1,0 +1,255 @@
+"""The goal "sessions": the most agents at a time whose targets in [slo] hold, predicted by bisection and then measured.
+
+A number of agents holds where the wanted share of requests meets every target of a request, and the same share of
+sessions the target of a session. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import tomli_w
+
+from harness.analysis.serving import is_good, latencies, requests_in_window
+from harness.analysis.sessions import session_times
+from harness.analysis.stats import t_quantile
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import PlanError, SpecError
+from harness.measure.records.run import SealedRun
+from harness.model.experiment import build_plan
+from harness.model.plan.build import derive_seed
+from harness.model.plan.model import Plan
+from harness.model.sim import simulate
+from harness.model.sim.simulate import SimResult
+from harness.model.spec import ExperimentSpec, SloSpec, WorkloadSpec
+from harness.tune.capacity import PROPOSED, Capacity, Point, Share, Verdict
+from harness.tune.confirm import BASE, base_condition, plain_table, server_of
+from harness.tune.explore import SEED_RANGE, Explored, Question, agents_of, at_a_time
+from harness.tune.setups import Baseline, Setup
+
+PLANS = 16
+"""Simulated plans of each number of agents."""
+MOST_AGENTS = 512
+LEAST_PLANS, MOST_PLANS = 12, 96
+"""Measured plans of each number of agents."""
+ROUNDS = 4
+"""Measurements at most: the boundary and one step beyond, then further out where these did not decide."""
+ALPHA = 0.025
+"""Chance that a number of agents is wrongly said to hold, or to fail."""
+STEP_SHARE = 0.1
+
+
+class Counts(NamedTuple):
+    """What met its target in one run: (met, all) of requests and of sessions; None where there is no such target."""
+
+    requests: tuple[int, int] | None
+    sessions: tuple[int, int] | None
+
+
+def check_goal(spec: ExperimentSpec) -> None:
+    """SpecError where the goal cannot be searched for this experiment."""
+    slo, server = spec.slo, server_of(spec)
+    workload = spec.workload_of(base_condition(spec))
+    if not (slo.is_set or slo.session_s):
+        raise SpecError(
+            "no target is set that could hold", where="tune.goal", hint="Set slo.ttft_ms, slo.tpot_ms or slo.session_s"
+        )
+    if slo.itl_ms is not None:
+        raise SpecError("is not predicted, so no number of agents can be found by it", where="slo.itl_ms", hint=_TPOT)
+    if server.is_routed:
+        raise SpecError("is searched for one server, not behind a router", where="tune.goal", hint='Say goal = "cost"')
+    if agents_of(workload) is None:
+        raise SpecError(
+            "this workload has no number of agents at a time",
+            where="tune.goal",
+            hint="Set workload.concurrency, or workload.num_sessions of sessions that start together",
+        )
+
+
+_TPOT = "Set slo.tpot_ms in its place"
+
+
+def most_held(holds: Callable[[int], bool], start: int, most: int) -> int:
+    """The largest number that holds, 0 where none does, by doubling and bisection from ``start``.
+
+    holds: true up to a number and false beyond it.
+    """
+    low, high = 0, most + 1
+    probe = max(1, min(start, most))
+    while low < probe < high:
+        if holds(probe):
+            low, probe = probe, min(2 * probe, most) if high > most else (probe + high) // 2
+        else:
+            high, probe = probe, (low + probe) // 2
+    return low
+
+
+def predicted_holds(question: Question, slo: SloSpec, share: float, setup: Setup, agents: int) -> bool:
+    """Whether the targets hold for so many agents, in simulation."""
+    try:
+        counts = [_simulated(question, slo, setup, agents, number) for number in range(PLANS)]
+    except PlanError:
+        return False
+    return all(sum(met for met, _ in part) >= share * sum(of for _, of in part) for part in _parts(counts))
+
+
+def _simulated(question: Question, slo: SloSpec, setup: Setup, agents: int, number: int) -> Counts:
+    seed = derive_seed(question.seed, "tune/sessions") % SEED_RANGE
+    plan = build_plan(at_a_time(question.workload, agents), seed, number).with_treatment(question.treatment)
+    return counts_of(simulate(plan, setup.on(question.server), question.model), plan, slo)
+
+
+def counts_of(result: SimResult, plan: Plan, slo: SloSpec) -> Counts:
+    """What met its target in a simulated run. A session's own time is the sum over its requests."""
+    columns = {
+        name: result.requests.column(name).to_numpy() for name in ("arrival_ns", "first_token_ns", "completed_ns")
+    }
+    session, tokens = (result.requests.column(name).to_numpy() for name in ("session", "generate_tokens"))
+    ttft_ns = columns["first_token_ns"] - columns["arrival_ns"]
+    e2e_ns = columns["completed_ns"] - columns["arrival_ns"]
+    met = np.ones(len(session), dtype=np.bool_)
+    if slo.ttft_ms is not None:
+        met &= ttft_ns <= slo.ttft_ms * NS_PER_MS
+    if slo.tpot_ms is not None:
+        met &= e2e_ns - ttft_ns <= slo.tpot_ms * NS_PER_MS * np.maximum(tokens - 1, 0)
+    if slo.e2e_ms is not None:
+        met &= e2e_ns <= slo.e2e_ms * NS_PER_MS
+    within = None
+    if slo.session_s is not None:
+        own_ns = np.bincount(session, weights=e2e_ns, minlength=len(plan.sessions))
+        within = int((own_ns <= slo.session_s * NS_PER_S).sum()), len(own_ns)
+    return Counts((int(met.sum()), len(met)) if slo.is_set else None, within)
+
+
+def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:
+    """What met its target in a sealed run; what was not answered met none."""
+    requests = sessions = None
+    if slo.is_set:
+        requests = int(is_good(latencies(run), slo).sum()), len(requests_in_window(run))
+    if slo.session_s is not None and (times := session_times(run)) is not None:
+        sessions = times.num_within(slo.session_s), len(times.session)
+    return Counts(requests, sessions)
+
+
+def _parts(counts: Sequence[Counts]) -> list[list[tuple[int, int]]]:
+    """The counts of requests and of sessions over runs, each where there is a target."""
+    columns = ([each.requests for each in counts], [each.sessions for each in counts])
+    return [[pair for pair in column if pair is not None] for column in columns if None not in column]
+
+
+def share_of(pairs: Sequence[tuple[int, int]], alpha: float) -> Share:
+    """A share of sums over runs. Interval: the wider of that over runs and that of independent requests (Wilson)."""
+    total, num = sum(of for _, of in pairs), len(pairs)
+    share = sum(met for met, _ in pairs) / total
+    z = NormalDist().inv_cdf(1 - alpha)
+    shrunk = 1 + z * z / total
+    centre = (share + z * z / (2 * total)) / shrunk
+    width = z / shrunk * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    low, high = centre - width, centre + width
+    if num > 1:
+        left = [(met - share * of) * num / total for met, of in pairs]
+        half = t_quantile(1 - 2 * alpha, num - 1) * math.sqrt(sum(each * each for each in left) / (num - 1) / num)
+        low, high = min(low, share - half), max(high, share + half)
+    return Share(share, max(0.0, low), min(1.0, high))
+
+
+def point_of(agents: int, counts: Sequence[Counts], share: float) -> Point:
+    """What the runs of one number of agents show. A number fails by either target, which share the error."""
+    alpha = ALPHA / max(1, len(_parts(counts)))
+    requests, sessions = (
+        None if None in column else share_of([pair for pair in column if pair is not None], alpha)
+        for column in ([each.requests for each in counts], [each.sessions for each in counts])
+    )
+    shares = [each for each in (requests, sessions) if each is not None]
+    verdict: Verdict = "open"
+    if any(each.high < share for each in shares):
+        verdict = "fails"
+    elif all(each.low >= share for each in shares):
+        verdict = "holds"
+    return Point(agents, verdict, requests, sessions, len(counts))
+
+
+def plans_needed(agents: int, share: float) -> int:
+    """Plans by which a number of agents that misses no target is shown to hold, and half as many again."""
+    z = NormalDist().inv_cdf(1 - ALPHA / 2)
+    return max(LEAST_PLANS, min(math.ceil(1.5 * share * z * z / (1 - share) / agents), MOST_PLANS))
+
+
+def next_points(capacity: Capacity, most: int) -> list[int]:
+    """The numbers of agents to measure next: the predicted boundary and one step beyond, then further out.
+
+    Empty where a number holds and a number fails, or nothing is left to measure.
+    """
+    start, step = max(capacity.predicted, 1), max(1, round(STEP_SHARE * capacity.predicted))
+    known = {point.agents for point in capacity.points}
+    if not known:
+        return sorted({start, min(start + step, most)})
+    wider = step * 2 ** (len(known) // 2)
+    wanted: list[int] = []
+    if not capacity.low:
+        wanted.append(max(1, min(known) - wider))
+    if capacity.high is None:
+        wanted.append(min(most, max(known) + wider))
+    return [agents for agents in wanted if agents not in known]
+
+
+def round_text(spec: ExperimentSpec, wanted: Mapping[str, tuple[Setup, Sequence[int]]], plans: int, number: int) -> str:
+    """The experiment file of one measurement. wanted: by name a configuration and its numbers of agents."""
+    base, own = Baseline(server_of(spec)), spec.workload_of(base_condition(spec))
+    conditions: list[dict[str, Any]] = [
+        {
+            "name": condition_name(name, agents),
+            "treatment": base_condition(spec).treatment,
+            "server": base.keys(setup),
+            "workload": _agents_key(own, agents),
+        }
+        for name, (setup, points) in wanted.items()
+        for agents in points
+    ]
+    table = plain_table(spec)
+    table |= {
+        "name": round_name(spec, number),
+        "title": f"{spec.title or spec.name}: agents at a time",
+        "question": "How many agents at a time meet their targets?",
+        "replicates": plans,
+        "base_seed": derive_seed(spec.base_seed, f"tune/agents/{number}") % SEED_RANGE,
+        "condition": conditions,
+    }
+    return "# Written by `harness tune`: new plans at these numbers of agents.\n" + tomli_w.dumps(table)
+
+
+def condition_name(name: str, agents: int) -> str:
+    return f"{name}-{agents}"
+
+
+def round_name(spec: ExperimentSpec, number: int) -> str:
+    """The name of the experiment of one measurement, from 1."""
+    return f"{spec.name[:52]}-agents-{number}"
+
+
+def _agents_key(workload: WorkloadSpec, agents: int) -> dict[str, int]:
+    return {"num_sessions" if workload.concurrency is None else "concurrency": agents}
+
+
+def most_agents(workload: WorkloadSpec) -> int:
+    """The largest number that is tried: sessions that follow one another are not more than there are."""
+    return MOST_AGENTS if workload.concurrency is None else min(MOST_AGENTS, workload.num_sessions or MOST_AGENTS)
+
+
+def predicted(question: Question, slo: SloSpec, share: float, explored: Explored, today: int) -> list[Capacity]:
+    """Today's server, and the smallest change that is predicted to hold most agents, where one holds more."""
+    most = most_agents(question.workload)
+    base = Baseline(question.server)
+    best = Capacity(BASE, base.setup, today)
+    for option in sorted(explored.options, key=lambda option: base.size_of(option.setup)):
+
+        def holds(agents: int, setup: Setup = option.setup) -> bool:
+            return predicted_holds(question, slo, share, setup, agents)
+
+        if best.predicted < most and holds(best.predicted + 1):
+            best = Capacity(PROPOSED, option.setup, most_held(holds, best.predicted + 1, most))
+    return [Capacity(BASE, base.setup, today), *([best] if best.name == PROPOSED else [])]

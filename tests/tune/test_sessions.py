@@ -1,0 +1,133 @@
+"""The most agents at a time within the targets: found by bisection, shown by measuring on both sides of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.errors import SpecError
+from harness.measure.records.store import RunStore
+from harness.model.experiment import resolve
+from harness.model.sim import simulate
+from harness.model.spec import SloSpec, parse_experiment
+from harness.runner import run_experiment
+from harness.tune import sessions
+from harness.tune.capacity import Capacity, Point
+from harness.tune.explore import QUICK
+from harness.tune.path import Tune
+from harness.tune.sessions import counts_of, counts_of_run, most_held, next_points, point_of, share_of
+from harness.tune.setups import Setup
+
+SETUP = Setup(8, (1, 2, 4, 8), 8, None)
+SLO = {"ttft_ms": 700.0, "session_s": 8.0}
+
+
+def experiment(**changes: Any) -> Any:
+    table = {
+        "name": "agents",
+        "backend": "sim",
+        "base_seed": 7,
+        "workload": {"num_sessions": 4, "wait_cap_s": 20.0},
+        "slo": SLO,
+        "tune": {"goal": "sessions", "may_change": ["kv_slots"], "percentile": 80},
+        "condition": [{"name": "base"}],
+    }
+    return parse_experiment(table | changes, where="test")
+
+
+@pytest.mark.parametrize("true", [0, 1, 2, 7, 8, 9, 63, 64, 500])
+@pytest.mark.parametrize("start", [1, 8, 512])
+def test_bisection_finds_the_largest_number_that_holds_from_any_start(true: int, start: int) -> None:
+    asked: list[int] = []
+
+    def holds(agents: int) -> bool:
+        asked.append(agents)
+        return agents <= true
+
+    assert most_held(holds, start, 512) == true
+    assert len(asked) <= 20
+
+
+def test_the_boundary_and_one_step_beyond_are_measured_first_and_then_what_is_further_out() -> None:
+    fresh = Capacity("today", SETUP, 20)
+    assert next_points(fresh, 512) == [20, 22]
+    unclear = Capacity("today", SETUP, 20, (point(20, "open"), point(22, "open")))
+    assert next_points(unclear, 512) == [16, 26]
+    assert unclear.words == "an unknown number of agents at a time"
+    known = Capacity("today", SETUP, 20, (*unclear.points, point(16, "holds"), point(26, "fails")))
+    assert next_points(known, 512) == []
+    assert known.words == "16 to 25 agents at a time"
+
+
+def point(agents: int, verdict: Any) -> Point:
+    return Point(agents, verdict, None, None, 12)
+
+
+def test_a_number_holds_only_where_the_interval_lies_above_the_wanted_share() -> None:
+    alike = [sessions.Counts((10, 10), None)] * 24
+    assert point_of(10, alike, 0.95).verdict == "holds"
+    assert point_of(10, alike[:3], 0.95).verdict == "open"
+    assert point_of(10, [sessions.Counts((7, 10), None)] * 24, 0.95).verdict == "fails"
+    both = [sessions.Counts((10, 10), (6, 10))] * 24
+    assert point_of(10, both, 0.95).verdict == "fails"
+
+
+def test_intervals_of_a_share_hold_the_true_share_though_runs_differ() -> None:
+    rng, held = np.random.default_rng(11), 0
+    for _ in range(400):
+        chance = rng.beta(18, 2, 24)
+        pairs = [(int(rng.binomial(16, each)), 16) for each in chance]
+        found = share_of(pairs, 0.025)
+        held += found.low <= 0.9 <= found.high
+    assert held >= 370
+
+
+def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: Path) -> None:
+    spec, slo = experiment(replicates=3), SloSpec(ttft_ms=400.0, tpot_ms=24.0, session_s=8.0)
+    sealed = run_experiment(spec, runs_root=tmp_path).runs
+    planned = resolve(spec).runs
+    seen = [counts_of(simulate(run.plan, run.server), run.plan, slo) for run in planned]
+    assert seen == [counts_of_run(run, slo) for run in sealed]
+    assert any(each.requests is not None and 0 < each.requests[0] < each.requests[1] for each in seen)
+
+
+def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path) -> None:
+    def tuned() -> Any:
+        made = Tune(experiment(), tmp_path / "runs", perform, lambda _line: None, effort=QUICK)
+        return made.run().answer
+
+    found = tuned()
+    today = found.capacities[0]
+    assert today.low > 0
+    assert today.high is not None
+    assert today.low < today.high
+    assert "agents at a time" in found.sentence
+    assert "(simulated)" in found.sentence
+    folder = tmp_path / "runs" / "agents-tune"
+    assert "agents-1.toml" in (folder / "frozen.json").read_text(encoding="utf-8")
+    diagnosed = {run.manifest.plan_hash for run in RunStore(folder).sealed("agents-diagnose")}
+    assert not diagnosed & {run.manifest.plan_hash for run in RunStore(folder).sealed("agents-agents-1")}
+    assert "within the targets" in (folder / "tune.html").read_text(encoding="utf-8")
+    assert tuned() == found
+
+
+def perform(spec: Any, folder: Path, until_ns: int, **options: Any) -> Any:
+    assert until_ns > 0
+    return run_experiment(spec, runs_root=folder, resume=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"slo": {}}, "tune.goal: no target is set that could hold"),
+        ({"slo": {"itl_ms": 50.0}}, "slo.itl_ms: is not predicted"),
+        ({"workload": {"num_sessions": 4, "start_offset_s": 1.0}}, "tune.goal: this workload has no number of agents"),
+        ({"server": {"replicas": 2, "router": {"policy": "round-robin"}}}, "tune.goal: is searched for one server"),
+    ],
+)
+def test_a_goal_that_the_experiment_cannot_have_is_named(tmp_path: Path, changes: Any, named: str) -> None:
+    with pytest.raises(SpecError, match=named):
+        Tune(experiment(**changes), tmp_path, perform, lambda _line: None).run()
