@@ -90,6 +90,12 @@ def _print_results(results: Iterable[str], source: str) -> None:
         raise SpecError(what, where=source, hint="Write one JSON object in each line")
 
 
+LONG_S = 3.0
+"""What lasts longer is announced."""
+REQUESTS_PER_S = {True: 20_000, False: 200_000}
+"""Requests that a second simulates, paged and slots; only to say beforehand what will last."""
+
+
 def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.judge.prereg.predict import predict_experiment, predict_until_sure
     from harness.model.experiment import resolve
@@ -100,51 +106,71 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     if draws is not None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))
+    first_s = sum(run.plan.num_requests / REQUESTS_PER_S[run.server.is_paged] for run in planned)
+    _announce(
+        f"simulating {len(list(planned))} runs, {spec.prediction.draws} draws of each", first_s * spec.prediction.draws
+    )
     with time_left("predicting") as on_progress:
         if draws is None:
-            predictions = predict_until_sure(planned, _margin(spec), on_progress=on_progress)
+            predictions = predict_until_sure(
+                planned,
+                _margin(spec),
+                on_progress=on_progress,
+                on_more=lambda more, seconds: _announce(f"{more} draws of each, for a small error", seconds),
+            )
         else:
             predictions = predict_experiment(planned, on_progress=on_progress)
     console, wanted = terminal(), spec.prediction
     made = next(iter(next(iter(predictions.values())).values())).draws
     num_draws = 1 if made is None else len(made.device_ns)
     how = f"means of {num_draws} draws" if num_draws > 1 else "one simulation of each, without perturbations"
+    num_plans = spec.replicates
+    of_plans = f"the mean of its {num_plans} plans" if num_plans > 1 else "its plan"
     what = "W: time that other sessions waited while a prompt was computed, summed over them"
-    say(console, f"{spec.name}: predicted, in model seconds, {how}; {what}")
+    say(console, f"{spec.name}: predicted for {of_plans}, in model seconds, {how}; {what}")
     say(console, f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
     if num_draws > 1:
         for line in dict.fromkeys(perturbation_of(wanted, run.cost_file).line() for run in planned):
             say(console, line)
-    show(console, _predicted_runs(planned, predictions, num_draws, is_narrow=console.width < WIDE))
-    for line in _ratio_lines(planned, predictions):
+    show(console, _predicted_conditions(planned, predictions, num_draws, is_narrow=console.width < WIDE))
+    for line in _answers(planned, predictions):
         say(console, line)
+    say(console, "+-: what the draws leave open (95 %), of these plans alone. Over new plans: harness power")
 
 
-def _predicted_runs(planned: PlannedRuns, predictions: Predictions, num_draws: int, *, is_narrow: bool) -> Table:
-    """A row for each run; where there is little room, the interval of the device time stands below it."""
+def _announce(what: str, seconds: float) -> None:
+    """Say on standard error what takes long, before it does."""
+    if seconds > LONG_S:
+        say(terminal(is_error=True), f"{what}: about {format_duration(seconds)}")
+
+
+def _predicted_conditions(planned: PlannedRuns, predictions: Predictions, num_draws: int, *, is_narrow: bool) -> Table:
+    """A row for each condition, means over its plans; where there is little room, the interval stands below."""
     from harness.analysis.compare.predictions import drawn_interval
 
     # Two draws are too few for an interval.
     interval = f"{100 * planned.spec.prediction.level:.0f} % interval" if num_draws > 2 else ""
     above = ["device s", *([interval] if interval and not is_narrow else [])]
-    headings = ("run", *above, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
+    headings = ("condition", *above, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
     rows: list[tuple[str, ...]] = []
-    for run in planned:
-        means = predictions[run.condition.name][run.replicate]
-        device = drawn_interval([means], "device_ns")
-        seconds = (means.decode_ns, means.prefill_ns, means.waiting_session_ns, means.end_ns)
-        counts = (
-            f"{means.num_reused}/{means.num_rearrivals}",
-            str(means.cached_tokens),
-            str(means.num_evictions),
-        )
-        drawn = [f"{means.device_ns / NS_PER_S:.3f}"]
+    for name, of_condition in predictions.items():
+        runs = list(of_condition.values())
+        device, scale = drawn_interval(runs, "device_ns"), len(runs) * NS_PER_S
+        sums = [sum(getattr(run, figure) for run in runs) for figure in MEAN_SECONDS]
+        again = sum(run.num_rearrivals for run in runs)
+        reused = f"{100 * sum(run.num_reused for run in runs) / again:.0f} %" if again else ""
+        counts = (f"{sum(getattr(run, count) for run in runs) / len(runs):.0f}" for count in MEAN_COUNTS)
+        drawn = [f"{sum(run.device_ns for run in runs) / scale:.3f}"]
         if interval:
-            drawn += ["" if device is None else f"{device.low / NS_PER_S:.3f}\u2013{device.high / NS_PER_S:.3f}"]
+            drawn += ["" if device is None else f"{device.low / scale:.3f}\u2013{device.high / scale:.3f}"]
         cells = ["\n".join(drawn)] if is_narrow else drawn
-        rows.append((run.label, *cells, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
+        rows.append((name, *cells, *(f"{ns / scale:.3f}" for ns in sums), reused, *counts))
     caption = f"below device s: its {interval}" if interval and is_narrow else ""
     return Table("", caption, headings, tuple(rows))
+
+
+MEAN_SECONDS = ("decode_ns", "prefill_ns", "waiting_session_ns", "end_ns")
+MEAN_COUNTS = ("cached_tokens", "num_evictions")
 
 
 def _margin(spec: ExperimentSpec) -> float:
@@ -152,8 +178,8 @@ def _margin(spec: ExperimentSpec) -> float:
     return 0.02 if spec.stop is None else spec.stop.margin
 
 
-def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
-    """Predicted device time of every condition over its baseline's, all replicates summed; how sure, and given what."""
+def _answers(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
+    """A sentence for every condition: device time over its baseline's, all replicates summed; how sure, given what."""
     from harness.analysis.compare.answer import source_of_prediction
     from harness.analysis.compare.predictions import drawn_ratio, mean_ratio, predicted_ratio
     from harness.model.sim.predict.deciding import planned_break_even, unmeasured_of_runs
@@ -174,22 +200,18 @@ def _ratio_lines(planned: PlannedRuns, predictions: Predictions) -> Iterator[str
             parts.append(f"{100 * drawn.level:.0f} % of outcomes {drawn.low:.4f} to {drawn.high:.4f}{given}")
         runs = [planned.by_condition[name] for name in (condition.name, baseline)]
         parts += unmeasured_of_runs(runs[0][0], runs[1][0])
-        yield f"{condition.name} / {baseline}: {', '.join(parts)}"
+        ends: list[str] = []
         if mean is not None and not mean.is_sure(margin):
-            yield (
-                f"  not sure: an error of {mean.wanted_error(margin):.4f}, a tenth of the effect or of the margin, "
+            ends.append(
+                f"not sure: an error of {mean.wanted_error(margin):.4f}, a tenth of the effect or of the margin, "
                 f"needs --draws {mean.draws_needed(margin)}"
             )
         if mean is None or mean.shows_effect:
             found = planned_break_even(runs[0], runs[1], 1 if mean is None else mean.num_draws)
-            yield from () if found is None else (f"  {found}",)
+            ends += [] if found is None else [str(found)]
         else:
-            yield "  no difference shown by the draws"
-    num_plans = spec.replicates
-    yield (
-        f"Of the {num_plans} plan{'s' * (num_plans > 1)} of this experiment; +-: what the draws leave open (95 %). "
-        f"Over new plans: harness power"
-    )
+            ends.append("no difference shown by the draws")
+        yield "; ".join([f"{condition.name} / {baseline}: {', '.join(parts)}", *ends])
 
 
 def search(

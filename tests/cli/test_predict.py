@@ -87,8 +87,21 @@ def test_a_prediction_says_its_error_what_was_not_measured_and_where_it_turns(
         assert found is not None, said
         ratio, error = map(float, found.groups())
         assert error <= 0.1 * max(1 - ratio, 0.02) + 1e-4
-        assert "f(6) was not measured, but interpolated the answer turns where f(6) is" in found[0]
-    assert "Of the 3 plans of this experiment" in said
+        assert "f(6) was not measured, but interpolated; the answer turns where f(6) is" in found[0]
+    assert "predicted for the mean of its 3 plans" in said
+    rows = [
+        line.split()[0] for line in text.splitlines() if line.startswith(("base-", "bucket6-")) and " / " not in line
+    ]
+    assert rows == ["base-waits", "bucket6-waits", "base-nowaits", "bucket6-nowaits"]
+
+
+def test_what_takes_long_is_said_before_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "about" not in harness(monkeypatch, capsys, "simulate", "demo", "--draws", "2")[1]
+    monkeypatch.setattr("harness.cli.predict.LONG_S", 0.0)
+    _, text = harness(monkeypatch, capsys, "simulate", "demo", "--draws", "2")
+    assert "simulating 12 runs, 2 draws of each: about" in text
 
 
 def test_one_draw_is_nominal_and_too_few_draws_are_said_to_be_too_few(

@@ -119,8 +119,11 @@ def predict_until_sure(
     margin: float,
     on_progress: Callable[[float], None] = lambda _share: None,
     clock: Clock | None = None,
+    on_more: Callable[[int, float], None] = lambda _draws, _seconds: None,
 ) -> dict[str, dict[int, Prediction]]:
     """Predictions with as many draws as make the Monte Carlo error of every ratio small enough.
+
+    on_more: receives the number of draws that are made next, and how many seconds they will take.
 
     At least the draws that the experiment sets; at most MOST_DRAWS, and those for which MOST_NS are enough. Small
     enough: a tenth of the effect, or of the margin where that is larger. A single draw stays a nominal simulation.
@@ -134,6 +137,7 @@ def predict_until_sure(
         more = min(needed, max(MOST_DRAWS, num_draws), int(MOST_NS / each_ns))
         if more <= num_draws:
             break
+        on_more(more, more * each_ns / NS_PER_S)
         num_draws, began_ns = more, clock.now_ns()
         predictions = predict_experiment(planned, on_progress=on_progress, num_draws=num_draws)
     return predictions
