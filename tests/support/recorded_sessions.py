@@ -6,22 +6,27 @@ session, turn, length, link and wait is right.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.measure.emulator.sessions import SessionRecord
-from harness.measure.emulator.virtual import run_virtually
-from harness.model.engine import EngineConfig
-from harness.model.engine.core import EngineRequest, StepEnd
+from harness.measure.emulator.step_log import step_log_header
+from harness.measure.emulator.virtual import _TokenDriver, run_virtually
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
+from harness.model.engine.paged import scheduler_of
+from harness.model.engine.scheduler import Step
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ServerSpec
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
+from harness.stacks.vllm.core_steps import COLUMNS
 from harness.stacks.vllm.inside.vllm_step_log.sessions import Limits
 
 MS = 1_000_000
@@ -110,6 +115,75 @@ def recorded(plan: Plan, server: ServerSpec, path: Path, limits: Limits | None =
         record.started(end.start)
         record.ended(end)
     return steps
+
+
+class _Decisions(_TokenDriver):
+    """Keeps each step as it was decided: with asynchronous scheduling, when the step before it began."""
+
+    def keep(self) -> None:
+        """Before anything is played."""
+        self.decided: dict[int, tuple[int, Step]] = {}
+
+    def started(self, _server: int, start: StepStart, /) -> None:
+        self.decided.setdefault(start.number, (start.start_ns, start.step))
+        scheduler: Any = self.cores[0].scheduler
+        server, ahead = scheduler._state.server, 1 - int(scheduler._state.server["current"][0])
+        if server["is_ahead"][0] and scheduler._state.steps[ahead]["num_scheduled"] > 0:
+            self.decided[start.number + 1] = (start.start_ns, scheduler._step(ahead))
+
+
+def recorded_with_steps(plan: Plan, server: ServerSpec, sessions: Path, steps: Path) -> list[StepEnd]:
+    """Play a plan, and write the files that the observer in an engine core writes: of its sessions and of its steps."""
+    config = EngineConfig.from_server(server)
+    scheduler = scheduler_of(config, load_cost_model(server.cost_model))
+    driver = _Decisions(plan, EngineCore(scheduler), config)
+    driver.keep()
+    driver.play()
+    record = SessionRecord(config, sessions)
+    lines: list[Any] = [core_header(config)]
+    requests: dict[int, EngineRequest] = {}
+    for end in driver.steps:
+        record.started(end.start)
+        record.ended(end)
+        requests |= {request.handle: request for request in end.start.arrivals}
+        lines.append(core_row(config, end, requests, *driver.decided[end.start.number]))
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return driver.steps
+
+
+def core_header(config: EngineConfig) -> dict[str, Any]:
+    """The first line of a file of an engine core's steps."""
+    shown = step_log_header(config, 0)
+    settings = {name: shown[name] for name in ("vllm", "engine", "started_ns", "effective", "absent")}
+    return {"vllm_core_steps": 1, "columns": list(COLUMNS), **settings}
+
+
+def core_row(
+    config: EngineConfig, end: StepEnd, requests: dict[int, EngineRequest], decided_ns: int, step: Step
+) -> list[Any]:
+    """A step as the observer writes it. step: as it was decided."""
+    admitted: list[Any] = []
+    for each in step.admissions:
+        request = requests[each.request]
+        tokens = each.cached_tokens + each.computed_tokens
+        name = f"r{each.request}"
+        admitted.append([each.request, name, request.queued_ns, tokens, each.cached_tokens, len(request.prompt)])
+    values = dict.fromkeys(COLUMNS) | {
+        "step": end.start.number,
+        "schedule_ns": decided_ns,
+        "scheduled_ns": decided_ns,
+        "update_ns": end.ends_ns[-1],
+        "end_ns": end.ends_ns[-1],
+        "requests": list(step.requests),
+        "tokens": list(step.tokens),
+        "admitted": admitted,
+        "preempted": list(step.preempted),
+        "finished": [],
+        "generated_tokens": len(end.requests),
+        "padded_tokens": config.paged.graph_of(step.tokens)[1],
+        "observer_ns": 0,
+    }
+    return [values[name] for name in COLUMNS]
 
 
 def imported(*files: Path) -> TraceFile:

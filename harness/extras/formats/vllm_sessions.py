@@ -100,10 +100,10 @@ class Chains:
 
     requests: dict[int, Seen] = field(default_factory=dict[int, Seen])
 
-    def blocks_of(self, request: Seen) -> list[Block]:
-        """The whole blocks of its prompt; those whose request is not in the file are left out."""
+    def blocks_of(self, request: Seen, *, with_answer: bool = False) -> list[Block]:
+        """The whole blocks of its prompt, or of its answer too; those of a request that is not there are left out."""
         pieces: list[list[Block]] = []
-        walk, size = request, request.blocks
+        walk, size = request, request.end.blocks if with_answer and request.end is not None else request.blocks
         while size:
             like, known = _source(walk, size)
             pieces.append([(walk.number, place) for place in range(known, size)])
@@ -130,10 +130,13 @@ def _source(request: Seen, size: int) -> tuple[int, int]:
     return request.like, min(request.known, size)
 
 
-def read_requests(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> list[Seen]:
-    """Every request of the files, in order of arrival by one clock, those that have not ended too.
+def read_requests(
+    files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None, *, is_moved: bool = True
+) -> list[Seen]:
+    """Every request of the files, in order of arrival, those that have not ended too.
 
-    Instants become ns of the clock of the day at the first file of each machine's start.
+    is_moved: instants become ns of the clock of the day when the first file of their machine's start was opened; else
+    they stay those of that machine's monotonic clock.
     """
     reading = _Reading(notes)
     for path in files:
@@ -142,8 +145,8 @@ def read_requests(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
             reading.take(record, at)
         reading.end_file()
     reading.end()
-    clocks = _one_clock(reading.servers, notes)
-    for request in reading.requests.values():
+    clocks = _one_clock(reading.servers, notes) if is_moved else {}
+    for request in reading.requests.values() if is_moved else ():
         _move(request, clocks[request.server.boot or request.server.recorder])
     return sorted(reading.requests.values(), key=lambda request: (request.arrival_ns, request.number))
 

@@ -1,0 +1,101 @@
+"""``harness predict replay``: the recorded requests of a vLLM server through the rules of its scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.errors import ExitCode, RecordsError, SpecError
+
+if TYPE_CHECKING:
+    from harness.extras.formats.vllm_sessions import Chains, Seen
+    from harness.extras.sessions.replay import Replay
+    from harness.model.engine import EngineConfig
+
+DEFAULT_COSTS = "emulated-gpu"
+
+
+def replay(
+    sessions: Annotated[list[Path], typer.Argument(help="Files of sessions of one engine (VLLM_SESSIONS_FILE).")],
+    steps: Annotated[
+        Path, typer.Option("--steps", help="The same engine's steps, recorded beside them (VLLM_CORE_STEPS_FILE).")
+    ],
+    cost_model: Annotated[
+        str, typer.Option("--cost-model", help="Compare durations of steps with this model too.")
+    ] = "",
+) -> None:
+    """Say which decisions of a recorded vLLM server its scheduler's rules do not reproduce.
+
+    Requests and aborts are given to the rules before the step before which the server had them, so that costs play no
+    part. Exit code 0 where every decision is the same, 4 where some differ.
+
+    Example: `harness predict replay sessions.jsonl --steps core_steps.jsonl`
+    """
+    from harness.extras.sessions.replay import check_settings
+    from harness.extras.sessions.replay import replay as replay_steps
+    from harness.model.engine import load_cost_model
+    from harness.stacks.vllm.step_log import read_step_log
+
+    with SpecError.on_os_error("cannot be read", where=steps, hint="Check the path"):
+        log = read_step_log(steps.read_bytes())
+    if not log.cores:
+        what = "is a stat logger's file, which names no requests"
+        raise RecordsError(what, where=str(steps), hint="Record the steps with VLLM_CORE_STEPS_FILE")
+    config = rules_of(log.settings, log.vllm)
+    (core, *_more) = log.cores
+    requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
+    check_settings(config, block_tokens)
+    costs = load_cost_model(cost_model or DEFAULT_COSTS)
+    found = replay_steps(config, costs, requests, chains, core.steps, has_costs=bool(cost_model))
+    typer.echo("\n".join(lines_of(found, config, cost_model)))
+    if found.num_differ:
+        raise typer.Exit(ExitCode.RULE_FAILED)
+
+
+def rules_of(settings: dict[str, object], vllm: str) -> EngineConfig:
+    """The rules of a release of vLLM with the settings that its file shows."""
+    from harness.model.engine import EngineConfig
+    from harness.model.spec import ServerSpec
+    from harness.stacks.rbln.rules.kv_rules import PAGED, RULE_SETS
+
+    release = ".".join(vllm.partition("+")[0].split(".")[:3])
+    rules = next((each.name for each in RULE_SETS.values() if release in each.vllm), PAGED)
+    sizes = {} if settings.get("decode_buckets") else {"decode_buckets": (1,)}
+    shown = {key: value for key, value in settings.items() if key != "model"}
+    server = ServerSpec.model_validate({"rules": rules, "cost_model": DEFAULT_COSTS, **shown, **sizes})
+    return EngineConfig.from_server(server)
+
+
+def read_engine(files: Sequence[Path], engine: int) -> tuple[list[Seen], Chains, int]:
+    """(requests of one engine, their blocks, tokens of a block) by the monotonic clock of its machine."""
+    from harness.extras.formats.vllm_sessions import Chains, read_requests
+    from harness.model.traces.base import ReadNotes
+
+    seen = [each for each in read_requests(files, ReadNotes(), is_moved=False) if each.server.engine == engine]
+    recorders = {each.server.recorder for each in seen}
+    if len(recorders) != 1:
+        what = f"holds {len(recorders)} servers' requests of engine {engine}"
+        raise RecordsError(what, where=", ".join(map(str, files)), hint="Give the files of one start of the server")
+    if len({each.server.part for each in seen}) > 1:
+        what = "are several files, whose blocks have other names each"
+        raise RecordsError(what, where=", ".join(map(str, files)), hint="Record with a larger VLLM_SESSIONS_FILE_BYTES")
+    return seen, Chains({each.number: each for each in seen}), seen[0].server.block_tokens
+
+
+def lines_of(found: Replay, config: EngineConfig, cost_model: str) -> list[str]:
+    """What is printed."""
+    lines = [
+        f"{found.num_steps} steps under the rules {config.rules}: {found.num_differ} decisions differ",
+        f"cached tokens: {found.num_cached_differ} of {found.num_admitted} admissions differ; preempted: "
+        f"{found.num_preempted} recorded, {found.num_preempted_by_rules} by the rules",
+    ]
+    if found.first is not None:
+        lines.append(f"first: {found.first.sentence}")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.kinds.most_common())
+        lines.append(f"by their first difference: {kinds}; what follows the first may follow from it")
+    for kind, (count, ratio) in found.typical_ratios().items():
+        lines.append(f"cost of {count} {kind} steps: measured is {ratio:.3f} times {cost_model} (median)")
+    return [*lines, *found.notes]

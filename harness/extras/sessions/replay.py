@@ -1,0 +1,277 @@
+"""Recorded requests through the rules of vLLM's scheduler, step by step: which decisions differ from the server's.
+
+Each request is submitted, and each abort applied, before the step before which the server had it. So no decision hangs
+on what a step costs: durations are compared apart. After the first difference the two servers hold different KV blocks,
+and more differences may follow from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from harness.analysis.stats import median
+from harness.errors import RecordsError
+from harness.extras.formats.vllm_sessions import Chains, Seen
+from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine.paged import PagedScheduler
+from harness.model.engine.scheduler import Step
+from harness.stacks.vllm.core_steps import CoreStep
+
+DIFFERENCES = ("admitted", "cached tokens", "preempted", "batch", "tokens of a prompt", "padded size")
+"""Kinds of decisions, in the order in which a step is compared."""
+ENDLESS = 1 << 30
+ENDLESS_NS = 1 << 62
+
+
+class Difference(NamedTuple):
+    """A step that the server and the rules decided differently. recorded, by_rules: what each decided."""
+
+    step: int
+    kind: str
+    recorded: str
+    by_rules: str
+    free_blocks: tuple[int | None, int]
+
+    @property
+    def sentence(self) -> str:
+        """What differs, in one line."""
+        had, have = self.free_blocks
+        memory = "" if had is None else f"; free KV blocks: {had} recorded, {have} by the rules"
+        return f"step {self.step}, {self.kind}: {self.recorded} recorded, {self.by_rules} by the rules{memory}"
+
+
+@dataclass
+class Replay:
+    """What came of a replay.
+
+    kinds: steps that differ, by their first difference. num_admitted, num_cached_differ: admissions, and those whose
+    cached tokens differ. ratios: measured duration over the cost model's, by kind of step.
+    """
+
+    num_steps: int = 0
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    first: Difference | None = None
+    num_admitted: int = 0
+    num_cached_differ: int = 0
+    num_preempted: int = 0
+    num_preempted_by_rules: int = 0
+    ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def num_differ(self) -> int:
+        return self.kinds.total()
+
+    def typical_ratios(self) -> dict[str, tuple[int, float]]:
+        """(steps, median of measured over modelled duration) by kind of step."""
+        return {kind: (len(ratios), median(ratios)) for kind, ratios in sorted(self.ratios.items())}
+
+
+class _Decided(NamedTuple):
+    """A step as it was decided, and the free KV blocks then."""
+
+    step: Step
+    free_blocks: int
+
+
+class _Scheduler(PagedScheduler):
+    """Tells when it decides a step ahead of the one that runs, for requests may have come between."""
+
+    def decide(self, before_ahead: Callable[[], None]) -> _Decided:
+        """The step that runs now, as it was decided: with requests that have ended since."""
+        num_preempted = self._take_ahead()
+        current = int(self._state.server["current"][0])
+        if num_preempted >= 0:
+            self._decide(current, num_preempted)
+            self._snapshot = _Decided(self._step(current), self.free_blocks)
+        decided = self._snapshot
+        before_ahead()
+        ahead = self._next_ahead()
+        if ahead >= 0:
+            self._decide(ahead, 0)
+            self._snapshot = _Decided(self._step(ahead), self.free_blocks)
+        self._is_running = True
+        return decided
+
+
+class _Server:
+    """The rules' server, fed as the recorded one was."""
+
+    def __init__(self, config: EngineConfig, costs: CostModel, requests: Sequence[Seen], chains: Chains) -> None:
+        self.scheduler = _Scheduler(config.paged, costs)
+        self._block_size, self._is_caching = config.paged.block_size, config.paged.prefix_caching
+        self._chains = chains
+        self._names: dict[tuple[int, int], int] = {}
+        self._queue = deque(sorted(requests, key=lambda request: (request.queued_ns, request.number)))
+        aborted = (request for request in requests if request.end is not None and request.end.reason == "abort")
+        self._leaving = deque(sorted(aborted, key=lambda request: (_end_ns(request), request.number)))
+        self._alive: set[int] = set()
+
+    def take_until(self, at_ns: int) -> None:
+        """Submit what was queued by then, and drop what was aborted by then."""
+        while self._queue and self._queue[0].queued_ns <= at_ns:
+            request = self._queue.popleft()
+            self.scheduler.submit(request.number, *self._lengths(request))
+            self._alive.add(request.number)
+        while self._leaving and _end_ns(self._leaving[0]) <= at_ns:
+            self._drop(self._leaving.popleft())
+
+    def leave_inside(self, at_ns: int) -> None:
+        """Drop what was aborted while the step ran and got no token of it."""
+        for request in [each for each in self._leaving if _end_ns(each) <= at_ns]:
+            end = request.end
+            if end is None or request.number not in self._alive:
+                continue
+            if self.scheduler.output_tokens(request.number) >= end.generated:
+                self._leaving.remove(request)
+                self._drop(request)
+
+    def finished(self, numbers: Sequence[int]) -> None:
+        """Requests are over by the rules."""
+        self._alive -= set(numbers)
+
+    def _drop(self, request: Seen) -> None:
+        if request.number in self._alive:
+            self._alive.remove(request.number)
+            self.scheduler.abort(request.number)
+
+    def _lengths(self, request: Seen) -> tuple[int, int, list[int], int | None]:
+        limit = self.scheduler.config.max_model_len
+        generated = request.most or ENDLESS
+        stop = None
+        if request.end is not None and request.end.reason != "abort":
+            stop = max(request.end.generated, 1)
+            generated = max(generated, stop)
+        generated = min(generated, limit - request.prompt)
+        blocks = self._chains.blocks_of(request, with_answer=True) if self._is_caching else []
+        keys = [self._names.setdefault(block, len(self._names)) for block in blocks]
+        # Blocks that the file does not name are nobody else's.
+        wanted = (request.prompt + min(generated, stop or generated)) // self._block_size
+        keys += [-1 - (request.number << 24) - place for place in range(len(keys), wanted)]
+        return request.prompt, generated, keys, stop
+
+
+def _end_ns(request: Seen) -> int:
+    return 0 if request.end is None else request.end.end_ns
+
+
+def replay(  # noqa: PLR0913 - what was recorded, and the rules
+    config: EngineConfig,
+    costs: CostModel,
+    requests: Sequence[Seen],
+    chains: Chains,
+    steps: Sequence[CoreStep],
+    *,
+    has_costs: bool = False,
+) -> Replay:
+    """Step the rules through what a server had before each of its steps, and compare each decision.
+
+    requests: of one file of sessions, by the monotonic clock of its machine. steps: of the same engine. has_costs:
+    whether durations are compared with ``costs``.
+    """
+    found = Replay()
+    ran = [step for step in steps if step.tokens]
+    server, numbers = _Server(config, costs, requests, chains), _Numbers(requests)
+    for place, step in enumerate(ran):
+        values = step.values
+        numbers.learn(values)
+        following = ran[place + 1].values["schedule_ns"] if place + 1 < len(ran) else ENDLESS_NS
+        before_ns = ran[place - 1].values["end_ns"] if place else 0
+        # The next step was decided while this one ran, or nobody was there for it when this one began.
+        until_ns = following if following < values["update_ns"] else max(values["schedule_ns"], before_ns)
+        server.take_until(values["schedule_ns"])
+        decided = server.scheduler.decide(partial(server.take_until, until_ns))
+        found.num_steps += 1
+        difference = _difference(step, decided, numbers, config, found)
+        if difference is not None:
+            found.kinds[difference.kind] += 1
+            found.first = found.first or difference
+        elif has_costs and decided.step.duration_ns:
+            began_ns = max(values["schedule_ns"], before_ns)
+            ratio = (values["end_ns"] - began_ns) / decided.step.duration_ns
+            found.ratios.setdefault(decided.step.kind.lower(), []).append(ratio)
+        server.leave_inside(values["update_ns"])
+        server.finished(server.scheduler.finish_step())
+    if numbers.num_unknown:
+        found.notes.append(f"{numbers.num_unknown} requests of the steps are not in the file of sessions")
+    return found
+
+
+class _Numbers:
+    """The number of each request of the steps in the file of sessions: by when it was queued, and its prompt."""
+
+    def __init__(self, requests: Sequence[Seen]) -> None:
+        self._by_queued: dict[tuple[int, int], deque[int]] = {}
+        for request in sorted(requests, key=lambda each: each.number):
+            self._by_queued.setdefault((request.queued_ns, request.prompt), deque()).append(request.number)
+        self._of_handle: dict[int, int] = {}
+        self._of_name: dict[str, int] = {}
+        self.num_unknown = 0
+
+    def learn(self, values: Mapping[str, Any]) -> None:
+        """Requests are admitted for the first time."""
+        for handle, name, queued_ns, _tokens, _cached, prompt in values["admitted"]:
+            if handle not in self._of_handle:
+                waiting = self._by_queued.get((queued_ns, prompt))
+                self.num_unknown += not waiting
+                self._of_handle[handle] = waiting.popleft() if waiting else -1 - handle
+            self._of_name[name] = self._of_handle[handle]
+
+    def of(self, handles: Sequence[int]) -> list[int]:
+        """Numbers of handles."""
+        return [self._of_handle.get(handle, -1 - handle) for handle in handles]
+
+    def batch(self, step: CoreStep) -> dict[int, int]:
+        """Tokens of each request of a step, in its order."""
+        numbers = (self._of_name.get(name, -1 - place) for place, name in enumerate(step.request_ids))
+        return dict(zip(numbers, step.tokens, strict=True))
+
+
+def _difference(
+    step: CoreStep, decided: _Decided, numbers: _Numbers, config: EngineConfig, found: Replay
+) -> Difference | None:
+    """The first decision of a step that differs; counts requests whose cached tokens differ."""
+    values, by_rules = step.values, decided.step
+    admitted = dict(zip(numbers.of([entry[0] for entry in values["admitted"]]), values["admitted"], strict=True))
+    cached = {number: entry[4] for number, entry in admitted.items() if entry[4] is not None}
+    cached_by_rules = {each.request: each.cached_tokens for each in by_rules.admissions}
+    both = cached.keys() & cached_by_rules.keys()
+    preempted = sorted(numbers.of(values["preempted"]))
+    found.num_admitted += len(admitted)
+    found.num_cached_differ += sum(cached[number] != cached_by_rules[number] for number in both)
+    found.num_preempted += len(preempted)
+    found.num_preempted_by_rules += len(by_rules.preempted)
+    batch, batch_by_rules = numbers.batch(step), dict(zip(by_rules.requests, by_rules.tokens, strict=True))
+    padded = values["padded_tokens"]
+    size = config.paged.graph_of(step.tokens)[1] if padded is not None else None
+    pairs: tuple[tuple[str, object, object], ...] = (
+        ("admitted", sorted(admitted), sorted(cached_by_rules)),
+        ("cached tokens", _of(cached, both), _of(cached_by_rules, both)),
+        ("preempted", preempted, sorted(by_rules.preempted)),
+        ("batch", list(batch), list(batch_by_rules)),
+        ("tokens of a prompt", batch, batch_by_rules),
+        ("padded size", padded, size),
+    )
+    for kind, recorded, theirs in pairs:
+        if recorded != theirs:
+            free = (values["free_blocks"], decided.free_blocks)
+            return Difference(values["step"], kind, str(recorded), str(theirs), free)
+    return None
+
+
+def _of(cached: Mapping[int, int], numbers: Iterable[int]) -> dict[int, int]:
+    return {number: cached[number] for number in sorted(numbers)}
+
+
+def check_settings(config: EngineConfig, block_tokens: int) -> None:
+    """Refuse, as RecordsError, a server whose blocks the rules do not know."""
+    if config.paged.prefix_caching and block_tokens != config.paged.block_size:
+        raise RecordsError(
+            f"names blocks of {block_tokens} tokens and keeps KV in blocks of {config.paged.block_size}",
+            where="the file of sessions",
+            hint="The rules hold for one pool of full attention; this server has another",
+        )

@@ -1,0 +1,138 @@
+"""Recorded sessions through the scheduler's rules: nothing differs on the emulator, and what is changed is found."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from harness.extras.sessions.commands import read_engine, rules_of
+from harness.extras.sessions.replay import Replay, replay
+from harness.model.engine import EngineConfig, load_cost_model
+from harness.stacks.vllm.step_log import read_step_log
+from tests.support.command_line import harness
+from tests.support.recorded_sessions import drawn_plan, drawn_server, recorded_with_steps
+
+NUM_PLANS = 30
+
+
+class Files(NamedTuple):
+    """What a server wrote."""
+
+    sessions: Path
+    steps: Path
+
+
+def record(seed: int, folder: Path) -> Files:
+    chosen = random.Random(f"recorded sessions {seed}")
+    server = drawn_server(chosen)
+    plan = drawn_plan(chosen, EngineConfig.from_server(server).paged.block_size)
+    folder.mkdir(exist_ok=True)
+    files = Files(folder / "sessions.jsonl", folder / "core.jsonl")
+    recorded_with_steps(plan, server, *files)
+    return files
+
+
+def replayed(files: Files, costs: str = "emulated-gpu") -> Replay:
+    log = read_step_log(files.steps.read_bytes())
+    requests, chains, _size = read_engine([files.sessions], 0)
+    config = rules_of(log.settings, log.vllm)
+    return replay(config, load_cost_model(costs), requests, chains, log.cores[0].steps, has_costs=True)
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Rewrite the objects of a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if isinstance(line, dict):
+            change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models(tmp_path: Path) -> None:
+    steps = preempted = 0
+    for seed in range(NUM_PLANS):
+        found = replayed(record(seed, tmp_path / str(seed)))
+        assert (found.num_differ, found.num_cached_differ, found.notes) == (0, 0, []), f"seed {seed}: {found.first}"
+        assert {ratio for _count, ratio in found.typical_ratios().values()} == {1.0}
+        steps += found.num_steps
+        preempted += found.num_preempted
+    assert steps > 3000
+
+
+def test_a_server_with_another_budget_of_tokens_is_told_apart_with_its_first_step(tmp_path: Path) -> None:
+    files = record(0, tmp_path)
+
+    def narrow(line: dict[str, Any]) -> None:
+        if "effective" in line:
+            line["effective"]["max_num_batched_tokens"] = 41
+
+    changed(files.steps, narrow)
+    found = replayed(files)
+    assert found.num_differ > 0
+    assert found.first is not None
+    assert "recorded" in found.first.sentence
+
+
+def test_blocks_that_the_file_does_not_know_are_a_difference_of_cached_tokens(tmp_path: Path) -> None:
+    files = record(3, tmp_path)
+
+    def forget(line: dict[str, Any]) -> None:
+        if "request" in line:
+            line["like"], line["known"] = -1, 0
+
+    changed(files.sessions, forget)
+    found = replayed(files)
+    assert found.first is not None
+    assert found.first.kind == "cached tokens"
+    assert found.num_cached_differ > 0
+
+
+def test_costs_are_compared_apart_from_decisions(tmp_path: Path) -> None:
+    files = record(1, tmp_path)
+    lines = [json.loads(line) for line in files.steps.read_text().splitlines()]
+    for line in lines[1:]:
+        # Every step lasts twice as long; when it was decided stays.
+        line[1:5] = [2 * instant for instant in line[1:5]]
+        line[7] = [[*entry[:2], 2 * entry[2], *entry[3:]] for entry in line[7]]
+    files.steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def slower(line: dict[str, Any]) -> None:
+        for name in ("arrival_ns", "queued_ns", "admitted_ns", "first_token_ns", "end_ns"):
+            if line.get(name) is not None:
+                line[name] *= 2
+
+    changed(files.sessions, slower)
+    found = replayed(files)
+    assert found.num_differ == 0
+    assert {ratio for _count, ratio in found.typical_ratios().values()} == {2.0}
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_does(
+    tmp_path: Path, differs: bool
+) -> None:
+    files = record(2, tmp_path)
+    if differs:
+        changed(files.steps, lambda line: line.get("effective", {}).update(max_num_batched_tokens=43))
+    done = harness(
+        "predict", "replay", str(files.sessions), "--steps", str(files.steps), "--cost-model", "emulated-gpu"
+    )
+    assert done.returncode == (4 if differs else 0), done.stderr
+    assert ("0 decisions differ" in done.stdout) != differs
+    assert ("first: step" in done.stdout) == differs
+    assert "times emulated-gpu" in done.stdout
+
+
+def test_a_stat_loggers_file_names_no_requests_and_is_refused(tmp_path: Path) -> None:
+    files = record(2, tmp_path)
+    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.sessions))
+    assert done.returncode != 0
+    assert "core.jsonl" not in done.stdout
+    done = harness("predict", "replay", str(tmp_path / "none.jsonl"), "--steps", str(files.steps))
+    assert done.returncode == 2
+    assert "none.jsonl" in done.stderr
