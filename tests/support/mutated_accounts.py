@@ -96,7 +96,7 @@ def _with_calls(rows: Iterable[Any]) -> Iterator[Any]:
 RICHER = {"claude": _linked, "codex": _numbered, "otel": _with_tools, "atif": _with_totals, "swe-agent": _with_calls}
 
 
-def _mutated(kind: str, rng: random.Random) -> tuple[list[str], str]:
+def mutated(kind: str, rng: random.Random) -> tuple[list[str], str]:
     """The rows of a sound file after one to three changes, and what was changed."""
     lines = list(rows_of(kind))
     head = lines[: kind == "csv"]
@@ -145,14 +145,14 @@ class _Read(NamedTuple):
     words: frozenset[str]
 
 
-def _read(kind: str, lines: Iterable[str], folder: Path) -> _Read | None:
-    """None where the import refuses."""
+def _read(kind: str, lines: Iterable[str], folder: Path) -> _Read | str:
+    """Why, where the import refuses."""
     source = folder / f"in.{'csv' if kind == 'csv' else 'jsonl'}"
     source.write_text("".join(f"{line}\n" for line in lines))
     try:
         _, recordings, notes = read_recordings([source], kind=kind)
-    except HarnessError:
-        return None
+    except HarnessError as error:
+        return str(error).partition(": ")[2][:50]
     return _Read([_calls(kind, each) for each in recordings], frozenset(_words(notes)))
 
 
@@ -201,17 +201,16 @@ def _lacks_between(sessions: list[list[tuple[int, ...]]], whole: list[list[tuple
 def _sound(kind: str) -> _Read:
     with tempfile.TemporaryDirectory() as folder:
         read = _read(kind, rows_of(kind), Path(folder))
-    assert read is not None
+    assert isinstance(read, _Read), read
     assert _differ(read.sessions, _naive(kind, list(rows_of(kind)))) == ([], []), f"{kind}: its sound file"
     return read
 
 
-def came_of(kind: str, rng: random.Random, folder: Path) -> str:
+def came_of(kind: str, lines: list[str], changes: str, folder: Path) -> str:
     """What came of one changed recording; AssertionError where a count or a wait is wrong without a word."""
-    lines, changes = _mutated(kind, rng)
     sound, read = _sound(kind), _read(kind, lines, folder)
-    if read is None:
-        return "refused"
+    if isinstance(read, str):
+        return f"refused: {read}"
     words = read.words - sound.words
     more, less = _differ(read.sessions, _naive(kind, lines))
     if kind in COUNTS_CALLS and _lacks_between(read.sessions, sound.sessions):
@@ -239,9 +238,15 @@ def _differ(sessions: list[list[tuple[int, ...]]], right: Counter[tuple[int, ...
 def read_many(kind: str, number: int, seed: int) -> Counter[str]:
     """What came of so many changed recordings of one format."""
     rng, came = random.Random(f"{kind} {seed}"), Counter[str]()
-    with tempfile.TemporaryDirectory() as folder:
+    known: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         for _ in range(number):
-            came[came_of(kind, rng, Path(folder))] += 1
+            lines, changes = mutated(kind, rng)
+            content = "\n".join(lines)
+            if content not in known:
+                known[content] = came_of(kind, lines, changes, Path(folder))
+            came[known[content]] += 1
+    came["distinct"] = len(known)
     return came
 
 

@@ -124,7 +124,8 @@ def codex(rows: Rows) -> Sessions:
     called: set[str] = set()
     open_calls: set[str] = set()
     is_lost, totals = False, None
-    for row in sorted(rows, key=lambda row: row["timestamp"]):
+    known = [row for row in rows if row["type"] in ("event_msg", "response_item")]
+    for row in sorted(known, key=lambda row: row["timestamp"]):
         now, payload, kind = _ns(row["timestamp"]), row["payload"], row["payload"].get("type")
         if kind == "user_message":
             asked = now
@@ -149,13 +150,13 @@ def codex(rows: Rows) -> Sessions:
 def tracelab(rows: Rows) -> Sessions:
     """A row is a round; its events say when it was asked for and complete."""
     sessions: Sessions = []
-    for group in _grouped(_once(rows), lambda row: row["session_id"]).values():
+    inputs, outputs = ("user_message", "tool_result"), ("text",)
+    sound = [row for row in _once(rows) if _events(row, inputs) and _events(row, outputs)]
+    for group in _grouped(sound, lambda row: row["session_id"]).values():
         group.sort(key=lambda row: row["round_index"])
         answers: list[Answer] = []
         for place, row in enumerate(group):
-            asked, ended = (_events(row, kinds) for kinds in (("user_message", "tool_result"), ("text",)))
-            if asked is None or ended is None:
-                continue
+            asked, ended = _events(row, inputs), _events(row, outputs) or 0
             is_lost = place > 0 and group[place - 1]["round_index"] != row["round_index"] - 1
             sizes = (row["input_tokens_total"], row["prefix_tokens"], row["output_tokens"], row["output_tokens"])
             answers.append(Answer(asked, ended, *sizes, is_lost))
@@ -213,8 +214,9 @@ def bailian(rows: Rows) -> Sessions:
 def agentic(rows: Rows) -> Sessions:
     """A request starts ``delay`` after those that it waits for."""
     rows = _once(rows)
-    first = min((row["timestamp"] for row in rows if not row.get("wait_for")), default=0)
     by_id = {row["request_id"]: row for row in rows}
+    roots = [row for row in rows if not any(name in by_id for name in row.get("wait_for", ()))]
+    first = min((row["timestamp"] for row in roots), default=0)
     calls: list[Call] = []
     for row in rows:
         above = [by_id[name] for name in row.get("wait_for", ()) if name in by_id]
