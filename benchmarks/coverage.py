@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from harness.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
+from harness.model.sim.kernel.arrays import PlanArrays, with_column
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.predict.draws import Draws, draw, perturbation_of, run_draw, run_draws
 from harness.model.spec import load_experiment
@@ -33,6 +35,7 @@ class Load(NamedTuple):
     """A workload of the server of six-sessions.toml. per_s: sessions that arrive a second, None: all start together.
 
     num_runs: simulated, from which experiments are drawn. num_itl: of how many the gaps between tokens are kept.
+    heavy: of which kind one in ten generates four times as much.
     """
 
     name: str
@@ -41,11 +44,15 @@ class Load(NamedTuple):
     per_s: float | None
     num_runs: int
     num_itl: int
+    heavy: Literal["", "session", "plan"] = ""
 
 
 LOADS = (
     Load("closed, 8 sessions of 2 requests", 8, 2, None, 4_000, 1_500),
     Load("closed, 10 sessions of 20 requests", 10, 20, None, 2_000, 300),
+    Load("closed, 10 sessions of 4 requests, one session in ten long", 10, 4, None, 2_000, 0, "session"),
+    Load("closed, 4 sessions of 5 requests, one session in ten long", 4, 5, None, 2_000, 0, "session"),
+    Load("closed, 1 session of 6 requests, one plan in ten long", 1, 6, None, 2_000, 0, "plan"),
     Load("open, 350 sessions, 71 % busy", 350, 2, 0.36, 2_000, 0),
     Load("open, 350 sessions, 90 % busy", 350, 2, 0.63, 2_000, 0),
     Load("open, 60 sessions, 88 % busy", 60, 2, 0.63, 4_000, 600),
@@ -68,6 +75,8 @@ def simulated(load: Load) -> Population:
     changed = {"workload": workload, "condition": spec.condition[:1], "replicates": load.num_runs}
     runs = next(iter(resolve(spec.model_copy(update=changed)).by_condition.values()))
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(runs[0].server)
+    if load.heavy:
+        arrays = longer(arrays, load)
     if load.per_s is not None:
         gaps_s = np.random.default_rng(SEED).exponential(1 / load.per_s, (load.num_runs, load.sessions))
         arrays.sessions["start_ns"][:] = (gaps_s.cumsum(axis=1) * NS_PER_S).astype(np.int64).ravel()
@@ -86,6 +95,17 @@ def simulated(load: Load) -> Population:
         of_runs["itl"] = [gaps_ms(drawn, config, place) for place in range(load.num_itl)]
     busy_ns = totals["decode_ns"].sum() + totals["prefill_ns"].sum()
     return Population(of_runs, float(busy_ns / totals["end_ns"].sum()))
+
+
+def longer(arrays: PlanArrays, load: Load) -> PlanArrays:
+    """The plans where one session in ten, or all sessions of one plan in ten, generate four times as much."""
+    num_sessions = load.sessions if load.heavy == "session" else 1
+    is_heavy = np.random.default_rng(SEED).random((load.num_runs, num_sessions, 1)) < 0.1
+    shape = (load.num_runs, load.sessions, load.requests)
+    more = np.where(is_heavy, 3 * arrays.requests["generate"].reshape(shape), 0)
+    before = more.cumsum(axis=2) - more
+    generate, keep = ((arrays.requests[name] + extra.ravel()) for name, extra in (("generate", more), ("keep", before)))
+    return with_column(with_column(arrays, "generate", generate), "keep", keep)
 
 
 def gaps_ms(drawn: Draws, config: EngineConfig, place: int) -> FloatArray:
@@ -115,13 +135,12 @@ class Held(NamedTuple):
     within: int
 
 
-def coverage(  # noqa: PLR0913  # an option each
+def coverage(  # an option each
     of_runs: Sequence[FloatArray],
     num_runs: int,
     num_experiments: int,
     *,
-    hangs_on_queues: bool,
-    percentiles: Callable[[Sequence[FloatArray], str, bool], tuple[Percentile, ...]] = percentiles_of,
+    percentiles: Callable[[Sequence[FloatArray]], tuple[Percentile, ...]],
     seed: int = SEED,
 ) -> dict[float, Held]:
     """How often percentiles of experiments of so many runs hold that of all runs together; by the percentile."""
@@ -130,7 +149,7 @@ def coverage(  # noqa: PLR0913  # an option each
     counts = {q: np.zeros(4, dtype=np.int64) for q in QUANTILES}
     places = np.random.default_rng(seed).integers(0, len(of_runs), (num_experiments, num_runs))
     for of_experiment in places.tolist():
-        for one in percentiles([of_runs[place] for place in of_experiment], "runs", hangs_on_queues):
+        for one in percentiles([of_runs[place] for place in of_experiment]):
             shown, bound = one.interval, one.typical_bound
             counts[one.q] += (
                 shown is not None,
@@ -146,15 +165,22 @@ def bench_coverage(num_experiments: int = EXPERIMENTS, loads: Sequence[Load] = L
     for load in loads:
         population = simulated(load)
         for metric, of_runs in population.of_runs.items():
-            is_open = load.per_s is not None and metric in QUEUED
             # Gaps are many, and what scatters is their runs.
             wanted = num_experiments // 4 if metric == "itl" else num_experiments
             for num_runs in NUM_RUNS:
-                of = session_percentiles if metric == "session" else percentiles_of
-                found = coverage(of_runs, num_runs, wanted, hangs_on_queues=is_open, percentiles=of)
+                found = coverage(of_runs, num_runs, wanted, percentiles=partial(shown, load, metric))
                 note = f"{num_runs} runs of {load.name} (busy {population.busy:.3f}), {wanted:,} experiments"
                 for q, held in found.items():
                     yield from _lines(f"{metric} p{100 * q:.0f}", held, note)
+
+
+def shown(load: Load, metric: str, samples: Sequence[FloatArray]) -> tuple[Percentile, ...]:
+    """The percentiles of an experiment, as a report has them."""
+    is_open = load.per_s is not None and metric in QUEUED
+    if metric == "session":
+        return session_percentiles(samples, "runs", is_open)
+    num_drawn = load.sessions * len(samples) if metric in QUEUED else sum(map(len, samples))
+    return percentiles_of(samples, "runs", is_open, num_drawn)
 
 
 def _lines(name: str, held: Held, note: str) -> Iterator[Figure]:

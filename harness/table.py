@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Cell = str | int | float | bool | None
 ABSENT = "-"
+MOST_MORE = 6
 
 
 class TableForm(str, Enum):
@@ -416,3 +417,13 @@ def _filled(line: str, part: tuple[int, int], width: int, indents: tuple[int, in
             indent, begin = hang, word.start()
         last = end
     yield Piece(" " * indent, begin, last)
+
+
+def interval_ends(low: float, high: float, digits: int, form: str = "f") -> tuple[str, str]:
+    """Both ends of an interval with so many digits, and with more where they would read as one number."""
+    more = 0
+    while True:
+        ends = f"{low:,.{digits + more}{form}}", f"{high:,.{digits + more}{form}}"
+        if ends[0] != ends[1] or low == high or more == MOST_MORE:
+            return ends
+        more += 1

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from harness.table import Table, TableForm, latex_text, table_of, written
+from harness.table import Table, TableForm, interval_ends, latex_text, table_of, written
 
 TABLE = Table(
     "Table IV",
@@ -93,3 +93,10 @@ def test_every_sign_is_escaped(words: str, latex: str) -> None:
 def test_a_table_without_rows_keeps_its_caption_and_notes() -> None:
     lines = written([Table("Nothing", "", ("a", "b"), (), notes=("Not run yet.",))], TableForm.latex).splitlines()
     assert lines == [r"\begin{table*}[!t]", r"\caption{Nothing}", r"\par\footnotesize Not run yet.", r"\end{table*}"]
+
+
+def test_the_ends_of_an_interval_never_read_as_one_number() -> None:
+    assert interval_ends(1.04, 1.06, 1) == ("1.0", "1.1")
+    assert interval_ends(1.041, 1.044, 2) == ("1.041", "1.044")
+    assert interval_ends(2.34561, 2.34567, 4, "g") == ("2.34561", "2.34567")
+    assert interval_ends(3.0, 3.0, 1) == ("3.0", "3.0")

@@ -44,17 +44,20 @@ IntArray = NDArray[np.int64]
 QUANTILES = (0.5, 0.9, 0.99)
 # Of the bound of a typical run: it needs seven runs.
 CONFIDENCE = 0.99
-# Where arrivals are open, rare long queues decide what lies beyond a high percentile, and a dozen runs may hold none.
-# So these times have an interval up to this percentile alone, and only where the runs share what lies beyond: as evenly
-# as this part of them would, if each of them had the same (docs/error-rates.md).
-MOST_OPEN_QUANTILE = 0.9
+# What lies beyond a high percentile may be decided by few sessions or runs, and a dozen runs may hold none of them. So
+# a percentile has an interval only where the sessions are so many that one of a kind as frequent as what lies beyond
+# would be among them in all but this part of experiments, and where the runs share what lies beyond: as evenly as this
+# part of them would, if each of them had the same. With open arrivals rare long queues decide: there times in them have
+# one up to this percentile alone (docs/error-rates.md).
+MOST_UNSEEN = 0.05
 LEAST_SHARED = 0.6
+MOST_OPEN_QUANTILE = 0.9
 QUEUED = ("ttft", "e2e", "queue", "session")
 HOW_SURE = (
     "interval: 95 %, over runs like these, from six runs and ten values beyond the percentile on; typical run: with "
     "99 % confidence, half of all runs like these have this percentile of their own at or below it, from seven runs on "
-    "(p99: of 100 values each). Like these: the same server and settings, plans drawn as these were. Rare queues: "
-    "where sessions arrive on their own, a few long queues decide the high percentiles, and these runs may hold none"
+    "(p99: of 100 values each). Like these: the same server and settings, plans drawn as these were. Rare cases: a few "
+    "long queues, sessions or runs decide the high percentiles, and these runs may hold none of them"
 )
 # What chunks that were read together leave uncertain.
 BOUNDED = ("ttft", "tpot", "itl")
@@ -130,10 +133,19 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate in model time: mean over runs, and its t interval on the log scale, None below three runs."""
+    """A rate in model time: mean over runs, and its t interval on the log scale, None below three runs.
+
+    none_of: of how many requests or sessions it counts none, so that nothing scatters; None where it counts some.
+    """
 
     mean: float
     interval: Interval | None
+    none_of: int | None = None
+
+    @property
+    def most_share(self) -> float | None:
+        """The share that it may be of, with 95 % confidence where these are independent: 3 / n; None where some are."""
+        return min(1.0, 3 / self.none_of) if self.none_of else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +346,8 @@ def _gap_ns(run: Latencies, percentile: float) -> FloatArray:
 def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Latencies]) -> Rate:
     rates = [amount / span if span else 0.0 for amount, span in zip(amounts, spans_s, strict=True)]
     interval = positive_mean_interval(rates, runs, unit="runs")
+    if not any(amounts):
+        return Rate(0.0, None, sum(len(run.turn) for run in runs))
     return Rate(sum(rates) / len(rates) if interval is None else interval.estimate, interval)
 
 
@@ -390,36 +404,51 @@ def _distribution(
         return None
     runs = [run for run, _, _ in seen]
     samples, unit = independent_samples([values for _, _, values in seen], runs)
-    hangs_on_queues = metric in QUEUED and any(run.has_open_arrivals for run in runs)
-    percentiles = percentiles_of(samples, unit, hangs_on_queues)
+    is_open = metric in QUEUED and any(run.has_open_arrivals for run in runs)
+    # Gaps between tokens follow the steps of the server, which a single long session hardly changes.
+    num_drawn = sum(len(np.unique(run.session[is_in])) if metric in QUEUED else len(one) for run, is_in, one in seen)
+    percentiles = percentiles_of(samples, unit, is_open, num_drawn)
     if any(run.late is not None for run in runs):
         low, high = zip(*(metric_bounds(run, metric, is_in) for run, is_in, _ in seen), strict=True)
-        percentiles = tuple(_with_bounds(each, np.concatenate(low), np.concatenate(high)) for each in percentiles)
+        percentiles = tuple(with_bounds(each, np.concatenate(low), np.concatenate(high)) for each in percentiles)
     return Distribution(metric, group, sum(map(len, samples)), percentiles)
 
 
-def _with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray) -> Percentile:
-    """With what it can be. low_ns, high_ns: the least and the most that each value can be."""
-    value, low, high = percentile.value, *(quantile(values, percentile.q) for values in (low_ns, high_ns))
-    return replace(percentile, at_least=low if low < value else None, at_most=high if high > value else None)
+def with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray) -> Percentile:
+    """With what it can be, and moved to there. low_ns, high_ns: the least and the most that each value can be.
+
+    Of gaps there are more where chunks were read together, so that their percentile may lie outside what it can be.
+    """
+    low, high = (quantile(values, percentile.q) for values in (low_ns, high_ns))
+    value, interval = min(max(percentile.value, low), high), percentile.interval
+    if interval is not None:
+        interval = replace(interval, estimate=value, low=min(interval.low, value), high=max(interval.high, value))
+    ends_of = {"at_least": low if low < value else None, "at_most": high if high > value else None}
+    return replace(percentile, value=value, interval=interval, **ends_of)
 
 
-def percentiles_of(samples: Sequence[FloatArray], unit: str, hangs_on_queues: bool) -> tuple[Percentile, ...]:
-    """QUANTILES of all values, by independent samples. hangs_on_queues: a time in a queue with open arrivals."""
+def percentiles_of(
+    samples: Sequence[FloatArray], unit: str, is_open: bool, num_drawn: int | None = None
+) -> tuple[Percentile, ...]:
+    """QUANTILES of all values, by independent samples.
+
+    is_open: a time in a queue with open arrivals. num_drawn: sessions drawn independently; None: one a sample.
+    """
     made: list[Percentile] = []
+    drawn = len(samples) if num_drawn is None else num_drawn
     found = quantile_intervals(samples, QUANTILES, unit=unit)
     for q, of_all, one in zip(QUANTILES, quantiles(np.concatenate(samples), QUANTILES), found, strict=True):
-        is_held = isinstance(one, Interval) and not (hangs_on_queues and _is_rare(samples, q, of_all))
-        why = one if isinstance(one, NoInterval) else NoInterval.QUEUES
-        ends = (one, None) if isinstance(one, Interval) and is_held else (None, why)
+        may_be_rare = q**drawn > MOST_UNSEEN or (is_open and q > MOST_OPEN_QUANTILE) or _is_uneven(samples, of_all)
+        why = one if isinstance(one, NoInterval) else NoInterval.RARE
+        ends = (one, None) if isinstance(one, Interval) and not may_be_rare else (None, why)
         made.append(Percentile(q, of_all, *ends, _typical_bound(samples, q)))
     return tuple(made)
 
 
-def _is_rare(samples: Sequence[FloatArray], q: float, of_all: float) -> bool:
-    """Whether a few long queues may decide this percentile of a time in a queue."""
+def _is_uneven(samples: Sequence[FloatArray], of_all: float) -> bool:
+    """Whether few of the samples hold what lies beyond a percentile, by more than chance deals it out to equal ones."""
     beyond: FloatArray = np.array([np.count_nonzero(sample > of_all) for sample in samples], dtype=np.float64)
-    return q > MOST_OPEN_QUANTILE or effective_number(beyond) < LEAST_SHARED * len(samples)
+    return effective_number(beyond) < LEAST_SHARED * len(samples) * beyond.sum() / (beyond.sum() + len(samples))
 
 
 def _typical_bound(samples: Sequence[FloatArray], q: float) -> float | None:
@@ -448,7 +477,7 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
     return rows
 
 
-RATE_CELLS = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high"}
+RATE_CELLS = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high", "none_of": "none_of"}
 _PERCENTILE_CELLS = {
     "": "value",
     "_low": "interval.low",

@@ -36,9 +36,10 @@ from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
 
 IntArray = NDArray[np.int64]
 NS_PER_H = 3600 * NS_PER_S
-# Where sessions arrive on their own, those of one long queue are slow together: with fewer beyond a percentile than
-# these, its intervals held in half of the experiments (docs/error-rates.md).
-OPEN_BEYOND = 100
+# Sessions of one run depend on each other: with fewer beyond a percentile than these, its intervals held too seldom,
+# with open arrivals in half of the experiments (docs/error-rates.md).
+LEAST_BEYOND = 100
+MEDIAN = 0.5
 HOW_TIMED = (
     "own time of a session: from its first send to its last token, less its waits; of the sessions that begin in the "
     "window, each to its end"
@@ -212,14 +213,16 @@ def session_figures(condition: str, runs: Sequence[SealedRun]) -> SessionFigures
     )
 
 
-def session_percentiles(samples: Sequence[FloatArray], unit: str, has_open_arrivals: bool) -> tuple[Percentile, ...]:
-    """QUANTILES of own times with intervals over runs; with open arrivals only from OPEN_BEYOND beyond on."""
+def session_percentiles(samples: Sequence[FloatArray], unit: str, is_open: bool) -> tuple[Percentile, ...]:
+    """QUANTILES of own times with intervals over runs, above the median and with open arrivals from LEAST_BEYOND on."""
     num_values = sum(map(len, samples))
     return tuple(
-        replace(one, interval=None, why=NoInterval.QUEUES)
-        if one.interval is not None and has_open_arrivals and num_values * (1 - one.q) < OPEN_BEYOND - ROUNDING
+        replace(one, interval=None, why=NoInterval.RARE)
+        if one.interval is not None
+        and (is_open or one.q > MEDIAN)
+        and num_values * (1 - one.q) < LEAST_BEYOND - ROUNDING
         else one
-        for one in percentiles_of(samples, unit, has_open_arrivals)
+        for one in percentiles_of(samples, unit, is_open, num_values)
     )
 
 
@@ -227,7 +230,7 @@ def _per_h(within: Sequence[int], runs: Sequence[SessionTimes]) -> Rate:
     """Sessions within the target per hour: a ratio of sums, as a measure has it."""
     spans_h = [times.span_h for times in runs]
     if not any(within):
-        return Rate(0.0, None)
+        return Rate(0.0, None, sum(len(times.session) for times in runs))
     estimate = estimate_of(log_mean_values(within, spans_h).tolist(), runs)
     return Rate(sum(within) / sum(spans_h), None if estimate is None else estimate.interval())
 

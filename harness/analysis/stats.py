@@ -286,7 +286,7 @@ class NoInterval(str, Enum):
     VALUES = "too few values beyond it"
     EACH = "too few of one kind"
     SPREAD = "no spread"
-    QUEUES = "rare queues decide"
+    RARE = "rare cases decide"
 
 
 def quantile_intervals(

@@ -248,12 +248,12 @@ class ExperimentSummary:
     def _with_origin(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
         """Rows for other programs, each with the kind of server that it is from."""
         declared = {"declared": self.declared} if self.declared else {}
-        return pa.Table.from_pylist([{**row, "backend": self.backend, **declared} for row in rows])
+        return _arrow([{**row, "backend": self.backend, **declared} for row in rows])
 
     def runs_to_arrow(self) -> pa.Table:
         """One row per run, invalid ones included."""
         rows = [_run_row(run) for run in self.runs]
-        return pa.Table.from_pylist(self._without_unknown(rows))
+        return _arrow(self._without_unknown(rows))
 
     def _without_unknown(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows without the columns of time in steps and of a second memory, where no run has these."""
@@ -274,6 +274,12 @@ class ExperimentSummary:
             rows,
             self.origin,
         )
+
+
+def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """A column for each key of any row; null where a row has none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
 def _given_prices(cost_model: StepCost) -> Prices:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.serving import Latencies, latencies, percentiles_of
+from harness.analysis.serving import Latencies, Percentile, Rate, latencies, percentiles_of, with_bounds
 from harness.analysis.stats import NoInterval
 from harness.analysis.summary import summarise
 from harness.errors import SpecError
@@ -16,6 +16,7 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
+from harness.present.report import serving_tables
 from harness.runner import run_experiment
 from tests.measure.server.test_clean_start import null_experiment
 from tests.support.experiments import small_experiment
@@ -78,8 +79,27 @@ def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_ou
     late = summarise(simulated(tmp_path / "c", window={"warmup_s": 0.001})).serving[0]
     assert generous.goodput_per_s == generous.requests_per_s
     assert strict.good_share == 0
+    assert strict.goodput_per_s == Rate(0.0, None, none_of=strict.num_requests)
     assert late.num_requests == generous.num_requests / 2
     assert late.goodput_per_s is None
+
+
+def test_rates_are_in_the_rows_for_programs_and_none_of_so_many_is_said(tmp_path: Path) -> None:
+    summary = summarise(simulated(tmp_path, slo={"ttft_ms": 1e-3}))
+    rows = {row["metric"]: row for row in summary.serving_to_arrow().to_pylist() if row["group"] == "all"}
+    assert rows["tokens_per_s"]["mean"] > 0
+    assert rows["requests_per_s"]["mean_low"] < rows["requests_per_s"]["mean"] < rows["requests_per_s"]["mean_high"]
+    assert (rows["goodput_per_s"]["mean"], rows["goodput_per_s"]["mean_low"]) == (0, None)
+    num_requests = rows["goodput_per_s"]["none_of"]
+    (table, *_) = serving_tables(summary)
+    assert f"goodput 0 of {num_requests} (< {300 / num_requests:.2g} % of independent requests)" in table.name
+
+
+def test_a_percentile_lies_where_it_can_be() -> None:
+    late = Percentile(0.5, 273.1, None, None, None)
+    low, high = np.full(3, 294.65), np.full(3, 310.0)
+    moved = with_bounds(late, low, high)
+    assert (moved.value, moved.at_least, moved.at_most) == (294.65, None, 310.0)
 
 
 def test_a_window_can_begin_when_every_user_has_finished_a_request(tmp_path: Path) -> None:
@@ -141,12 +161,24 @@ def test_rare_queues_have_no_interval_where_arrivals_are_open() -> None:
     # One run in eight holds a long queue.
     rare = [*even[:7], even[7] + 10]
     shown = {
-        place: [one.interval is not None for one in percentiles_of(runs, "runs", True)]
+        place: [one.interval is not None for one in percentiles_of(runs, "runs", True, 800)]
         for place, runs in enumerate((even, rare))
     }
     assert shown == {0: [True, True, False], 1: [True, False, False]}
-    assert percentiles_of(rare, "runs", True)[1].why is NoInterval.QUEUES
-    assert all(one.interval is not None for one in percentiles_of(rare, "runs", False))
+    assert percentiles_of(rare, "runs", True, 800)[1].why is NoInterval.RARE
+
+
+def test_rare_runs_and_sessions_have_no_interval_where_arrivals_are_closed() -> None:
+    rng = np.random.default_rng(5)
+    even = [rng.exponential(size=400) for _ in range(8)]
+    rare = [*even[:7], even[7] + 10]
+    shown = {
+        place: [one.interval is not None for one in percentiles_of(runs, "runs", False, num_drawn)]
+        for place, (runs, num_drawn) in enumerate(((even, 300), (rare, 300), (even, 200), (even, 8)))
+    }
+    # Of 200 sessions one in a hundred may be missing, of 8 one in ten.
+    even_shown = {0: [True, True, True], 2: [True, True, False], 3: [True, False, False]}
+    assert shown == even_shown | {1: [True, False, False]}
 
 
 def test_sessions_that_start_one_by_one_are_open_arrivals(tmp_path: Path) -> None:

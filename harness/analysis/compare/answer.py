@@ -21,6 +21,7 @@ from harness.analysis.cost.agreement import Agreement, Seen
 from harness.analysis.stats import GIVEN_COSTS, Interval
 from harness.kinds import kind_of_run
 from harness.model.spec.sections import Basis
+from harness.table import interval_ends
 
 # Fewer have an interval, which may hold less often than it says (docs/error-rates.md).
 ENOUGH_REPLICATES = 6
@@ -185,9 +186,13 @@ def interval_in_words(interval: Interval) -> str:
         level += f" over {interval.family} comparisons"
     level += GIVEN_COSTS if interval.is_given_costs else ""
     if low < 0 < high:
-        return f"{level}: {-low:.1f} % less to {high:.1f} % more"
-    near, far = sorted((abs(low), abs(high)))
-    return f"{level}: {near:.1f} to {far:.1f} % {'less' if high <= 0 else 'more'}"
+        less, more = (f"{end:.1f}" for end in (-low, high))
+        if less == more == "0.0":
+            less, more = (f"{end:.2g}" for end in (-low, high))
+        return f"{level}: {less} % less to {more} % more"
+    least, most = sorted((abs(low), abs(high)))
+    near, far = interval_ends(least, most, 1)
+    return f"{level}: {near} to {far} % {'less' if high <= 0 else 'more'}"
 
 
 def seen_in_words(seen: Seen | ChannelRatio) -> str:

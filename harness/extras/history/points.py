@@ -19,7 +19,7 @@ from harness.analysis.compare.measures import log_values, mean_of
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.stats import MIN_REPLICATES, Interval, grouped
 from harness.errors import SpecError
-from harness.judge.decisions.gate import FIGURES, GateRun, same_run
+from harness.judge.decisions.gate import FIGURES, GateRun, log_bounds, same_run
 from harness.measure.records import layout
 from harness.measure.records.manifest import LaunchReport, table_at
 from harness.measure.records.run import origin_of
@@ -33,6 +33,8 @@ PENALTY = 10.5
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
     """One set of runs. date: of its first run (UTC, ISO 8601). release: of what served. value: mean.
+
+    interval: over the runs, and wider by what tokens that were read late leave open.
 
     change: the level from this point on over the level before it; None where no change is shown.
     """
@@ -176,6 +178,9 @@ def _point(one: Placed, runs: Sequence[GateRun], figure: str) -> HistoryPoint | 
         return None
     estimate = estimate_of(log_values(values).tolist(), list(runs))
     interval = None if estimate is None else estimate.interval()
+    if interval is not None:
+        down, up = map(math.exp, log_bounds(figure, runs))
+        interval = replace(interval, low=interval.low * down, high=interval.high * up)
     return HistoryPoint(one.place, one.date, one.release, len(runs), mean_of(values), interval)
 
 

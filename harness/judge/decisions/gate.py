@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 
 from harness.analysis.compare.boundaries import boundaries_at
-from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Counted, Measure, Value, mean_of
+from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Bounds, Counted, Measure, Value, mean_of
 from harness.analysis.compare.pairs import in_order
 from harness.analysis.compare.ratio import Ratio, paired_ratio
 from harness.analysis.figures import place_of
@@ -51,7 +51,8 @@ class GateRun:
     """The figures of one valid run, of sealed records or of a saved baseline.
 
     num_requests: answered requests with a time to first token. num_sessions: sessions that finished; 0 of a baseline
-    that an earlier version saved. device, unit: where in a fleet it ran.
+    that an earlier version saved. device, unit: where in a fleet it ran. bounds: what figures can be whose tokens the
+    client read late; the others are exact.
     """
 
     manifest: Manifest
@@ -60,6 +61,7 @@ class GateRun:
     num_requests: int
     values: Mapping[str, Value | None]
     num_sessions: int = 0
+    bounds: Mapping[str, Bounds] = field(default_factory=dict[str, Bounds])
 
     @property
     def condition(self) -> str:
@@ -83,7 +85,22 @@ def gate_run(run: SealedRun) -> GateRun:
     place = place_of(run)
     numbers = {f"num_{counted.value}": counted.number(run) for counted in Counted}
     values = {name: figure.of(run) for name, figure in FIGURES.items()}
-    return GateRun(run.manifest, place["device"], place["unit"], values=values, **numbers)
+    bounds = {
+        name: bound
+        for name, figure in FIGURES.items()
+        if figure.bounds is not None and (bound := figure.bounds(run)) is not None
+    }
+    return GateRun(run.manifest, place["device"], place["unit"], values=values, bounds=bounds, **numbers)
+
+
+def log_bounds(figure: str, runs: Sequence[GateRun]) -> tuple[float, float]:
+    """How far ln of a figure over runs may lie below and above what was observed, as tokens were read late."""
+    known = [(value, run.bounds.get(figure)) for run in runs if (value := run.values.get(figure)) is not None]
+    observed = sum(value.amount for value, _ in known)
+    least, most = (
+        sum(value.amount if bound is None else bound[end] * value.units for value, bound in known) for end in (0, 1)
+    )
+    return (math.log(least / observed) if least > 0 else -math.inf), math.log(most / observed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +344,8 @@ def _tested(
     if not figure.is_lower_better:
         # Worse is above 1 for every figure.
         estimates = [one._replace(mean=-one.mean) for one in estimates]
-    return _with_limits(empty, estimates, policy, family)
+    (new_down, new_up), (base_down, base_up) = (log_bounds(figure.name, side) for side in zip(*pairs, strict=True))
+    return _with_limits(empty, estimates, policy, family, late=(new_down - base_up, new_up - base_down))
 
 
 def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
@@ -341,8 +359,19 @@ def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
     return paired_ratio(new, base, [run for run, _ in pairs])
 
 
-def _with_limits(test: GateTest, estimates: Sequence[Estimate], policy: GatePolicy, family: int) -> GateTest:
-    """The verdict by the limits of all looks. estimates: of each look, this one last."""
+def _with_limits(
+    test: GateTest,
+    estimates: Sequence[Estimate],
+    policy: GatePolicy,
+    family: int,
+    *,
+    late: tuple[float, float] = (0.0, 0.0),
+) -> GateTest:
+    """The verdict by the limits of all looks.
+
+    estimates: of each look, this one last. late: how far the log ratio may lie below and above, as tokens were read
+    late.
+    """
     last, num_looks = estimates[-1], len(estimates)
     errors = [0.0 if one.error < NO_SPREAD else one.error for one in estimates]
     ends = [
@@ -356,10 +385,15 @@ def _with_limits(test: GateTest, estimates: Sequence[Estimate], policy: GatePoli
     high, low = min(ends[0]), max(ends[1])
     if low > high:
         high, low = ends[0][-1], ends[1][-1]
+    low, high = low + late[0], high + late[1]
     at = math.log(test.limit)
     verdict = GateVerdict.WORSE if low > at else GateVerdict.PASS if high < at else GateVerdict.CANNOT_TELL
     why = {GateVerdict.WORSE: "above its limit", GateVerdict.PASS: ""}.get(verdict, "the interval holds the limit")
     is_open = verdict is GateVerdict.CANNOT_TELL
+    is_late = is_open and not low - late[0] <= at <= high - late[1]
+    if is_late:
+        why = f"tokens were read late: the ratio may be {math.exp(last.mean + late[0]):.3f} to "
+        why += f"{math.exp(last.mean + late[1]):.3f}"
     return replace(
         test,
         verdict=verdict,
@@ -368,7 +402,7 @@ def _with_limits(test: GateTest, estimates: Sequence[Estimate], policy: GatePoli
         low=math.exp(low),
         high=math.exp(high),
         looks=num_looks,
-        more_blocks=_more_blocks(last, last.mean - at, policy, family, num_looks) if is_open else None,
+        more_blocks=_more_blocks(last, last.mean - at, policy, family, num_looks) if is_open and not is_late else None,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.compare.measures import Value
+from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
 from harness.measure.records import layout
@@ -25,6 +25,7 @@ SUMS = "SHA256SUMS"
 TABLE = "figures.csv"
 MANIFESTS = "manifests"
 COLUMNS = ("condition", "replicate", "device", "unit", "num_requests", "num_sessions", "figure", "amount", "units")
+BOUNDS = ("at_least", "at_most")
 _RESTORE = "Restore the folder from its commit or artifact, or save the baseline again"
 
 
@@ -63,6 +64,7 @@ def load_baseline(folder: Path) -> list[GateRun]:
     """The runs of a baseline; RecordsError naming the file where a byte is not as it was saved."""
     listed = _checked_names(folder)
     figures: dict[_Place, dict[str, Value | None]] = {}
+    bounds: dict[_Place, dict[str, Bounds]] = {}
     try:
         with open(folder / TABLE, encoding="utf-8", newline="") as stream:
             for row in csv.DictReader(stream, strict=True):
@@ -71,6 +73,10 @@ def load_baseline(folder: Path) -> list[GateRun]:
                 place = _Place(row["condition"], row["replicate"], row["device"], *numbers)
                 values = figures.setdefault(place, {})
                 values[row["figure"]] = Value(float(row["amount"]), float(row["units"])) if row["amount"] else None
+                # Earlier versions saved no bounds.
+                if row.get("at_least"):
+                    ends = (float(row[name]) for name in BOUNDS)
+                    bounds.setdefault(place, {})[row["figure"]] = Bounds(*ends)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         why = f"is no table of figures that this version reads ({in_one_line(error)})"
         raise RecordsError(why, where=str(folder / TABLE), hint=_RESTORE) from error
@@ -80,7 +86,7 @@ def load_baseline(folder: Path) -> list[GateRun]:
         if name not in listed:
             raise RecordsError(f"has no {name}", where=str(folder), hint=_RESTORE)
         numbers = (place.device, place.unit, place.num_requests)
-        runs.append(GateRun(load_manifest(folder / name), *numbers, values, place.num_sessions))
+        runs.append(GateRun(load_manifest(folder / name), *numbers, values, place.num_sessions, bounds.get(place, {})))
     return runs
 
 
@@ -111,11 +117,13 @@ def _files_of(folder: Path) -> Iterator[Path]:
 def _table(runs: Sequence[GateRun]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow((*COLUMNS, *BOUNDS))
     for run in runs:
         numbers = (run.num_requests, run.num_sessions)
         place = (run.condition, run.manifest.replicate, run.device, run.unit, *numbers)
-        writer.writerows((*place, name, *(run.values.get(name) or ("", ""))) for name in FIGURES)
+        writer.writerows(
+            (*place, name, *(run.values.get(name) or ("", "")), *(run.bounds.get(name) or ("", ""))) for name in FIGURES
+        )
     return text.getvalue()
 
 

@@ -19,7 +19,7 @@ from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, Servin
 from harness.analysis.sessions import HOW_TIMED, SessionFigures
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.analysis.summary import ConditionFigures, ExperimentSummary
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.spec import factors_text
 from harness.outputs import escape_bidi
 from harness.present.report.answers import (
@@ -34,7 +34,7 @@ from harness.present.report.answers import (
     interval_legend,
     short_ms,
 )
-from harness.table import Table, to_rich
+from harness.table import Table, interval_ends, to_rich
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -233,15 +233,22 @@ def within_cells(figures: SessionFigures) -> tuple[str, str]:
     rate, share = figures.within_per_h, figures.share_within
     if rate is None or share is None:
         return DASH, DASH
-    interval = "" if rate.interval is None else f"\n{rate.interval.low:,.4g}\u2013{rate.interval.high:,.4g}"
-    return f"{rate.mean:,.4g}{interval}", f"{100 * share:.1f}"
+    if rate.none_of:
+        return f"0 of {rate.none_of:,}", none_words(rate)
+    ends = () if rate.interval is None else interval_ends(rate.interval.low, rate.interval.high, 4, "g")
+    return "\n".join((f"{rate.mean:,.4g}", *filter(None, ["\u2013".join(ends)]))), f"{100 * share:.1f}"
+
+
+def none_words(rate: Rate) -> str:
+    """The share that none of so many leave possible: "< 8.3 %"."""
+    return f"< {100 * (rate.most_share or 0):.2g} %"
 
 
 def _seconds(percentile: Percentile) -> str:
     """A percentile in s above its interval, or why there is none."""
     interval, below = percentile.interval, _WHY[percentile.why] if percentile.why else ""
     if interval is not None:
-        below = f"{interval.low / NS_PER_S:.4g}\u2013{interval.high / NS_PER_S:.4g}"
+        below = "\u2013".join(interval_ends(interval.low / NS_PER_S, interval.high / NS_PER_S, 4, "g"))
     return f"{percentile.value / NS_PER_S:.4g}\n{below}"
 
 
@@ -272,7 +279,7 @@ def share_cells(share: Share | None) -> tuple[str, str]:
     interval = share.interval
     shown = _WHY[share.why] if share.why else ""
     if interval is not None:
-        shown = f"{100 * interval.low:.1f}\u2013{100 * interval.high:.1f}"
+        shown = "\u2013".join(interval_ends(100 * interval.low, 100 * interval.high, 1))
     return f"{100 * share.value:.1f}", shown
 
 
@@ -283,8 +290,11 @@ def _model_time(summary: ExperimentSummary) -> str:
 def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
     rates = [f"{figures.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(figures.requests_per_s)} requests/s"]
     if figures.goodput_per_s is not None:
-        good = 100 * (figures.good_share or 0)
-        rates.append(f"goodput {_rate(figures.goodput_per_s)}/s ({good:.1f} % of the requests)")
+        good = f"{100 * (figures.good_share or 0):.1f} % of the requests"
+        rate = f"{_rate(figures.goodput_per_s)}/s"
+        if figures.goodput_per_s.none_of:
+            rate, good = _rate(figures.goodput_per_s), f"{none_words(figures.goodput_per_s)} of independent requests"
+        rates.append(f"goodput {rate} ({good})")
     by_metric = sorted(figures.distributions, key=lambda each: list(METRICS).index(each.metric))
     rows = (
         (
@@ -313,7 +323,7 @@ _WHY = {
     NoInterval.VALUES: "few values",
     NoInterval.EACH: "few of one kind",
     NoInterval.SPREAD: "no spread",
-    NoInterval.QUEUES: "queues",
+    NoInterval.RARE: "rare cases",
 }
 
 
@@ -321,7 +331,10 @@ def _bounded(percentile: Percentile) -> tuple[str, str]:
     interval, bound = percentile.interval, percentile.typical_bound
     below = "" if percentile.why is None else _WHY[percentile.why]
     if interval is not None:
-        below = f"{short_ms(interval.low)}\u2013{short_ms(interval.high)}"
+        ends = short_ms(interval.low), short_ms(interval.high)
+        if ends[0] == ends[1]:
+            ends = interval_ends(interval.low / NS_PER_MS, interval.high / NS_PER_MS, 1)
+        below = "\u2013".join(ends)
     lines = [short_ms(percentile.value), below, *filter(None, [bound_words(percentile)])]
     return "\n".join(lines), DASH if bound is None else short_ms(bound)
 
@@ -335,7 +348,9 @@ def _percentile(figures: ServingFigures, metric: str, q: float) -> str:
 
 
 def _rate(rate: Rate | None) -> str:
-    return DASH if rate is None else f"{rate.mean:.2f}"
+    if rate is None:
+        return DASH
+    return f"0 of {rate.none_of:,}" if rate.none_of else f"{rate.mean:.2f}"
 
 
 def _cells(summary: ExperimentSummary, condition: ConditionFigures, channels: Sequence[Channel]) -> tuple[str, ...]:
@@ -371,4 +386,5 @@ def _shown(summary: ExperimentSummary, condition: ConditionFigures, channel: Cha
 def _ratio(ratio: float | None, mark: str, interval: Interval | None) -> str:
     if ratio is None:
         return DASH
-    return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.3f}\u2013{interval.high:.3f}")
+    ends = () if interval is None else interval_ends(interval.low, interval.high, 3)
+    return "\n".join((f"{ratio:.4f}{mark}", *filter(None, ["\u2013".join(ends)])))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.analysis.compare.measures import Value
+from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import SpecError
 from harness.extras.history.points import MIN_POINTS, Placed, change_points, histories
 from harness.judge.decisions.gate import GateRun
@@ -51,6 +52,21 @@ def test_points_stand_by_date_and_the_first_of_a_new_level_says_by_how_much() ->
     assert (change.place, change.change) == ("r5", pytest.approx(1.1))
     assert all(point.interval is not None for point in history.points)
     assert "no accelerator was measured" in history.origin
+
+
+def test_a_point_whose_tokens_were_read_late_is_as_wide_as_they_leave_it() -> None:
+    exact = a_place("r1", 1)
+    runs = tuple(
+        replace(run, bounds={"cost": Bounds(0.95 * value.amount / value.units, value.amount / value.units)})
+        for run in exact.runs
+        if (value := run.values["cost"]) is not None
+    )
+    (known,) = histories([exact, a_place("r2", 2)], ["cost"])
+    (late,) = histories([Placed("r1", runs), a_place("r2", 2)], ["cost"])
+    one, other = known.points[0].interval, late.points[0].interval
+    assert one is not None
+    assert other is not None
+    assert (other.low, other.high) == (pytest.approx(0.95 * one.low), pytest.approx(one.high))
 
 
 def test_a_constant_figure_has_no_change_and_few_points_are_not_searched() -> None:

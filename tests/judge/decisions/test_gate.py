@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from harness.analysis.compare.measures import Value
+from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import SpecError
 from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge, pair_keys
 from harness.judge.planning.power import superiority_power
@@ -54,6 +55,29 @@ def test_equal_runs_pass_and_one_worse_figure_is_named() -> None:
     assert [test.figure for test in result.tests if test.verdict is WORSE] == ["tpot"]
     better = judge(runs_of(times(0.5, "cost", "ttft_p99")), runs_of(BASE), gate_policy())
     assert better.verdict is PASS
+
+
+def read_late(runs: Sequence[GateRun], share: float) -> list[GateRun]:
+    """The same runs, whose first tokens may have come earlier than they were read, by this share."""
+    name = "ttft_p50"
+    amounts = [value.amount for run in runs if (value := run.values[name]) is not None]
+    return [
+        replace(run, bounds={name: Bounds(amount / (1 + share), amount)})
+        for run, amount in zip(runs, amounts, strict=True)
+    ]
+
+
+def test_what_tokens_read_late_leave_open_is_no_pass_and_not_worse() -> None:
+    policy, base, slower = gate_policy(["ttft_p50"]), runs_of(BASE), runs_of(times(1.08, "ttft_p50"))
+    assert judge(runs_of(times(1.0)), base, policy).verdict is PASS
+    # The baseline may have been faster than was read.
+    (test,) = judge(runs_of(times(1.0)), read_late(base, 0.06), policy).tests
+    assert (test.verdict, test.more_blocks) == (CANNOT_TELL, None)
+    assert test.why.startswith("tokens were read late: the ratio may be 1.000 to 1.060")
+    assert judge(runs_of(times(0.9, "ttft_p50")), read_late(base, 0.06), policy).verdict is PASS
+    # New runs may not be as slow as they seem.
+    assert judge(slower, base, policy).verdict is WORSE
+    assert judge(read_late(slower, 0.06), base, policy).verdict is CANNOT_TELL
 
 
 def test_a_ratio_at_its_limit_cannot_be_told_and_is_no_pass() -> None:
