@@ -26,8 +26,8 @@ def bench(
     sections: Annotated[
         list[str] | None,
         typer.Argument(
-            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `power`, `coverage`, `gate`, "
-            "`prediction`, `channels`, `costs`, `history`, `devices`, `memory`, `late`. Default: all."
+            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `power`, "
+            "`coverage`, `gate`, `channels`, `costs`, `history`, `devices`, `memory`, `late`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

@@ -151,6 +151,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "parser": bench_parser,
     "plan": bench_plan,
     "simulator": bench_simulator,
+    "paged": section("paged"),
     "emulator": bench_emulator,
     "stopping": section("stopping"),
     "power": section("power"),

@@ -195,13 +195,13 @@ def state_bytes(arrays: PlanArrays, config: EngineConfig, num_requests: int) -> 
 def recorded() -> Iterator[Figure]:
     """A made-up production trace of as many requests as Mooncake's conversation trace, on 8,192-token slots."""
     rng = random.Random(20260910)
-    recordings = [_made_up_arrival(rng, place) for place in range(TRACE_REQUESTS)]
+    recordings = [made_up_arrival(rng, place) for place in range(TRACE_REQUESTS)]
     model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8)
     for divisor in (16, 4):
         how = Lowering(shrink=divisor, max_context_tokens=8000, arrivals="recorded")
         sessions, block_tokens, _ = sessions_of(recordings, 512, how, rng)
-        plan = _trace(sessions, block_tokens)
-        head = _trace(sessions[:NAIVE_SESSIONS], block_tokens)
+        plan = trace_of(sessions, block_tokens)
+        head = trace_of(sessions[:NAIVE_SESSIONS], block_tokens)
         arrays = plan_arrays([plan])
         measured = in_turns(
             lambda arrays=arrays, plan=plan: plan.num_requests / cpu_s(lambda: run_batch(arrays, config, model)),
@@ -222,11 +222,12 @@ def recorded() -> Iterator[Figure]:
         )
 
 
-def _trace(sessions: Any, block_tokens: int) -> Plan:
+def trace_of(sessions: Any, block_tokens: int) -> Plan:
+    """The plan of a trace's sessions."""
     return Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens)
 
 
-def _made_up_arrival(rng: random.Random, place: int) -> Recording:
+def made_up_arrival(rng: random.Random, place: int) -> Recording:
     """Lengths of a chat service: long prompts that share their first blocks with others, answers of some hundreds."""
     prompt = min(int(rng.lognormvariate(9, 1)), 120_000) + 1
     shared = min(rng.randrange(4), prompt // 512)
