@@ -7,7 +7,7 @@ perturbed anew. Whatever the two sides differ in is set, so that the true ratio 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -221,7 +221,33 @@ def bench_gate(num_experiments: int = EXPERIMENTS, population: int = POPULATION)
         shares = ", ".join(f"{verdict.value} {equal.of(verdict):.3f}" for verdict in GateVerdict)
         yield Figure("whole gate, every true ratio 1", shares, "", note)
     yield Figure("passes with a figure that cannot be told", f"{num_open}", "0", "of all of these")
+    yield from _tails(num_experiments)
     yield from _extensions(blocks, limits, num_experiments // 2, alpha)
+
+
+def _tails(num_experiments: int) -> Iterator[Figure]:
+    """False passes of a figure at its limit whose ratios are skewed, beside those of symmetric ones."""
+    rng, policy = np.random.default_rng(SEED), gate_policy(["cost"])
+    shapes: Mapping[str, Callable[[tuple[int, int]], FloatArray]] = {
+        "normal": rng.standard_normal,
+        "exponential": lambda size: rng.exponential(1.0, size) - 1,
+        "log-normal, sigma 1": lambda size: rng.lognormal(0.0, 1.0, size) - math.exp(0.5),
+        "one pair in ten hit": lambda size: 0.1 * rng.standard_normal(size) + 3.0 * ((rng.random(size) < 0.1) - 0.1),
+    }
+    for name, drawn in shapes.items():
+        shares: list[str] = []
+        for num_blocks in NUM_BLOCKS:
+            ratios = policy.limits["cost"] * (1 + 0.01 * drawn((num_experiments, num_blocks)))
+            passed = 0
+            for of_experiment in ratios.tolist():
+                sides = [
+                    [GateRun(_manifest(k), "", k, 1000, {"cost": Value(10 * one)}) for k, one in enumerate(amounts)]
+                    for amounts in (of_experiment, [1.0] * num_blocks)
+                ]
+                passed += judge(sides[0], sides[1], policy).verdict is GateVerdict.PASS
+            shares.append(f"{passed / num_experiments:.3f}")
+        note = f"{', '.join(map(str, NUM_BLOCKS))} blocks, {num_experiments:,} pairs of experiments each"
+        yield Figure(f"false pass at its limit, {name}", ", ".join(shares), "", note)
 
 
 def _extensions(

@@ -394,6 +394,13 @@ def effective_number(amounts: FloatArray) -> float:
     return float(amounts.sum()) ** 2 / squares if squares else 0.0
 
 
+def lag_one(values: Sequence[float]) -> float:
+    """Correlation of each value with the next one; 0 where nothing varies."""
+    left = np.asarray(values, dtype=np.float64) - np.mean(values)
+    squares = float((left**2).sum())
+    return float((left[1:] * left[:-1]).sum()) / squares if squares else 0.0
+
+
 def median_bound(values: Sequence[float], confidence: float) -> float | None:
     """A value that the median of where ``values`` come from does not exceed; None where they are too few to say so.
 

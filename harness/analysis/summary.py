@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from harness.analysis.compare.answer import Answer, Compared, answer_on, answers, main_answers
-from harness.analysis.compare.channels import BASES, Comparison, check_channels, compare
+from harness.analysis.compare.channels import BASES, Comparison, check_channels, check_independence, compare
 from harness.analysis.compare.family import Family
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, bound_over, value_over
 from harness.analysis.compare.pairs import common_replicates, counted_runs, num_plans, without_a
@@ -339,6 +339,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
         findings=(
             *check_experiment(runs),
             *check_channels(figures),
+            *check_independence(_comparisons(conditions)),
             *device_findings(runs, figures, by_device, _comparisons(conditions)),
         ),
         answers=answers(_pairs(conditions, prices), backend, family, status),

@@ -27,11 +27,13 @@ from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
 from harness.analysis.cost.step_parts import MAX_DRIFT
 from harness.analysis.figures import RunFigures
-from harness.analysis.stats import Interval, grouped, log_mean_values, paired
+from harness.analysis.stats import Interval, grouped, lag_one, log_mean_values, paired
 from harness.measure.records.manifest import Finding, info, warning
 from harness.model.engine.cost import CostError
 from harness.model.spec.sections import Basis
 
+# Blocks from which on their order is looked at, and the correlation of successive ones that is a finding.
+MIN_FOLLOWING, MOST_FOLLOWING = 8, 0.5
 BASES: tuple[Basis, ...] = ("a", "s", "b")
 BASIS_NAMES: Mapping[Basis, str] = {
     "a": "modelled device time (A)",
@@ -356,6 +358,20 @@ def check_speeds(runs: Sequence[RunFigures]) -> Iterator[Finding]:
             f"{condition}: decode steps took {each} of their modelled time, so the slowest run "
             f"{100 * (max(known) / min(known) - 1):.0f} % more than the fastest",
             "The host had another speed in each run; look for other load on it. Nothing is corrected",
+        )
+
+
+def check_independence(compared: Mapping[str, Comparison | None]) -> Iterator[Finding]:
+    """Comparisons, by condition, whose block differences follow each other: intervals count them as independent."""
+    for condition, comparison in compared.items():
+        values = () if comparison is None else comparison.main.values
+        if len(values) < MIN_FOLLOWING or (found := lag_one(values)) <= MOST_FOLLOWING:
+            continue
+        yield warning(
+            "blocks-follow",
+            f"{condition}: the differences of successive blocks correlate with {found:.2f} over {len(values)} blocks, "
+            "and intervals count them as independent, so they are too narrow",
+            "Something drifts from block to block: measure on a quiet machine, or spread the blocks over days",
         )
 
 

@@ -14,12 +14,15 @@ from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 from harness.analysis.compare.boundaries import boundaries_at
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Bounds, Counted, Measure, Value, mean_of
 from harness.analysis.compare.pairs import in_order
 from harness.analysis.compare.ratio import Ratio, paired_ratio
+from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import place_of
-from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
+from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, grouped, t_quantile
 from harness.errors import SpecError
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.measure.records.layout import COST_MODEL
@@ -27,6 +30,8 @@ from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun, origin_of
 
 NO_SPREAD = 1e-9
+# Pairs from which on a skew is looked at.
+MIN_SKEWED = 8
 # Of alpha that is left, the share that a look leaves to later ones.
 LEFT = 0.2
 # More blocks than an experiment can have.
@@ -178,6 +183,7 @@ class GateTest:
     high: float | None = None
     looks: int = 0
     more_blocks: int | None = None
+    shape: str = ""
 
     @property
     def measure(self) -> Measure:
@@ -251,7 +257,8 @@ def judge(
             else:
                 empty = GateTest(condition, name, limit, len(of_condition), GateVerdict.CANNOT_TELL, "")
                 tests.append(_tested(empty, of_condition, policy, family, earlier))
-    notes = [*left_out, *_coverage(new, base, pairs), *_differences(pairs)]
+    shapes = [f"{test.figure} of {test.condition}: {test.shape}" for test in tests if test.shape]
+    notes = [*shapes, *left_out, *_coverage(new, base, pairs), *_differences(pairs)]
     if new[0].manifest.kind.has_device is False:
         notes.append("no device: every figure and interval is given the step times of the cost model")
     origin = origin_of((*base, *new))
@@ -345,7 +352,43 @@ def _tested(
         # Worse is above 1 for every figure.
         estimates = [one._replace(mean=-one.mean) for one in estimates]
     (new_down, new_up), (base_down, base_up) = (log_bounds(figure.name, side) for side in zip(*pairs, strict=True))
-    return _with_limits(empty, estimates, policy, family, late=(new_down - base_up, new_up - base_down))
+    late = (new_down - base_up, new_up - base_down)
+    test = _with_limits(empty, estimates, policy, family, late=late)
+    logs = (1 if figure.is_lower_better else -1) * np.array(ratios[-1].values)
+
+    def without(place: int) -> GateVerdict | None:
+        """The verdict of one look at the pairs but this one, or at all; None where so few have none."""
+        left = [*pairs[:place], *pairs[place + 1 :]] if place >= 0 else pairs
+        values = logs if place < 0 else np.delete(logs, place)
+        estimate = estimate_of(values.tolist(), [run for run, _ in left])
+        return None if estimate is None else _with_limits(empty, [estimate], policy, family, late=late).verdict
+
+    return replace(test, shape="; ".join(filter(None, [_deciding(pairs, without), skew_in_words(logs)])))
+
+
+def _deciding(pairs: Sequence[_Pair], without: Callable[[int], GateVerdict | None]) -> str:
+    """The one pair without which the verdict would be another; empty where there is none, or several."""
+    of_all, others = without(-1), [without(place) for place in range(len(pairs))]
+    changed = [place for place, verdict in enumerate(others) if verdict not in (None, of_all)]
+    if of_all is None or len(changed) != 1:
+        return ""
+    place, verdict = changed[0], others[changed[0]]
+    assert verdict is not None
+    return f"replicate {pairs[place][0].manifest.replicate} decides: without it, {verdict.value}"
+
+
+def skew_in_words(logs: FloatArray) -> str:
+    """That log ratios are skewed by more than chance makes normal ones; empty where they are not, or too few to say."""
+    number = len(logs)
+    spread = float(logs.std()) if number else 0.0
+    if number < MIN_SKEWED or spread < NO_SPREAD:
+        return ""
+    skew = float(((logs - logs.mean()) ** 3).mean()) / spread**3
+    # Source: the standard error of the sample skewness of normal values.
+    error = math.sqrt(6.0 * (number - 2) / ((number + 1) * (number + 3)))
+    if abs(skew) < 2 * error:
+        return ""
+    return f"skew {skew:+.1f}: alpha is promised for log ratios that are nearly symmetric"
 
 
 def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.compare.answer import Compared, answers, asked_in_words
-from harness.analysis.compare.channels import Comparison, check_speeds, compare
+from harness.analysis.compare.channels import Comparison, check_independence, check_speeds, compare
 from harness.analysis.compare.family import Family
 from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.agreement import MAX_TAU, Agreement, Channels
@@ -217,6 +217,20 @@ def test_an_interval_needs_three_replicates() -> None:
 
 def without_a(found: RunFigures) -> RunFigures:
     return replace(found, a=None)
+
+
+def test_blocks_that_follow_each_other_are_a_finding_from_eight_on() -> None:
+    drifting = [1000, 1002, 1005, 1007, 1010, 1012, 1015, 1018]
+    mixed = [1000, 1018, 1002, 1015, 1005, 1012, 1007, 1010]
+
+    def found(costs: list[int]) -> list[str]:
+        own, base = ([run(cost, cost + 5, replicate=k) for k, cost in enumerate(each)] for each in (costs, [1100] * 8))
+        comparison = compare("base", own, base)
+        return [one.code for one in check_independence({"c": comparison, "base": None})]
+
+    assert found(drifting) == ["blocks-follow"]
+    assert found(mixed) == []
+    assert found(drifting[:7]) == []
 
 
 def test_without_a_step_log_channel_b_answers_alone() -> None:

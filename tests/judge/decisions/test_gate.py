@@ -57,6 +57,18 @@ def test_equal_runs_pass_and_one_worse_figure_is_named() -> None:
     assert better.verdict is PASS
 
 
+def test_the_one_pair_that_decides_and_a_skew_are_said() -> None:
+    base = {"cost": [10.0] * 8}
+    even = [10.0, 10.01, 9.99, 10.005, 9.995, 10.01, 9.99, 10.0]
+    policy = gate_policy(["cost"])
+    assert not any(
+        "decides" in note or "skew" in note for note in judge(runs_of({"cost": even}), runs_of(base), policy).notes
+    )
+    result = judge(runs_of({"cost": [*even[:5], 11.0, *even[6:]]}), runs_of(base), policy)
+    assert result.verdict is CANNOT_TELL
+    assert result.notes[0].startswith("cost of base: replicate 5 decides: without it, pass; skew +2.")
+
+
 def read_late(runs: Sequence[GateRun], share: float) -> list[GateRun]:
     """The same runs, whose first tokens may have come earlier than they were read, by this share."""
     name = "ttft_p50"
