@@ -27,7 +27,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `power`, "
-            "`coverage`, `gate`, `channels`, `costs`, `history`, `devices`, `memory`, `late`. Default: all."
+            "`coverage`, `gate`, `tuning`, `channels`, `costs`, `history`, `devices`, `memory`, "
+            "`late`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

@@ -157,6 +157,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "power": section("power"),
     "coverage": section("coverage"),
     "gate": section("gate"),
+    "tuning": section("tuning"),
     "prediction": section("prediction"),
     "channels": section("channels"),
     "costs": section("costs"),

@@ -68,8 +68,8 @@ def tune(
 
     console = terminal()
     experiment, backend = _experiment(experiment, backend, url, recording, api_key_env)
-    wishes = [f"tune.budget={budget}"] * bool(budget) + [f"tune.memory={memory}"] * bool(memory)
-    wishes += [f"tune.may_change={list(may_change)}"] if may_change else []
+    wishes = [f"tune.budget={json.dumps(budget)}"] * bool(budget) + [f"tune.memory={json.dumps(memory)}"] * bool(memory)
+    wishes += [f"tune.may_change={json.dumps(may_change)}"] if may_change else []
     spec, source, _ = experiment_with(experiment, [*changes_of(changes, backend), *wishes], runs)
     ensure_machine_code(spec)
 

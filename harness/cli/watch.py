@@ -48,18 +48,23 @@ def watch(
 
 
 def view(runs: Path, width: int) -> RenderableType:
-    """A row per experiment below ``runs``: runs sealed and invalid, and the one being made; SpecError without any."""
+    """A row per tune and per experiment below ``runs``: its stage; runs sealed and invalid, and the one being made.
+
+    Raises SpecError without any.
+    """
     from harness.analysis.logs.glance import glance
     from harness.measure.records import layout
     from harness.measure.records.store import RunStore
     from harness.runner.fleet.slot import living_mark
+    from harness.tune.folder import TuneFolder
 
-    store = RunStore(runs)
-    making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]
-    sealed = store.sealed()
-    if not making:
+    tunes = TuneFolder.below(runs)
+    stores = [RunStore(runs), *(RunStore(tune.path) for tune in tunes if tune.path != runs)]
+    making = [folder for store in stores for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]
+    sealed = [run for store in stores for run in store.sealed()]
+    if not making and not tunes:
         store_at(runs)
-    rows: list[tuple[str | int, ...]] = []
+    rows: list[tuple[str | int, ...]] = [(tune.path.name, "", "", "", "", f"stage: {tune.stage}") for tune in tunes]
     for experiment in sorted({run.experiment for run in sealed} | {folder.parent.parent.name for folder in making}):
         mine = [run for run in sealed if run.experiment == experiment]
         num_invalid = sum(not run.is_valid for run in mine)

@@ -329,6 +329,12 @@ class _Search:
         self.bounds: list[str] = []
         self._scores: dict[Setup, float] = {}
         self.chosen: Plans | None = None
+        if question.agents and agents_of(question.workload) is None:
+            raise SpecError(
+                "this workload has no number of agents at a time that could be another",
+                where="tune.agents",
+                hint="Leave it out, or set workload.concurrency",
+            )
         one = Plans(question, "search", 1, self.agents)
         # A ladder of memory, of requests at once and a set of sizes for some of them.
         count = effort.screening // (300 * one.num_requests)

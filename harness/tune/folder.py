@@ -26,6 +26,7 @@ FORMAT = 1
 ASKED, EXPLORED, FROZEN = "tune.json", "explored.json", "frozen.json"
 CONFIRM, TUNED, PAGE = "confirm.toml", "tuned.toml", "tune.html"
 CAPACITIES = "agents.json"
+STAGE = "stage.txt"
 _OTHER = "Give another folder with --runs, or rename the experiment"
 
 
@@ -49,6 +50,21 @@ class TuneFolder:
                 f"holds a tune that asked otherwise ({', '.join(changed)} differ)", where=str(folder.path), hint=_OTHER
             )
         return folder
+
+    @classmethod
+    def below(cls, runs: Path) -> list[TuneFolder]:
+        """The tunes in a folder of runs, by name; the folder itself may be one."""
+        return [cls(file.parent) for file in sorted([*runs.glob(ASKED), *runs.glob(f"*/{ASKED}")])]
+
+    @property
+    def stage(self) -> str:
+        """What is being done, or was done last: "confirm", "done: keep"; "" before the first stage."""
+        path = self.path / STAGE
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+    def begin(self, stage: str) -> None:
+        """Note a stage for ``harness watch``."""
+        self.write_text(STAGE, f"{stage}\n")
 
     def explored(self) -> Explored | None:
         """What the search found; None before it ended."""

@@ -141,7 +141,7 @@ class Tune:
 
     def forecast(self) -> Explored | None:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
-        self._check_goal()
+        self._check()
         wishes, run = self.wishes, self.first
         each_s = self._run_s(run)
         self.say(f"budget {wishes.budget}; at most:")
@@ -180,8 +180,12 @@ class Tune:
         kind = kind_named(run.spec.backend)
         return 0.0 if kind.is_virtual else predicted_replay_s(run) + kind.lifecycle_s
 
-    def _check_goal(self) -> None:
-        """SpecError where the goal cannot be searched for this experiment."""
+    def _check(self) -> None:
+        """SpecError where the experiment cannot be tuned as it is asked."""
+        checked_levers(self.wishes.may_change, self.first.server)
+        if self.candidates and not place_key(self.spec):
+            what = f"backend {self.spec.backend} starts the servers of its candidates itself"
+            raise SpecError(what, where="--candidate", hint="Leave it out")
         if self.wishes.goal == "sessions":
             check_goal(self.spec)
 
@@ -201,7 +205,7 @@ class Tune:
     def run(self, *, only_explore: bool = False) -> Stages:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
-        self._check_goal()
+        self._check()
         folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
         stages = Stages(self.spec)
         if not only_explore:
@@ -231,6 +235,7 @@ class Tune:
         """Measure today's costs where none are named and the backend can start servers."""
         if not needs_calibration(self.spec):
             return
+        folder.begin("price")
         self.say("price: no costs are named; a quick calibration of today's server")
         sweeps = calibration_of(self.spec, self.first.server)
         self._performed(sweeps, folder)
@@ -245,6 +250,7 @@ class Tune:
             self.spec = self.spec.model_copy(update={"server": server})
 
     def _diagnose(self, folder: TuneFolder) -> Diagnosis:
+        folder.begin("diagnose")
         self.say("diagnose: what today's server loses")
         spec = with_one_condition(self.spec, f"{self.spec.name[:56]}-diagnose", DIAGNOSE_RUNS)
         self._performed(spec, folder)
@@ -304,6 +310,7 @@ class Tune:
                 now = {"frozen_at_utc": utc_now().isoformat(timespec="seconds")}
                 folder.freeze(now, ["agents-1.toml", EXPLORED, CAPACITIES])
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
+            folder.begin("confirm")
             self.say(f"confirm: {listed} agents at a time, {spec.replicates} new plans each")
             self._performed(spec, folder)
             capacities = self._with_points(folder, capacities, spec, share)
@@ -330,6 +337,7 @@ class Tune:
 
     def _explore(self, folder: TuneFolder, question: Question) -> Explored:
         if (found := folder.explored()) is None:
+            folder.begin("explore")
             self.say("explore: simulating configurations")
             found = folder.keep_explored(explore(question, self.effort, on_progress=self.on_search))
         else:
@@ -352,6 +360,7 @@ class Tune:
         wanted = Measurement(candidates, blocks, self.candidates, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
+        folder.begin("confirm")
         self.say(f"confirm: today's server and {len(candidates)} candidates on at most {spec.replicates} new plans")
         why = ""
         try:
@@ -427,6 +436,7 @@ class Tune:
             before, after = diagnose(runs, BASE), diagnose(runs, chosen)
         shown = Found(self.spec, found, stages.diagnosis, stages.explored, before, after)
         folder.write_text(PAGE, tune_page(shown))
+        folder.begin(f"done: {found.state}")
         return Stages(stages.spec, stages.diagnosis, stages.explored, found)
 
 

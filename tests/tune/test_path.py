@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from harness.cli.watch import view
 from harness.errors import RecordsError, ServerError, SpecError
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, parse_experiment
@@ -74,6 +78,15 @@ def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(whole: Path) -> No
     assert "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16" in text
     assert tomllib.loads(text)["server"]["kv_slots"] == 16
     assert any("lost reuse: " in line for line in said)
+
+
+def test_watching_shows_the_stage_and_the_runs_of_each_stage(whole: Path) -> None:
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(view(whole / "runs", 120))
+    shown = console.export_text()
+    assert "stage: done: confirmed" in shown
+    assert re.search(r"small-confirm +\S* *12 ", shown)
+    assert re.search(r"small-diagnose +\S* *3 ", shown)
 
 
 def test_the_same_command_makes_nothing_again_and_says_the_same(whole: Path) -> None:
@@ -158,31 +171,6 @@ def test_a_measurement_that_was_changed_after_it_was_frozen_is_refused(tmp_path:
         tuned(tmp_path)
     frozen = json.loads((tmp_path / "runs" / "small-tune" / "frozen.json").read_bytes())
     assert 0.8 < frozen["predicted"]["best"]["ratio"] < 0.99
-
-
-@pytest.mark.parametrize(
-    ("tune", "named"),
-    [
-        ({"budget": "soon"}, "tune.budget: is 'soon', and a time is wanted"),
-        ({"budget": "0s"}, "tune.budget: is '0s', and a time is wanted"),
-        ({"memory": "14"}, "tune.memory: is '14', and a size is wanted"),
-        ({"memory": "14GB"}, "tune.memory: is '14GB', and a size is wanted"),
-        ({"agents": [6, 6]}, "must be positive and without repeats"),
-        ({"agents": [0]}, "must be positive and without repeats"),
-        ({"goal": "speed"}, "goal"),
-        ({"may_chnage": ["kv_slots"]}, "unknown key (did you mean may_change"),
-        ({"most_sizes": -1}, "most_sizes"),
-        ({"budget": 3600}, "budget"),
-    ],
-)
-def test_mistakes_in_the_table_are_named_with_their_key(tune: dict[str, Any], named: str) -> None:
-    with pytest.raises(SpecError, match=named.replace("(", r"\(")):
-        experiment(tune=tune)
-
-
-def test_a_key_that_no_search_changes_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="'slot_tokens' is no key that can be searched on this server"):
-        tuned(tmp_path, experiment(tune={"may_change": ["slot_tokens"]}))
 
 
 def test_a_budget_that_decides_nothing_says_how_much_would(tmp_path: Path) -> None:
