@@ -13,6 +13,7 @@ START = ("install", "first-experiment", "reading-a-report", "question-to-decisio
 GUIDES = (
     *(
         "own-server",
+        "recorded-sessions",
         "vllm-steps",
         "step-files",
         "ca25",

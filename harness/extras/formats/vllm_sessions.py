@@ -6,6 +6,7 @@ others begin with too is no answer: its blocks are shared, and nobody's parent. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ UNKNOWN_WAITS = "waits for a person or a tool, the file does not say which"
 PROMPTS_ALONE = "requests that begin with an earlier prompt and not with its answer: shared blocks, no session"
 EARLY = "requests that came before the one that they continue was over: they wait 0 s"
 LOST = "requests that begin with blocks of a request that is not in the files"
+HIDDEN = "requests that alone begin with an earlier prompt whose answer fills no block: taken to continue it"
 CUT = "requests that keep a part of an earlier prompt and answer"
 AFTER_ROTATION = "sessions that begin in a file after the first of a server: some may go on from the file before"
 RESTARTS = "machines or starts of them, whose clocks are held together by the clock of the day"
@@ -352,7 +354,11 @@ class Links:
         # The requests whose answer ends with a block, in order of arrival; and those blocks, by who had them first.
         self._tips: dict[Block, list[Seen]] = {}
         self._places: dict[int, list[int]] = {}
+        # How many requests go on from a block with blocks of their own.
+        self._branches: Counter[Block] = Counter()
         for request in chains.requests.values():
+            if request.known and request.like in chains.requests:
+                self._branches[chains.block(chains.requests[request.like], request.known - 1)] += 1
             if request.end is not None and request.end.blocks:
                 tip = chains.block(request, request.end.blocks - 1)
                 self._tips.setdefault(tip, []).append(request)
@@ -386,9 +392,7 @@ class Links:
         tip = self._chains.block(holder, known - 1)
         holder = self._chains.requests[tip[0]]
         if known <= holder.blocks and holder.parent is None:
-            # A prompt of a first request: others may begin with it that are no part of its session.
-            self._notes.assume(PROMPTS_ALONE, known == holder.blocks and _has_ended(holder, request))
-            return None, 0
+            return self._after_hidden_answer(request, holder, tip)
         if (whole := self._whole(request, tip)) is not None:
             return whole, whole.stream_tokens
         walk: Seen | None = holder
@@ -398,6 +402,20 @@ class Links:
             return None, 0
         self._notes.assume(CUT)
         return walk, min(known * size, walk.stream_tokens, request.prompt)
+
+    def _after_hidden_answer(self, request: Seen, holder: Seen, tip: Block) -> tuple[Seen | None, int]:
+        """What it continues, where it begins with a first prompt: others may do so that are no part of that session.
+
+        It is taken to continue that request where the answer fills no block and nobody else goes on from there.
+        """
+        if request.known < holder.blocks or not _has_ended(holder, request):
+            return None, 0
+        is_hidden = holder.end is not None and holder.end.blocks == holder.blocks
+        if is_hidden and self._branches[tip] == 1 and holder.stream_tokens <= request.prompt:
+            self._notes.assume(HIDDEN)
+            return holder, holder.stream_tokens
+        self._notes.assume(PROMPTS_ALONE)
+        return None, 0
 
     def _whole(self, request: Seen, tip: Block) -> Seen | None:
         """The latest request whose prompt and answer it begins with."""
@@ -441,8 +459,8 @@ FORMAT = TraceFormat(
     _recordings,
     (
         "a request ends in its files: one that had not is dropped and counted, and so are ends of requests from before",
-        "a session is a chain of whole KV blocks: an answer that ends inside its prompt's last block shows none; what "
-        "begins with such a prompt is labelled, and its blocks are shared",
+        "a session is a chain of whole KV blocks: what begins with a first prompt whose answer fills none is taken to "
+        "continue it where nobody else begins so, else its blocks are shared; labelled either way",
         "a prompt repeats the answer before it: one without its reasoning keeps a part, or begins a session; labelled",
         "what a wait was for: a person or a tool, not known; labelled",
         "joins: which other requests had to end first is not known",

@@ -6,5 +6,5 @@ _AT = "harness.extras.sessions.commands"
 PLUGIN = Plugin(
     name="sessions",
     summary="replay of a vLLM's recorded sessions by its scheduler's rules, and the recorder in any environment",
-    commands={"predict replay": f"{_AT}:replay"},
+    commands={"predict replay": f"{_AT}:replay", "server observe": f"{_AT}:observe"},
 )

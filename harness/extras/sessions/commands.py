@@ -1,4 +1,5 @@
-"""``harness predict replay``: the recorded requests of a vLLM server through the rules of its scheduler."""
+"""``harness server observe``: the recorder of sessions in an environment of vLLM. ``harness predict replay``: the
+recorded requests of a server through the rules of its scheduler."""
 
 from __future__ import annotations
 
@@ -53,6 +54,41 @@ def replay(
     typer.echo("\n".join(lines_of(found, config, cost_model)))
     if found.num_differ:
         raise typer.Exit(ExitCode.RULE_FAILED)
+
+
+def observe(
+    environment: Annotated[
+        Path | None, typer.Argument(help="Virtual environment that serves, or the folder that holds vllm.")
+    ] = None,
+    is_removed: Annotated[bool, typer.Option("--remove", help="Remove the recorder from the environment.")] = False,
+) -> None:
+    """Put the recorder of sessions into an environment of vLLM, and print how a server is started with it.
+
+    It records when requests come and end, their lengths, and which KV blocks they share: no text, and nothing from
+    which a text could be found. Nothing that is installed changes, and without VLLM_SESSIONS_FILE it does nothing.
+    Without ENVIRONMENT only the lines are printed.
+
+    Example: `harness server observe /opt/vllm`
+    """
+    from harness.extras.sessions import observe as recorder
+
+    if environment is not None:
+        place = recorder.place_of(environment)
+        done = recorder.remove(place) if is_removed else recorder.install(place)
+        what = "removed" if is_removed else "written"
+        typer.echo("\n".join(f"{what}: {path}" for path in done) if done else "nothing to remove")
+    elif is_removed:
+        raise SpecError("nothing to remove from", hint="Name the environment")
+    if is_removed:
+        return
+    titles = {
+        "Start a server that has it in its environment:": recorder.serve_lines(),
+        "A container whose image stays as it is:": recorder.docker_lines(),
+        "A pod whose image stays as it is:": recorder.kubernetes_lines(),
+    }
+    for title, lines in titles.items():
+        typer.echo("\n".join(["", title, *lines]))
+    typer.echo("\nThen: harness trace import SESSIONS... -o trace.jsonl")
 
 
 def rules_of(settings: dict[str, object], vllm: str) -> EngineConfig:

@@ -120,6 +120,17 @@ class _Server:
         while self._leaving and _end_ns(self._leaving[0]) <= at_ns:
             self._drop(self._leaving.popleft())
 
+    def warm_up(self, until_ns: int) -> int:
+        """Answer what had ended before the steps begin, each by itself; returns how many there were."""
+        early = [each for each in self._queue if 0 < _end_ns(each) < until_ns]
+        for request in early:
+            self._queue.remove(request)
+            self.scheduler.submit(request.number, *self._lengths(request))
+            while self.scheduler.has_work:
+                self.scheduler.schedule()
+                self.scheduler.finish_step()
+        return len(early)
+
     def leave_inside(self, at_ns: int) -> None:
         """Drop what was aborted while the step ran and got no token of it."""
         for request in [each for each in self._leaving if _end_ns(each) <= at_ns]:
@@ -176,6 +187,8 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
     found = Replay()
     ran = [step for step in steps if step.tokens]
     server, numbers = _Server(config, costs, requests, chains), _Numbers(requests)
+    if ran and (num_before := server.warm_up(ran[0].values["schedule_ns"])):
+        found.notes.append(f"{num_before} requests came before the first step: they only fill the cache, one by one")
     for place, step in enumerate(ran):
         values = step.values
         numbers.learn(values)

@@ -193,15 +193,23 @@ def test_without_prefix_caching_there_are_arrivals_and_lengths_only_and_that_is_
     assert any("without prefix caching" in label for label in trace.head.labels)
 
 
-def test_an_answer_that_fills_no_block_begins_no_session_and_is_labelled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_answer_that_fills_no_block_is_continued_where_nobody_else_begins_so(tmp_path: Path, others: int) -> None:
     turns = (RequestPlan(0, 96, 5, 0), RequestPlan(101, 60, 50, 0), RequestPlan(211, 60, 50, 0))
-    plan = Plan("test", 1, 1, "as-drawn", 0, (300, 2000), (SessionPlan(0, 0, None, None, turns),))
+    longer = (RequestPlan(0, 300, 5, 0),)
+    another = tuple(SessionPlan(1 + place, 9 * NS_PER_S, None, None, longer) for place in range(others))
+    plan = Plan("test", 1, 1, "as-drawn", 96 * others, (300, 2000), (SessionPlan(0, 0, None, None, turns), *another))
     recorded(plan, SERVER, tmp_path / "a.jsonl")
     trace = imported(tmp_path / "a.jsonl")
-    assert [[request.keep_tokens for request in each.requests] for each in trace.recordings] == [[0], [0, 211]]
-    heads = [each.requests[0].blocks for each in trace.recordings]
-    assert heads[1][: len(heads[0])] == heads[0], "its blocks are shared"
-    assert any("not with its answer" in label for label in trace.head.labels)
+    kept = [[request.keep_tokens for request in each.requests] for each in trace.recordings]
+    if others:
+        assert kept == [[0], [0, 211], [0]]
+        assert any("not with its answer" in label for label in trace.head.labels)
+        heads = [each.requests[0].blocks[:6] for each in trace.recordings]
+        assert heads[0] == heads[1] == heads[2], "its blocks are shared"
+    else:
+        assert kept == [[0, 101, 211]]
+        assert any("taken to continue it" in label for label in trace.head.labels)
 
 
 def test_requests_that_are_interleaved_with_others_are_told_apart(tmp_path: Path) -> None:

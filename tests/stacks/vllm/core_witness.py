@@ -2,8 +2,9 @@
 """Drives vLLM's own schedulers with the observer in place, and writes down each step beside it from their own output.
 
 Runs in an environment of vLLM, without a model:
-``python -m tests.stacks.vllm.core_witness MODEL FOLDER FIRST_SEED HISTORIES STEPS [cost]``. With ``cost`` it prints
-what observing takes: CPU time of the same histories with the observer and without, alternately.
+``python -m tests.stacks.vllm.core_witness MODEL FOLDER FIRST_SEED HISTORIES STEPS [cost|cost-sessions]``. With these it
+prints what observing steps, or sessions alone, takes: CPU time of the same histories with the observer and without,
+alternately.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm_step_log import core
+from vllm_step_log import core, sessions
 
 from tests.differential.histories import Abort, RunStep, Submit
 from tests.differential.paged_side import draw_paged_history
 from tests.differential.paged_vendor import Decided, PagedVendor
+
+COSTS = {"cost": core.FILE_VARIABLE, "cost-sessions": sessions.FILE_VARIABLE}
 
 
 class Driven(PagedVendor):
@@ -94,10 +97,9 @@ def play(model: Path, folder: Path, seed: int, num_steps: int) -> tuple[int, str
     return len(server.steps), problem
 
 
-def cpu_ns_per_step(model: Path, folder: Path, seed: int, num_steps: int) -> float:
+def cpu_ns_per_step(model: Path, seed: int, num_steps: int) -> float:
     """CPU time of this thread in a history, by step."""
     history: Any = draw_paged_history(seed, num_steps)
-    os.environ[core.FILE_VARIABLE] = str(folder / "cost.jsonl")
     server = Driven(history.geometry, model)
     steps, began_ns = 0, time.thread_time_ns()
     for operation in history.operations:
@@ -111,26 +113,33 @@ def cpu_ns_per_step(model: Path, folder: Path, seed: int, num_steps: int) -> flo
     return (time.thread_time_ns() - began_ns) / steps
 
 
-def print_cost(model: Path, folder: Path, seeds: range, num_steps: int) -> None:
+def print_cost(model: Path, seeds: range, num_steps: int) -> None:
     """Print the mean over histories of the difference, us a step, with a 95 % bootstrap interval."""
-    names = ("__init__", "add_request", "schedule", "update_from_output")
+    names = ("__init__", "add_request", "schedule", "update_from_output", "finish_requests")
     plain = {owner: {name: getattr(owner, name) for name in names} for owner in (Scheduler, AsyncScheduler)}
     for seed in seeds:  # what is computed once in a process
-        cpu_ns_per_step(model, folder, seed, 20)
+        cpu_ns_per_step(model, seed, 20)
     differences, without = [], []
     for seed in seeds:
-        before_ns = cpu_ns_per_step(model, folder, seed, num_steps)
+        before_ns = cpu_ns_per_step(model, seed, num_steps)
         for owner in plain:
             core.observe(owner)
-        observed_ns = cpu_ns_per_step(model, folder, seed, num_steps)
+        observed_ns = cpu_ns_per_step(model, seed, num_steps)
         for owner, functions in plain.items():
             for name, function in functions.items():
                 setattr(owner, name, function)
-        without.append((before_ns + cpu_ns_per_step(model, folder, seed, num_steps)) / 2)
+        without.append((before_ns + cpu_ns_per_step(model, seed, num_steps)) / 2)
         differences.append(observed_ns - without[-1])
     random = np.random.default_rng(20261125)
     means = random.choice(np.array(differences), (10_000, len(differences))).mean(axis=1) / 1000
     low, high = np.percentile(means, [2.5, 97.5])
+    num_requests = sum(
+        isinstance(operation, Submit) for seed in seeds for operation in draw_paged_history(seed, num_steps).operations
+    )
+    per_request = len(seeds) * num_steps / num_requests
+    print(
+        f"{num_requests} requests; {per_request:.2f} steps each: [{low * per_request:.1f}, {high * per_request:.1f}] us"
+    )
     print(
         f"observing: {np.mean(differences) / 1000:.1f} [{low:.1f}, {high:.1f}] us of CPU a step, beside "
         f"{np.mean(without) / 1000:.1f} us without; {len(seeds)} histories of {num_steps} steps"
@@ -139,9 +148,9 @@ def print_cost(model: Path, folder: Path, seeds: range, num_steps: int) -> None:
 
 def main(model: str, folder: str, first: str, num_histories: str, num_steps: str, what: str = "") -> None:
     """Play the histories of the seeds."""
-    if what == "cost":
-        seeds = range(int(first), int(first) + int(num_histories))
-        print_cost(Path(model), Path(folder), seeds, int(num_steps))
+    if what in COSTS:
+        os.environ[COSTS[what]] = str(Path(folder) / "cost.jsonl")
+        print_cost(Path(model), range(int(first), int(first) + int(num_histories)), int(num_steps))
         return
     for scheduler_class in (Scheduler, AsyncScheduler):
         core.observe(scheduler_class)

@@ -1,0 +1,130 @@
+"""The recorder of sessions in an environment of vLLM that the harness does not own: put there, removed, and told how.
+
+Two folders are copied into its site-packages, what vLLM finds last; nothing that is there is changed. Without its
+variable the recorder does nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import ServerError, SpecError
+from harness.stacks.vllm.step_log import INSIDE
+
+PACKAGE = "vllm_step_log"
+INSTALLER = "rbln-harness"
+EXAMPLE = "/var/log/vllm/sessions.jsonl"
+
+
+class Place(NamedTuple):
+    """The site-packages of an environment that has vLLM."""
+
+    folder: Path
+
+    @property
+    def records(self) -> list[Path]:
+        """Folders by which an installed version of the recorder is known."""
+        return sorted(self.folder.glob(f"{PACKAGE}-*.dist-info"))
+
+
+def place_of(environment: Path) -> Place:
+    """Where an environment keeps its packages; ServerError where it has no vLLM."""
+    folders = [environment, *sorted(environment.glob("lib/python3.*/site-packages"))]
+    if not environment.is_dir():
+        raise SpecError("is no folder", where=str(environment), hint="Name the virtual environment that serves")
+    for folder in folders:
+        if (folder / "vllm" / "__init__.py").is_file():
+            return Place(folder)
+    raise ServerError(
+        "has no vLLM", where=str(environment), hint="Name the virtual environment, or the folder that holds vllm"
+    )
+
+
+def install(place: Place) -> list[Path]:
+    """Put the recorder there, over an older version of it; what was written."""
+    check_ours(place)
+    remove(place)
+    package, record = place.folder / PACKAGE, place.folder / _record().name
+    with SpecError.on_os_error("cannot be written", where=place.folder, hint="Run it as the owner of the environment"):
+        shutil.copytree(INSIDE / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        # Last: with its entry points vLLM finds it.
+        made = place.folder / f".{record.name}"
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.copytree(_record(), made)
+        (made / "INSTALLER").write_text(f"{INSTALLER}\n")
+        made.rename(record)
+    return [package, record]
+
+
+def remove(place: Place) -> list[Path]:
+    """Remove what ``install`` put there; what was removed."""
+    check_ours(place)
+    gone = [*place.records, *([place.folder / PACKAGE] if place.records else [])]
+    with SpecError.on_os_error("cannot be removed", where=place.folder, hint="Run it as the owner of the environment"):
+        for folder in gone:
+            shutil.rmtree(folder)
+    return gone
+
+
+def check_ours(place: Place) -> None:
+    """Refuse, as ServerError, an environment where something else has the name."""
+    foreign = [each for each in place.records if _installer(each) != INSTALLER]
+    if foreign or (not place.records and (place.folder / PACKAGE).exists()):
+        what = "is there and was not put there by this command"
+        where = str(foreign[0] if foreign else place.folder / PACKAGE)
+        raise ServerError(what, where=where, hint="Remove it as it was installed, then try again")
+
+
+def _installer(record: Path) -> str:
+    try:
+        return (record / "INSTALLER").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _record() -> Path:
+    return next(INSIDE.glob(f"{PACKAGE}-*.dist-info"))
+
+
+def serve_lines() -> list[str]:
+    """How a server is started that records its sessions, once the recorder is in its environment."""
+    return [f"VLLM_SESSIONS_FILE={EXAMPLE} vllm serve MODEL"]
+
+
+def docker_lines() -> list[str]:
+    """The same for a container, whose image stays as it is."""
+    return [
+        "docker run --gpus all --ipc=host -p 8000:8000 \\",
+        f"  -v {INSIDE}:/opt/vllm-recorder:ro -e PYTHONPATH=/opt/vllm-recorder \\",
+        f'  -v "$PWD/sessions":/sessions -e VLLM_SESSIONS_FILE=/sessions/{Path(EXAMPLE).name} \\',
+        "  vllm/vllm-openai:latest --model MODEL",
+    ]
+
+
+def kubernetes_lines() -> list[str]:
+    """The same for a pod: a config map with the recorder, and what its container needs."""
+    record = _record()
+    files = [f"{PACKAGE}/{path.name}" for path in sorted((INSIDE / PACKAGE).glob("*.py"))]
+    files += [f"{record.name}/{path.name}" for path in sorted(record.iterdir())]
+    items = [f"      - {{key: {Path(name).name}, path: {name}}}" for name in files]
+    return [
+        f"kubectl create configmap vllm-recorder --from-file={INSIDE / PACKAGE} --from-file={record}",
+        "# in the pod's spec:",
+        "  containers:",
+        "  - env:",
+        "    - {name: PYTHONPATH, value: /opt/vllm-recorder}",
+        f"    - {{name: VLLM_SESSIONS_FILE, value: /sessions/{Path(EXAMPLE).name}}}",
+        "    volumeMounts:",
+        "    - {name: recorder, mountPath: /opt/vllm-recorder, readOnly: true}",
+        "    - {name: sessions, mountPath: /sessions}",
+        "  volumes:",
+        "  - name: sessions",
+        "    emptyDir: {sizeLimit: 5Gi}",
+        "  - name: recorder",
+        "    configMap:",
+        "      name: vllm-recorder",
+        "      items:",
+        *items,
+    ]
