@@ -139,7 +139,9 @@ def codex(rows: Rows) -> Sessions:
             open_calls = {payload["call_id"]}
         elif kind == "token_count" and payload["info"]["total_token_usage"] != totals:
             totals, usage = payload["info"]["total_token_usage"], payload["info"]["last_token_usage"]
-            if ended is not None:
+            if ended is not None or answers:  # an output that is missing ended when it was counted
+                is_lost = is_lost or (ended is None and bool(open_calls))
+                ended, open_calls = (now, set()) if ended is None else (ended, open_calls)
                 sizes = (usage["input_tokens"], usage["cached_input_tokens"], usage["output_tokens"])
                 visible = usage["output_tokens"] - usage["reasoning_output_tokens"]
                 answers.append(Answer(asked, ended, *sizes, visible, is_lost))

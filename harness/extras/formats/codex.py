@@ -181,12 +181,12 @@ class _Session(Conversation):
             self.notes.pass_over("token_count: told again")
             self._totals, self._recorded = totals or self._totals, None
             return
-        if self._open is None:
-            if totals is not None and self._totals is not None:
-                self.notes.assume("token counts without an output, as of a compaction: no request is made of them")
+        if self._open is None and (usage is None or totals is None or self._totals is None):
             self.notes.pass_over("token_count: without an output before it")
             self._totals = totals
             return
+        self.notes.assume("calls whose output no row holds, as of a compaction: each ends at its count", not self._open)
+        turn = self._open or self._output(moment_ns, at)
         if usage is None and totals is not None:
             usage = [now - before for now, before in zip(totals, self._totals or [0] * len(totals), strict=True)][:4]
             self.notes.assume("calls whose usage is the step of the running totals")
@@ -194,7 +194,7 @@ class _Session(Conversation):
             self.notes.row_broken("a token count without its numbers", at)
             return
         self._check_totals(totals, usage)
-        self._close(self._open, usage, totals or (), moment_ns)
+        self._close(turn, usage, totals or (), moment_ns)
         self._totals = totals
 
     def _usage_record(self, payload: Record, moment_ns: int, at: str) -> None:

@@ -1,6 +1,7 @@
 """OpenHands: event streams (a list of events, an evaluation's ``history``) and conversations of its SDK.
 
-An action holds the usage of the model's answer (``tool_call_metadata.model_response``); the SDK keeps usage apart, in
+An action holds the usage of the model's answer (``tool_call_metadata.model_response``), or the sum of all usage so far
+(``llm_metrics.accumulated_token_usage``), of which the step is the answer's; the SDK keeps usage apart, in
 ``base_state.json`` beside the folder of events, by the id of the answer. After the code of OpenHands 0.x and of
 OpenHands/software-agent-sdk. No content of an event is read.
 """
@@ -17,6 +18,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    counts_of,
     instant_ns,
     json_records,
     list_of,
@@ -26,6 +28,8 @@ from harness.model.traces.base import (
 from harness.model.traces.rounds import LATE_NS, Log, through_rounds
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+# Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
+TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
 NOTICE = "the state of the conversation, or a notice of the program"
 PASSED = {
     **dict.fromkeys(("SystemPromptEvent", "ConversationStateUpdateEvent", "ConversationErrorEvent"), NOTICE),
@@ -70,7 +74,6 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
     for name, conversation in conversations.items():
         unread = Unread(notes)
         calls = list(_calls(conversation, unread, notes))
-        notes.hold(f"prompt tokens {UNSTATED}", conversation.stated, (call.prompt for call in calls))
         if log := log_of(name, calls, unread, notes):
             yield log
 
@@ -101,14 +104,20 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
     stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
     stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
     notes.check_numbers([number for _, _, event in rows if isinstance(number := event.get("id"), int)], "events")
-    asked_ns, is_human, unknown_wait, calls = None, False, "", dict[str, Call]()
+    asked_ns, is_human, unknown_wait, calls, totals = None, False, "", dict[str, Call](), [0] * len(TOTALS)
     unread.num_rows = len(rows)
     for moment_ns, at, event in stamped:
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
+        told = counts_of(record_of(event.get("llm_metrics")).get("accumulated_token_usage"), TOTALS) or totals
+        step, totals = [now - before for now, before in zip(told, totals, strict=True)], told
+        answer = answer or (at if any(step) and text_of(event, "source") == "agent" else "")
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
         kind = text_of(event, "kind") or text_of(event, "action")
         response = record_of(record_of(event.get("tool_call_metadata")).get("model_response"))
         counts = usage_of(record_of(response.get("usage"))) or conversation.usages.get(answer)
+        if counts is None and is_answer and any(step) and min(step) >= 0:
+            notes.assume("calls whose usage is the step of the running totals")
+            counts = Usage(*step)
         if not is_answer and _is_input(event):
             notes.part()
             asked_ns, is_human = moment_ns, is_human or text_of(event, "source") == "user"
@@ -127,6 +136,7 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
             notes.pass_over(f"{kind}: {PASSED[kind]}")
         else:
             unread.unknown(f"event {kind}", at)
+    notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, (call.prompt for call in calls.values()))
     yield from calls.values()
 
 

@@ -115,7 +115,9 @@ class _Chain(Conversation):
             return
         results = [part for part in map(record_of, parts) if text_of(part, "type") == "tool_result"]
         is_hint = kind != "user" or record.get("isMeta") is True
-        self.is_compacted = self.is_compacted or kind == "system"
+        if kind == "system":
+            self.is_compacted = True
+            self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
         self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)

@@ -69,3 +69,32 @@ def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Pat
     (folder / "base_state.json").unlink()
     with pytest.raises(SpecError, match="3 x answers without token counts"):
         imported(tmp_path, folder)
+
+
+def with_metrics(events: list[Any]) -> list[Any]:
+    """The events of 0.x with a model that calls no tools by name: only running sums tell of the answers."""
+    sums = {"prompt_tokens": 0, "completion_tokens": 0, "cache_read_tokens": 0, "cache_write_tokens": 0}
+    rows: list[Any] = []
+    for event in events:
+        usage = event.get("tool_call_metadata", {}).get("model_response", {}).get("usage")
+        row = {key: value for key, value in event.items() if key != "tool_call_metadata"}
+        if usage and "action" in event:
+            sums = sums | {name: sums[name] + usage[name] for name in ("prompt_tokens", "completion_tokens")}
+            sums["cache_read_tokens"] += usage["prompt_tokens_details"]["cached_tokens"]
+            row["llm_metrics"] = {"accumulated_cost": 0.1, "accumulated_token_usage": sums, "token_usages": []}
+        rows.append(row)
+    return rows
+
+
+def test_running_sums_of_metrics_are_steps_and_an_answer_that_is_missing_is_named(tmp_path: Path) -> None:
+    whole = tmp_path / "trajectory.json"
+    rows = with_metrics(list(openhands_events("s")))
+    whole.write_text(json.dumps(rows))
+    trace = imported(tmp_path, whole)
+    check(trace)
+    assert trace.head.labels == ("3 x calls whose usage is the step of the running totals",)
+    events = list(openhands_events("s"))
+    last = {"llm_metrics": {"accumulated_token_usage": {"prompt_tokens": 4900, "completion_tokens": 400}}}
+    events[-2] = events[-2] | last
+    whole.write_text(json.dumps(events))
+    assert any(": 4900 stated, 3900 counted" in label for label in imported(tmp_path, whole).head.labels)

@@ -1,0 +1,214 @@
+"""Recordings of the kinds that people post, written by hand with their truth: each is read right, or labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.recording import TraceFile
+from tests.support.agent_logs import assistant, at, result, text, tool, user
+from tests.support.trace_rows import imported, written
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def calls(trace: TraceFile) -> list[tuple[int, int, int, float]]:
+    """(prompt, kept, answer, wait in s) of every request."""
+    requests = (one for recording in trace.recordings for one in recording.requests)
+    return [(one.prompt_tokens, one.keep_tokens, one.generate_tokens, one.wait_ns / NS_PER_S) for one in requests]
+
+
+def span(place: int, start_s: float, end_s: float, attributes: dict[str, Any], parent: int = 0) -> dict[str, Any]:
+    ids = {"trace_id": TRACE, "span_id": f"{place:016x}", "parent_span_id": f"{parent:016x}" if parent else ""}
+    return ids | {"start_time": at(start_s), "end_time": at(end_s), "attributes": attributes}
+
+
+def spans_of(prompt: str, answer: str, cached: str, **more: str) -> list[dict[str, Any]]:
+    """Two calls, the second 5 s after the first, with counts by these names."""
+    counts = ({prompt: 1000, answer: 50, cached: 0}, {prompt: 1200, answer: 50, cached: 1000})
+    return [span(2, 0, 3, counts[0] | more), span(4, 8, 20, counts[1] | more)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.details.cache_read_tokens"),
+        spans_of("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens", "gen_ai.usage.cached_input_tokens"),
+        spans_of("ai.usage.promptTokens", "ai.usage.completionTokens", "ai.usage.cachedInputTokens"),
+        spans_of("ai.usage.inputTokens", "ai.usage.outputTokens", "ai.usage.cachedInputTokens"),
+        spans_of(
+            "llm.token_count.prompt",
+            "llm.token_count.completion",
+            "llm.token_count.prompt_details.cache_read",
+            **{"openinference.span.kind": "LLM"},
+        ),
+        spans_of(
+            "llm.usage.prompt_tokens",
+            "llm.usage.completion_tokens",
+            "llm.usage.cache_read_input_tokens",
+            **{"llm.request.type": "chat"},
+        ),
+    ],
+)
+def test_counts_of_spans_are_read_by_any_convention(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    agent = {"ai.usage.promptTokens": 2200, "ai.usage.completionTokens": 100}
+    around = [span(1, 0, 20, agent), *(row | {"parent_span_id": f"{1:016x}"} for row in rows)]
+    trace = imported(written(tmp_path, [*around, span(3, 3, 8, {"gen_ai.operation.name": "execute_tool"}, 1)]))
+    assert calls(trace) == [(1000, 0, 50, 0.0), (1200, 1000, 50, 5.0)]
+    assert trace.head.dropped == {"spans with counts around other calls, and without an operation": 1}
+
+
+def test_a_provider_that_counts_its_cache_apart_has_whole_prompts_and_a_label(tmp_path: Path) -> None:
+    usage = {"gen_ai.usage.prompt_tokens": 20, "gen_ai.usage.completion_tokens": 50, "llm.request.type": "chat"}
+    cache = ("gen_ai.usage.cache_read_input_tokens", "gen_ai.usage.cache_creation_input_tokens")
+    rows = [
+        span(turn + 1, 10 * turn, 10 * turn + 3, usage | {cache[0]: read, cache[1]: 500})
+        for turn, read in enumerate((0, 520, 1040))
+    ]
+    trace = imported(written(tmp_path, rows))
+    assert [call[:2] for call in calls(trace)] == [(520, 0), (1040, 520), (1560, 1040)]
+    assert any("added" in label for label in trace.head.labels)
+
+
+def test_a_call_that_failed_is_dropped_and_its_time_is_a_part_of_the_wait(tmp_path: Path) -> None:
+    first, second = spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cached_tokens")
+    failed = span(3, 4, 7, {"gen_ai.operation.name": "chat", "error.type": "429"}) | {"status": {"code": "ERROR"}}
+    trace = imported(written(tmp_path, [first, failed, second]))
+    assert calls(trace)[1] == (1200, 1000, 50, 5.0)
+    assert trace.head.dropped == {"calls that failed: their time is part of the wait": 1}
+
+
+def test_a_side_chain_and_a_compaction_of_claude(tmp_path: Path) -> None:
+    main, side = {"sessionId": "s1"}, {"sessionId": "s1", "isSidechain": True, "agentId": "k1"}
+    rows = [
+        user(0, **main, uuid="u1"),
+        assistant("m1", 3, (10, 500, 0, 400), text(), tool("t1"), uuid="a1", requestId="r1", **main),
+        user(3.5, **side, uuid="k-u"),
+        assistant("k-m1", 5, (10, 300, 0, 60), text(), tool("kt"), uuid="k-a", requestId="k1", **side),
+        result("kt", 6.5) | side | {"uuid": "k-r"},
+        assistant("k-m2", 8, (10, 100, 310, 30), text(), uuid="k-b", requestId="k2", **side),
+        result("t1", 8.5, "k1") | main | {"uuid": "r1"},
+        assistant("m2", 11, (10, 500, 510, 90), text(), uuid="a2", requestId="r2", **main),
+        {"type": "system", "subtype": "compact_boundary", "uuid": "c1", "timestamp": at(31), **main},
+        user(31.1, isCompactSummary=True, uuid="u2", **main),
+        user(35, uuid="u3", **main),
+        assistant("m3", 39, (10, 700, 0, 50), text(), uuid="a3", requestId="r3", **main),
+    ]
+    trace = imported(written(tmp_path, rows))
+    of_main, of_side = (
+        [(510, 0, 400, 0.0), (1020, 510, 90, 0.5), (710, 0, 50, 24.0)],
+        [(310, 0, 60, 0.5), (420, 310, 30, 1.5)],
+    )
+    assert sorted(calls(trace)) == sorted(of_main + of_side)
+    assert trace.head.dropped == {"calls that summarised a conversation: the log does not hold them": 1}
+
+
+def codex(rows: Iterable[tuple[float, str, Any]]) -> list[dict[str, Any]]:
+    return [{"timestamp": at(seconds), "type": kind, "payload": payload} for seconds, kind, payload in rows]
+
+
+def count(prompt: int, cached: int, answer: int, total: int) -> dict[str, Any]:
+    usage = {"input_tokens": prompt, "cached_input_tokens": cached, "output_tokens": answer}
+    return {"type": "token_count", "info": {"last_token_usage": usage, "total_token_usage": {"total_tokens": total}}}
+
+
+def test_a_compaction_of_codex_that_only_a_token_count_tells_is_a_call_and_labelled(tmp_path: Path) -> None:
+    rows = codex(
+        [
+            (0, "session_meta", {"id": "c", "cli_version": "0.46.0"}),
+            (0.2, "event_msg", {"type": "user_message"}),
+            (3, "response_item", {"type": "function_call", "name": "shell", "call_id": "1"}),
+            (3.1, "event_msg", count(1000, 0, 80, 1080)),
+            (7, "response_item", {"type": "function_call_output", "call_id": "1"}),
+            (9, "response_item", {"type": "message", "role": "assistant"}),
+            (9.1, "event_msg", count(1200, 1000, 60, 2340)),
+            (29, "event_msg", {"type": "task_started"}),
+            (33, "event_msg", count(1300, 1200, 300, 3940)),
+            (33.1, "compacted", {"message": "x"}),
+            (50, "event_msg", {"type": "user_message"}),
+            (52, "response_item", {"type": "message", "role": "assistant"}),
+            (52.1, "event_msg", count(600, 0, 40, 4580)),
+        ]
+    )
+    trace = imported(written(tmp_path, rows))
+    assert calls(trace) == [(1000, 0, 80, 0.0), (1200, 1000, 60, 4.0), (1300, 1200, 300, 20.0), (600, 0, 40, 17.0)]
+    assert any("as of a compaction" in label for label in trace.head.labels)
+
+
+def test_steps_of_atif_without_cached_tokens_or_times_of_tools_are_labelled(tmp_path: Path) -> None:
+    steps = [
+        {"step_id": 1, "source": "user", "timestamp": at(0)},
+        {
+            "step_id": 2,
+            "source": "agent",
+            "timestamp": at(4),
+            "metrics": {"prompt_tokens": 900, "completion_tokens": 50},
+        },
+        {
+            "step_id": 3,
+            "source": "agent",
+            "timestamp": at(12),
+            "metrics": {"prompt_tokens": 1100, "completion_tokens": 60},
+        },
+    ]
+    sums = {"final_metrics": {"total_prompt_tokens": 2500, "total_completion_tokens": 110}}
+    document = {"schema_version": "ATIF-v1.4", "session_id": "z", "agent": {"name": "a"}, "steps": steps} | sums
+    trace = imported(written(tmp_path, [document]))
+    assert calls(trace) == [(900, 0, 50, 0.0), (1100, 950, 60, 8.0)]
+    for word in ("no cached tokens", "gaps between answers", "2500 stated, 2000 counted"):
+        assert any(word in label for label in trace.head.labels), word
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_arrivals_of_mooncake_in_another_unit_are_labelled(tmp_path: Path, unit: int) -> None:
+    rows = [
+        {"timestamp": 2.5 * unit * row, "input_length": 1000, "output_length": 30, "hash_ids": [0, row + 1]}
+        for row in range(10)
+    ]
+    labels = imported(written(tmp_path, rows)).head.labels
+    assert any("--time-unit" in label for label in labels) == (unit == 1)
+
+
+def test_spans_of_vllm_are_calls_of_a_service(tmp_path: Path) -> None:
+    counts = {"gen_ai.response.model": "m", "gen_ai.request.id": "r", "gen_ai.latency.e2e": 1.5}
+    rows = [
+        span(
+            turn,
+            2 * turn,
+            2 * turn + 1.5,
+            counts | {"gen_ai.usage.prompt_tokens": 100, "gen_ai.usage.completion_tokens": 20},
+        )
+        | {"trace_id": f"{turn:032x}"}
+        for turn in (1, 2, 3)
+    ]
+    trace = imported(written(tmp_path, rows))
+    assert [recording.start_ns // NS_PER_S for recording in trace.recordings] == [0, 2, 4]
+    assert calls(trace) == [(100, 0, 20, 0.0)] * 3
+
+
+FOREIGN: dict[str, Any] = {
+    "langsmith": {"id": "1", "run_type": "llm", "start_time": at(0), "end_time": at(3), "prompt_tokens": 9},
+    "langfuse": {"id": "1", "traceId": "t", "type": "GENERATION", "startTime": at(0), "usage": {"input": 9}},
+    "jaeger": {"data": [{"traceID": "a", "spans": [{"spanID": "s", "operationName": "llm_request"}]}]},
+    "aiperf's results": {"metadata": {"session_num": 0}, "metrics": {"input_sequence_length": {"value": 550}}},
+    "aiperf's texts": {"session_id": "a", "text_input": "x", "output_length": 20, "delay": 500},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_exports_without_a_reader_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="is in no known format"):
+        imported(written(tmp_path, [FOREIGN[name]]))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_reader_that_counts_no_rows_labels_its_requests() -> None:
+    notes = ReadNotes()
+    notes.check(3)
+    assert notes.labels == ("3 x requests of a reader that counts no rows: what it passed over is not known",)
