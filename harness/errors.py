@@ -47,8 +47,13 @@ def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
     text = without_secrets(text)
     if text.isalnum() and len(text) <= max_chars:
         return text
-    line = NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
+    line = in_escapes(" ".join(text[: 4 * max_chars].split()))
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
+def in_escapes(text: str) -> str:
+    """``text`` on one line: a name in it may hold line breaks and control characters, which are written as \\n."""
+    return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def printable_lines(text: str) -> str:
@@ -62,7 +67,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 class HarnessError(Exception):
-    """An error for the user: what is wrong, where, and what to do next.
+    """An error for the user, one line: what is wrong, where, and what to do next.
 
     what: one clause, no trailing period. where: a path, key or address. hint: an imperative sentence.
     """
@@ -86,7 +91,7 @@ class HarnessError(Exception):
 
     def __str__(self) -> str:
         line = self.what if self.where is None else f"{self.where}: {self.what}"
-        return line if self.hint is None else f"{line}. {self.hint}"
+        return in_escapes(line if self.hint is None else f"{line}. {self.hint}")
 
 
 class SpecError(HarnessError):

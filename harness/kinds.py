@@ -69,6 +69,7 @@ class Kinds(Mapping[str, BackendKind]):
 
 
 KINDS = Kinds(_TABLE)
+OWN_KINDS = frozenset(kind.name for kind in _TABLE)
 DEFAULT_BACKEND = _TABLE[0].name
 
 

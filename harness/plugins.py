@@ -98,7 +98,7 @@ def plugins() -> Plugins:
         try:
             usable.append(_loaded(entry))
         # A plug-in is other people's code: whatever it raises, the harness goes on without it.
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
             unusable.append(Unusable(entry.name, package, _in_a_line(error)))
     return Plugins(tuple(usable), tuple(unusable))
@@ -121,7 +121,7 @@ def part_at(place: str) -> Any:
     module, _, attribute = place.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(
             f"this part of a plug-in does not load ({_in_a_line(error)})",
             where=place,

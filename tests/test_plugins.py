@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ version = "1.2"
 [project.entry-points."rbln_harness.plugins"]
 tried = "tried_plugin:PLUGIN"
 broken = "tried_plugin.broken:PLUGIN"
+leaving = "tried_plugin.leaving:PLUGIN"
 [tool.hatch.build.targets.wheel]
 packages = ["tried_plugin"]
 """
@@ -39,7 +41,7 @@ PLUGIN = Plugin(
     commands={"tried hello": "tried_plugin.parts:hello", "records count": "tried_plugin.parts:count"},
     groups={"tried": "Commands of the plug-in."},
     kinds=(BackendKind(name="tried", label="tried by its plug-in", scales_time=True, is_virtual=True),),
-    backends={"tried": "tried_plugin.parts:BACKEND"},
+    backends={"tried": "tried_plugin.parts:BACKEND", "sim": "tried_plugin.leaving:BACKEND"},
     export_formats={"tokens": "tried_plugin.parts:TOKENS"},
     trace_formats={"pairs": "tried_plugin.parts:PAIRS"},
     analyses={"counted": "tried_plugin.parts:COUNTED"},
@@ -115,6 +117,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "__init__.py").write_text(PACKAGE)
     (package / "parts.py").write_text(PARTS)
     (package / "broken.py").write_text("import a_package_that_nobody_has\n")
+    (package / "leaving.py").write_text("raise SystemExit('a plug-in that leaves')\n")
     environment = root / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
@@ -156,10 +159,11 @@ def test_the_doctor_lists_plugins_and_says_in_one_line_what_does_not_load(harnes
     # No line folds, whatever the width of the pipe.
     lines = run(harness, "doctor", cwd=tmp_path, COLUMNS="1000").stdout.splitlines()
     assert any("plug-in" in line and "tried: a backend, two formats" in line for line in lines)
-    broken = [line for line in lines if "broken" in line]
-    assert len(broken) == 1
-    assert "tried-plugin 1.2" in broken[0]
-    assert "a_package_that_nobody_has" in broken[0]
+    text = " ".join(" ".join(lines).split())
+    left_out = "(tried-plugin 1.2) does not load and is left out:"
+    assert re.search(rf"broken {re.escape(left_out)} \w+: No module named 'a_package_that_nobody_has'", text)
+    assert f"leaving {left_out} SystemExit: a plug-in that leaves" in text
+    assert "ok backend sim" in text, "a plug-in cannot take its name"
 
 
 def test_the_extras_of_the_harness_register_as_any_plugin_does() -> None:

@@ -513,7 +513,7 @@ def _lines_of(name: str, place: str) -> list[str]:
     try:
         return part_at(place)()
     # Other people's code: the doctor goes on.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return [f"{name} of a plug-in failed ({place}): {in_one_line(error)}"]
 
 

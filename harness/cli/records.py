@@ -6,7 +6,10 @@ Nothing that was measured is changed.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,12 +41,14 @@ from harness.outputs import check_output, write_text
 from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     import pyarrow as pa
 
     from harness.measure.records.run import SealedRun
 
+# Time for DuckDB to heed an interrupt.
+INTERRUPT_GRACE_S = 2.0
 RowForm = Literal["table", "csv", "json", "jsonl", "parquet"]
 
 
@@ -68,16 +73,38 @@ def query(
     """
     store = store_at(runs)
     if form == "table":
-        text = printable_drawing(store.drawn(sql, terminal_width(), timeout_s))
+        with _ended_after(timeout_s):
+            text = printable_drawing(store.drawn(sql, terminal_width(), timeout_s))
         print(text) if output is None else write_text(output, f"{text}\n")
         return
     if output is None and form == "parquet" and sys.stdout.isatty():
         raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
-    data = _encoded(store.query(sql, timeout_s), form)
+    with _ended_after(timeout_s):
+        rows = store.query(sql, timeout_s)
+    data = _encoded(rows, form)
     if output is None:
         sys.stdout.buffer.write(data)
     else:
         check_output(output).write_bytes(data)
+
+
+@contextmanager
+def _ended_after(timeout_s: float) -> Generator[None]:
+    """End the process where a query goes on: DuckDB heeds no interrupt within a value, which may be of gigabytes."""
+    from harness.measure.records.sql import too_slow
+
+    def end() -> None:
+        error = too_slow(timeout_s)
+        print(f"harness: {error}", file=sys.stderr, flush=True)
+        os._exit(int(error.exit_code))
+
+    timer = threading.Timer(timeout_s + INTERRUPT_GRACE_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def open_archive(

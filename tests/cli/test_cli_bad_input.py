@@ -122,6 +122,12 @@ def test_a_missing_file_is_named():
     assert result.stderr.count("\n") == 1
 
 
+def test_a_line_break_in_a_name_leaves_an_error_on_its_line() -> None:
+    done = harness("run", "two\nlines.toml")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("harness: two\\nlines.toml: cannot be read")
+
+
 def test_a_foreign_trace_file_is_refused_and_writes_nothing(tmp_path: Path):
     source, output = tmp_path / "foreign.jsonl", tmp_path / "waits.toml"
     source.write_text("this is not a trace\n" * 3)

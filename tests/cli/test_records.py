@@ -45,6 +45,13 @@ def test_what_a_server_said_is_not_obeyed_by_a_terminal(runs: Path) -> None:
     assert "[31mred" in shown
 
 
+def test_a_value_that_takes_for_ever_is_stopped_at_its_time_too(runs: Path) -> None:
+    endless = "select levenshtein(repeat('a', 2000000), repeat('b', 2000000))"
+    stopped = harness("query", endless, "--runs", str(runs), "--timeout", "0.5")
+    assert (stopped.returncode, stopped.stdout) == (2, "")
+    assert "the query took longer than 0.5 s and was stopped" in stopped.stderr
+
+
 def test_rows_come_as_csv_json_and_parquet(runs: Path, tmp_path: Path) -> None:
     sql = "select condition, count(*) as n from valid_requests group by all order by all"
     expected = [{"condition": "base", "n": 6}, {"condition": "more", "n": 6}]

@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.analysis.cost.reconstruct import decoding_spans
 from harness.analysis.run_tables import join_request_id
+from harness.errors import RecordsError
 from harness.measure.records.run import SealedRun, origin_of
 from harness.measure.records.schema import ABORTED
 from harness.outputs import check_output
@@ -36,9 +37,12 @@ def write_perfetto(runs: Sequence[SealedRun], path: Path) -> Path:
 
     With a name that ends in ".gz" it is compressed. It has no events when no request was ever due.
     """
+    pieces = (piece.encode() for piece in _pieces(runs))
     check_output(path)
-    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
-        file.writelines(_pieces(runs))
+    with RecordsError.on_os_error("cannot be written", where=path, hint="Name a file in a folder that can be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
+            file.writelines(pieces)
     return path
 
 

@@ -165,6 +165,12 @@ def layouts(
         for place, layout in enumerate(found, start=1):
             played[layout.name] = layout.play([Planned(run.plan, run.cost_model) for run in runs])
             tell(place / len(found))
+    if not found:
+        raise SpecError(
+            f"{server.max_num_seqs} positions and {server.num_kv_slots} KV slots make no such replicas of equal size",
+            where="--replicas",
+            hint="Name numbers that divide both",
+        )
     first, *others = played
     order = [first, *sorted(others, key=lambda name: sum(each.total_device_s for each in played[name]))]
     costs, reuse = compare_policies({name: played[name] for name in order}, ORIGIN, "layout")

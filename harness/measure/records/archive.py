@@ -13,7 +13,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import RecordsError, SpecError, in_one_line
@@ -101,6 +101,7 @@ def unpack(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as packed:
             infos = packed.infolist()
             _check_listing(archive, infos)
+            _check_listed(archive, {info.filename for info in infos}, _read_sums(packed.read(SUMS)))
             packed.extractall(folder, infos)
     except _UNREADABLE as error:
         raise wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
@@ -118,15 +119,25 @@ def check_sums(archive: Path, folder: Path) -> None:
         if path.is_symlink():
             raise wrong(archive, f"{path.relative_to(folder)} is a link")
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        sums = _read_sums((folder / SUMS).read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise wrong(archive, f"has no readable {SUMS}") from error
-    sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
-    if odd := sorted((set(files_of(folder)) - {SUMS, SIGNATURE_OF_SUMS}) ^ sums.keys()):
-        raise wrong(archive, f"{odd[0]} is missing or was added")
+    _check_listed(archive, set(files_of(folder)), sums)
     for name, sha256 in sums.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
             raise wrong(archive, f"{name} differs from its checksum")
+
+
+def _read_sums(content: bytes) -> dict[str, str]:
+    """SHA-256 by file."""
+    lines = content.decode("utf-8").splitlines()
+    return {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+
+
+def _check_listed(archive: Path, names: set[str], sums: Mapping[str, str]) -> None:
+    """RecordsError unless the files are those of the checksums."""
+    if odd := sorted((names - {SUMS, SIGNATURE_OF_SUMS}) ^ sums.keys()):
+        raise wrong(archive, f"{odd[0]} is missing or was added")
 
 
 def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:

@@ -169,9 +169,17 @@ def _limited_memory() -> Generator[None]:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+def too_slow(timeout_s: float) -> SpecError:
+    """The error about a query that was stopped."""
+    return SpecError(
+        f"the query took longer than {timeout_s:g} s and was stopped",
+        hint="Ask for fewer rows, or give it longer: --timeout SECONDS",
+    )
+
+
 @contextmanager
 def _interrupted_after(connection: duckdb.DuckDBPyConnection, timeout_s: float) -> Generator[None]:
-    """Interrupt ``connection`` after ``timeout_s`` seconds, with a SpecError."""
+    """Interrupt ``connection`` after ``timeout_s`` seconds, with a SpecError; DuckDB ends its current value first."""
     done, is_over = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -188,10 +196,7 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, timeout_s: float) 
     except (duckdb.InterruptException, pa.ArrowException, SpecError) as error:
         if not is_over.is_set():
             raise
-        raise SpecError(
-            f"the query took longer than {timeout_s:g} s and was stopped",
-            hint="Ask for fewer rows, or give it longer: --timeout SECONDS",
-        ) from error
+        raise too_slow(timeout_s) from error
     finally:
         done.set()
         watcher.join()

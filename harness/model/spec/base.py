@@ -112,13 +112,23 @@ def _did_you_mean(root: type[BaseModel] | None, path: KeyPath) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+MOST_TOML_BYTES = 1 << 20
+# The parser takes the square of the parts of a key.
+_DEEP_KEY = re.compile(rb"""(?<![\w."'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){100}""")
+
+
 def load_toml(path: Path, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
     """The table in a TOML file; every failure is a SpecError that names the file and the line.
 
     parse_float: makes the value of a number with a point or an exponent; it may refuse it with a ValueError.
     """
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"), parse_float=parse_float)
+        with path.open("rb") as file:
+            content = file.read(MOST_TOML_BYTES + 1)
+        if len(content) > MOST_TOML_BYTES or _DEEP_KEY.search(content):
+            what = f"longer than {MOST_TOML_BYTES >> 20} MiB" if len(content) > MOST_TOML_BYTES else "a key is too long"
+            raise SpecError(f"cannot be read as TOML: {what}", where=str(path), hint="Shorten it")
+        return tomllib.loads(content.decode("utf-8"), parse_float=parse_float)
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
     except UnicodeDecodeError as error:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from harness.kinds import KINDS, kind_named
+from harness.kinds import KINDS, OWN_KINDS, kind_named
 from harness.measure.server.doctor import Check
 from harness.plugins import part_at, plugged
 from harness.runner.backends.base import Backend
 
 
 def backend_named(name: str) -> Backend:
-    """The backend of a known kind: ``BACKEND`` in the module of that name, or a plug-in's; SpecError for an unknown."""
+    """The backend of a known kind: ``BACKEND`` in the module of that name, or a plug-in's; SpecError for an unknown.
+
+    The names of our own kinds cannot be taken.
+    """
     name = kind_named(name).name
-    backend: Backend = part_at(plugged("backends").get(name, f"{__name__}.{name}:BACKEND"))
+    own = f"{__name__}.{name}:BACKEND"
+    backend: Backend = part_at(own if name in OWN_KINDS else plugged("backends").get(name, own))
     return backend
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import SpecError
 from harness.extras.perfetto.trace import write_perfetto
 from harness.runner import run_experiment
 from tests.support.command_line import harness
@@ -27,6 +28,13 @@ def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:
     assert max(event["args"]["n"] + event["args"]["padding"] for event in counters) == 8
     assert [event["ts"] for event in counters] == sorted(event["ts"] for event in counters)
     assert trace["otherData"]["demo/base-waits/0"]["time_scale"] == 4.0
+
+
+def test_a_folder_that_is_not_there_is_made_and_one_that_cannot_be_is_a_line(tmp_path: Path) -> None:
+    run = seal_run(tmp_path)
+    assert write_perfetto([run], tmp_path / "new" / "trace.json").is_file()
+    with pytest.raises(SpecError, match=r"^/proc/trace\.json: cannot be written"):
+        write_perfetto([run], Path("/proc/trace.json"))
 
 
 def test_runs_are_named_as_for_every_other_export(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def test_the_search_over_layouts_begins_with_one_server(tmp_path: Path) -> None:
     names = [row["layout"] for row in costs]
     assert names[0].startswith("1 x ")
     assert any(name.startswith("2 x ") and name.endswith("session-affinity") for name in names)
+    refused = harness("predict", "layouts", "demo", "--replicas", "3", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--replicas: 8 positions and 12 KV slots make no such replicas of equal size" in refused.stderr
     refused = harness("predict", "layouts", "does-affinity-pay", cwd=tmp_path)
     assert refused.returncode == 2
     assert "a budget is a single server" in refused.stderr

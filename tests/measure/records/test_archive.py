@@ -12,7 +12,7 @@ import pytest
 import harness
 from harness.errors import RecordsError, SpecError
 from harness.judge.prereg import publish
-from harness.measure.records.archive import open_into
+from harness.measure.records.archive import open_into, unpack
 from tests.support import command_line
 from tests.support.workplace import new_workplace
 
@@ -84,6 +84,15 @@ def test_opening_gives_all_or_nothing_and_replaces_nothing(alone: Path) -> None:
     (alone / "small").mkdir()
     with pytest.raises(SpecError, match="exists already"):
         open_into(Path("small.zip"), Path("small"))
+
+
+def test_nothing_is_unpacked_where_files_were_added(alone: Path) -> None:
+    with zipfile.ZipFile("small.zip", "a") as packed:
+        packed.writestr("runs/small/base/0/added", "")
+    (alone / "folder").mkdir()
+    with pytest.raises(RecordsError, match="runs/small/base/0/added is missing or was added"):
+        unpack(Path("small.zip"), alone / "folder")
+    assert list((alone / "folder").iterdir()) == []
 
 
 def test_what_is_no_archive_is_refused_in_one_line(alone: Path) -> None:

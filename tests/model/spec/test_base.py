@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.model.spec import load_experiment
-from harness.model.spec.base import key_lines
+from harness.model.spec.base import key_lines, load_toml
 
 TEXT = """\
 name = "mine"
@@ -70,3 +70,25 @@ def test_files_that_an_experiment_names_are_found_beside_it(tmp_path: Path) -> N
         'name = "m"\nbase_seed = 1\n[workload]\nnum_sessions = 1\nwaits = "short.toml"\n[[condition]]\nname = "a"\n'
     )
     assert load_experiment(path).workload.waits == str(tmp_path / "short.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a" + ".a" * 20_000 + " = 1", "a key is too long"),
+        ("[" + '"a" . ' * 20_000 + "a]", "a key is too long"),
+        ("# " + "x" * (1 << 20), "longer than 1 MiB"),
+    ],
+    ids=["key", "heading", "file"],
+)
+def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "long.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=f"cannot be read as TOML: {words}. Shorten it"):
+        load_toml(path)
+
+
+def test_many_points_in_values_are_no_long_key(tmp_path: Path) -> None:
+    path = tmp_path / "values.toml"
+    path.write_text(f'a = [{", ".join(["1.5"] * 500)}]\nb = "{"1." * 500}"\n')
+    assert len(load_toml(path)["a"]) == 500
