@@ -15,9 +15,21 @@ SERIES, SEED, ALPHA = 1_000, 20261123, 0.05
 LENGTHS = (6, 8, 12, 24, 48, 96)
 SHIFTS = (2.0, 3.0, 5.0)
 Noise = Callable[[np.random.Generator, tuple[int, int]], FloatArray]
+CORRELATION = 0.4
+
+
+def _correlated(rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+    """Each point takes a part of the one before it, as where a host changes slowly."""
+    series = rng.normal(size=shape)
+    for place in range(1, shape[1]):
+        series[:, place] = CORRELATION * series[:, place - 1] + math.sqrt(1 - CORRELATION**2) * series[:, place]
+    return series
+
+
 NOISES: dict[str, Noise] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "long tails (t, 4 degrees)": lambda rng, shape: rng.standard_t(4, size=shape),
+    f"neighbours correlated by {CORRELATION:g}": _correlated,
 }
 
 

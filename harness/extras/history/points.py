@@ -64,6 +64,12 @@ class History:
         return tuple(point for point in self.points if point.change is not None)
 
 
+INDEPENDENT = (
+    "changes are named as if points were independent: where neighbours move together, as on a host that changes "
+    "slowly, many more are named without a cause (docs/history.md)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The valid runs of one condition in one place: a folder of runs or a saved baseline."""
@@ -143,9 +149,11 @@ def _history(key: tuple[str, str], places: Sequence[Placed], figure: str) -> His
         notes = [*notes, f"the points have other targets: [slo] {FIGURES[figure].target}"]
     if len(points) < MIN_POINTS:
         notes = [*notes, f"{len(points)} points: change points are sought from {MIN_POINTS} on"]
+    points = _with_changes(points)
+    notes = [*notes, *([INDEPENDENT] if any(point.change is not None for point in points) else [])]
     notes = [*notes, *_of_costs([run for runs in chosen for run in runs])]
     origin = origin_of(run for runs in chosen for run in runs)
-    return History(*key, figure, tuple(_with_changes(points)), tuple(notes), origin)
+    return History(*key, figure, tuple(points), tuple(notes), origin)
 
 
 def _of_costs(runs: Sequence[GateRun]) -> list[str]:

@@ -51,6 +51,7 @@ def test_points_stand_by_date_and_the_first_of_a_new_level_says_by_how_much() ->
     (change,) = history.changes
     assert (change.place, change.change) == ("r5", pytest.approx(1.1))
     assert all(point.interval is not None for point in history.points)
+    assert any("as if points were independent" in note for note in history.notes)
     assert "no accelerator was measured" in history.origin
 
 
@@ -72,6 +73,7 @@ def test_a_point_whose_tokens_were_read_late_is_as_wide_as_they_leave_it() -> No
 def test_a_constant_figure_has_no_change_and_few_points_are_not_searched() -> None:
     (constant,) = histories([a_place(f"r{day}", day) for day in range(1, 9)], ["cost"])
     assert constant.changes == ()
+    assert not any("independent" in note for note in constant.notes)
     (few,) = histories([a_place(f"r{day}", day, float(day)) for day in range(1, MIN_POINTS)], ["cost"])
     assert few.changes == ()
     assert f"change points are sought from {MIN_POINTS} on" in few.notes[0]
