@@ -61,7 +61,7 @@ harness.cli.main()
 """
 
 
-@pytest.mark.parametrize("kib", [0, 400, 1600, 3200, 6400, 12_800, 51_200, 102_400, 150_000])
+@pytest.mark.parametrize("kib", [0, 1600, 6400, 51_200, 150_000])
 def test_a_refusal_needs_no_memory_to_be_reported(tmp_path: Path, kib: int) -> None:
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     done = subprocess.run(
@@ -83,6 +83,8 @@ def test_the_command_line_loads_no_heavy_package_before_a_command_does() -> None
     listed = (
         "import sys, typer.main; from harness.cli.tree import app; list(typer.main.get_command(app).commands.values())"
     )
-    code = f"{listed}; print([name for name in {heavy} if name in sys.modules])"
+    # A table needs no figure: matplotlib alone takes as long as the command.
+    tables = "import harness.present.report; print('matplotlib' in sys.modules)"
+    code = f"{listed}; print([name for name in {heavy} if name in sys.modules]); {tables}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["[]", "False"]

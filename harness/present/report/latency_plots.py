@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator
 
 from harness.analysis import RunFigures
 from harness.analysis.serving import METRICS, Latencies, Rate, ServingFigures, latencies
@@ -58,6 +57,8 @@ def _samples(view: ReportView, of: Callable[[Latencies], FloatArray]) -> dict[st
 
 
 def _serving_panel(axes: Axes, view: ReportView, samples: dict[str, FloatArray], name: str) -> None:
+    from matplotlib.ticker import LogLocator
+
     for condition, values in samples.items():
         _ecdf_line(axes, values, color=condition_color(view.summary.place_of[condition]), label=condition)
     axes.set_xscale("log")
