@@ -47,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("verb", "forms"),
     [
         (("table",), FORMS),
-        # A page is drawn for each.
+        # One function reads addresses, for every command: the others show that they ask it.
         (("report",), FORMS[1:3]),
-        (("decide", "--rule", "equivalence"), FORMS),
-        (("compare",), FORMS),
+        (("decide", "--rule", "equivalence"), FORMS[1:3]),
+        (("compare",), FORMS[1:3]),
     ],
 )
 def test_every_form_of_an_address_leads_to_the_same_runs(
@@ -67,6 +67,14 @@ def test_an_experiment_is_simulated_and_planned_from_the_folder_of_its_runs(fold
     assert "sealed blocks under" in command("power", "runs/asked", "--blocks", "3", cwd=folder).stdout
     again = command("run", "runs/asked", "--runs", "again", "--dry-run", cwd=folder)
     assert "more/2" in again.stdout
+
+
+def test_runs_and_verify_take_the_name_of_an_experiment(folder: Path) -> None:
+    verified = command("verify", "asked", cwd=folder)
+    assert (verified.returncode, verified.stdout) == (0, "6 sealed runs are as they were sealed\n")
+    listed = command("runs", "asked", cwd=folder)
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 6)
+    assert command("verify", "other", cwd=folder).returncode == 2
 
 
 def test_a_folder_of_several_experiments_is_asked_about(tmp_path: Path) -> None:

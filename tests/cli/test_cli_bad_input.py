@@ -85,6 +85,33 @@ def test_a_wrong_value_of_an_option_is_told_like_one_of_a_file(words_given: tupl
     assert words in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("table", "base.tml"), "base.tml: there is no such file or folder"),
+        (("run", "base.tml"), "base.tml: there is no such experiment file"),
+        (("report", "some/where"), "some/where: there is no such file or folder"),
+        (("plan", "show", "demo"), "demo: is no plan file. Write those of an experiment: harness plan build demo"),
+        (("run", "demo", "--set", "workload.num_sessions=two"), "--set workload.num_sessions: must be a whole number"),
+        (("runs", "--runs", "notes.txt"), "is a file, not a folder of runs"),
+    ],
+)
+def test_what_was_mistyped_is_what_the_error_names(tmp_path: Path, words: tuple[str, ...], said: str):
+    (tmp_path / "notes.txt").write_text("")
+    done = harness(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_the_line_of_a_key_that_the_file_has_wrong_is_still_named(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nreplicates = "three"\n[[condition]]\nname = "base"\n')
+    done = harness("run", str(path), "--set", "workload.num_sessions=two")
+    assert done.returncode == 2
+    assert "line 2: replicates: must be a whole number" in done.stderr
+    assert "--set workload.num_sessions" in done.stderr
+
+
 def test_a_catalogue_that_is_there_already_is_refused_before_anything_is_performed(tmp_path: Path):
     performed = ("paper", "catalogue", "--run", "--replicates", "2", "--runs", str(tmp_path), "--only", "dispersion")
     first = harness(*performed)
@@ -196,6 +223,7 @@ def test_a_shipped_experiment_is_run_by_its_name_and_an_unknown_name_lists_them(
     shown = harness("run", "demo", "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
     assert "bucket6-nowaits/1" in shown.stdout
+    assert "in all, servers started and stopped; a first estimate" in shown.stdout
     wrong = harness("run", "dmeo", cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1

@@ -1,4 +1,7 @@
-"""The example in the help of each command runs as it stands there, in a folder with runs of the demo."""
+"""The example in the help of each command runs as it stands there, in a folder with runs of the demo.
+
+At 80 columns, no line of what it says is longer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import typer.main
 
 from harness.cli.tree import app
 from tests.model.traces.test_importing_privately import planted
-from tests.support.command_line import harness
+from tests.support.command_line import WIDTH, harness, lines_beyond
 
 # Why an example is not run here, by the words it begins with.
 NOT_RUN = {
@@ -37,7 +40,9 @@ NOT_RUN = {
     "stack": "needs a release of the stack",
 }
 # What keeps an example short, by the words it begins with.
+SMALL = ("--backend", "sim", "--replicates", "3")
 TESTED_WITH = {
+    "run ": ("--replicates", "1"),
     "predict layouts": ("--plans", "2"),
     "sweep": ("--replicates", "1"),
 }
@@ -52,7 +57,7 @@ def examples(command: Any) -> Iterator[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     place = tmp_path
-    assert harness("run", "demo", "--backend", "sim", "--runs", "runs/today", cwd=place).returncode == 0
+    assert harness("run", "demo", *SMALL, "--runs", "runs/today", cwd=place).returncode == 0
     for day in ("monday", "tuesday", "may", "june", "july"):
         shutil.copytree(place / "runs" / "today", place / "runs" / day)
     assert harness("plan", "build", "demo", "-o", "plans", cwd=place).returncode == 0
@@ -80,10 +85,12 @@ def test_the_example_of_each_command_runs(folder: Path) -> None:
             continue
         words = [word.replace("~", str(folder)) for word in shlex.split(example)]
         words += next((more for start, more in TESTED_WITH.items() if example.startswith(start)), ())
-        done = harness(*words, cwd=folder, environment={**os.environ, **variables})
+        done = harness(*words, cwd=folder, environment={**os.environ, **variables, "COLUMNS": str(WIDTH)})
         # 5: the runs of the folder decide nothing, and that is what the command says.
         decided = ("decide", "prereg decide", "prereg publish", "prereg check")
         allowed = (0, 5) if example.startswith(decided) else (0,)
         if done.returncode not in allowed or not done.stdout.strip():
             failed[example] = done.stderr
+        if not example.startswith("query") and "--format" not in words:
+            assert lines_beyond(done.stdout) == [], example
     assert failed == {}

@@ -13,6 +13,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.measure.records.store import RunStore
+from tests.support.command_line import harness as command
 from tests.support.experiments import UNHURRIED_TOML
 from tests.support.processes import comes_true
 
@@ -76,6 +77,12 @@ class Harness:
         return found
 
 
+def continue_run(folder: Path, *words: str) -> None:
+    """``--resume``, to the end; nothing interrupts it, so that it needs no interpreter of its own."""
+    done = command("run", "slow.toml", "--runs", "runs", "--resume", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
 def pause_ms(milliseconds: float) -> None:
     clock = MonotonicClock()
     clock.sleep_until_ns(clock.now_ns() + int(milliseconds * NS_PER_MS))
@@ -93,8 +100,7 @@ def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_pa
     assert len(sealed) in (1, 2)
     assert all(run.is_valid for run in sealed)
     assert harness.servers() == []
-    code, output = Harness(tmp_path, "--resume").finish()
-    assert code == 0, output
+    continue_run(tmp_path)
     assert len(RunStore(tmp_path / "runs").sealed("slow")) == 3
 
 
@@ -122,8 +128,7 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
     store = RunStore(tmp_path / "runs")
     assert store.verify() == len(store.sealed())
     assert all(run.is_valid for run in store.sealed())
-    code, output = Harness(tmp_path, "--replicates", "1", "--resume").finish()
-    assert code == 0, output
+    continue_run(tmp_path, "--replicates", "1")
     assert len(store.sealed("slow")) == 1
 
 

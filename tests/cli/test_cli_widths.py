@@ -19,35 +19,29 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.table import Table, folded, to_rich
-from tests.support.command_line import harness
+from tests.support.command_line import WIDTH, harness, lines_beyond
 
 pytestmark = pytest.mark.same_everywhere
 
-WIDTH = 80
 STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
 NARROWEST_WORDS = 12
 COMMANDS = (
-    *("explain experiment", "explain server", "explain tables", "explain distributions", "trace formats", "doctor"),
-    *("table demo --runs runs", "table demo --runs runs --predicted", "table demo --runs runs --reuse-by-wait"),
-    *("run demo --dry-run --runs none", "simulate demo --draws 1", "predict ratios paper", "trace show coding-agent"),
-    *("power demo --runs runs", "decide demo --rule superiority --runs runs"),
+    *("explain experiment", "explain server", "explain tables", "explain distributions", "doctor"),
+    *("table demo --runs runs --predicted", "table demo --runs runs --reuse-by-wait"),
+    *("run demo --dry-run --runs none", "predict ratios paper", "power demo --runs runs"),
     "compare runs/demo/base-waits --baseline runs/demo/bucket6-waits",
     "gate runs/demo/bucket6-waits --against runs/demo/base-waits",
-    "predict advise demo --runs runs -o advice",
 )
+"""Beside the example of each command, which ``test_cli_examples`` runs at this width."""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with sealed runs of the demo in ``runs``."""
     folder = tmp_path_factory.mktemp("widths")
-    assert harness("run", "demo", "--backend", "sim", "--runs", "runs", cwd=folder).returncode == 0
+    words = ("--backend", "sim", "--replicates", "3", "--runs", "runs")
+    assert harness("run", "demo", *words, cwd=folder).returncode == 0
     return folder
-
-
-def lines_beyond(text: str, width: int = WIDTH) -> list[str]:
-    """Lines that a terminal would cut, but for a single word that is longer: a path, a hash."""
-    return [line for line in text.splitlines() if len(line.rstrip()) > width and len(line.split()) > 1]
 
 
 def on_a_terminal(words: list[str], folder: Path) -> str:

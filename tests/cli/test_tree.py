@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -80,10 +83,21 @@ def test_words_that_a_newcomer_tries_are_answered(tmp_path: Path) -> None:
     assert harness("version").stdout == harness("--version").stdout
     assert harness("version").stdout.startswith("rbln-harness 0.")
     assert harness("help").stdout == harness("--help").stdout
-    assert harness("demo", "--backend", "sim", cwd=tmp_path).returncode == 0
+    assert harness("demo", "--backend", "sim", "--replicates", "1", cwd=tmp_path).returncode == 0
     listed = harness("list", cwd=tmp_path).stdout
     assert "base-waits/0" in listed
     assert listed == harness("runs", cwd=tmp_path).stdout
+
+
+def test_the_command_line_works_without_docstrings() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "--help"],
+        env={**os.environ, "PYTHONOPTIMIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

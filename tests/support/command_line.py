@@ -18,6 +18,8 @@ from tests.support import bare_reports
 from tests.support.forked import start_forked
 
 GIVEN_UP_AFTER_S = 600
+WIDTH = 80
+"""Columns of a terminal, where a test gives it any."""
 
 
 def harness(
@@ -46,6 +48,11 @@ def harness(
         return subprocess.CompletedProcess(
             ["harness", *words], process.exitcode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
         )
+
+
+def lines_beyond(text: str, width: int = WIDTH) -> list[str]:
+    """Lines that a terminal would cut, but for a single word that is longer: a path, a hash."""
+    return [line for line in text.splitlines() if len(line.rstrip()) > width and len(line.split()) > 1]
 
 
 def _call(words: tuple[str, ...], limits: Mapping[int, int], checkout: Path | None, draws: bool) -> None:
