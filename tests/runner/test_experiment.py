@@ -84,14 +84,15 @@ def test_a_grid_with_the_fitting_bucket_pads_less(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("num_background", "cached", "evictions", "decode_steps"),
-    [(6, 1920, 1, 56), (7, 0, 2, 63)],
+    ("backend", "num_background", "cached", "evictions", "decode_steps"),
+    # The live path once: tests/measure/client/test_run_on_emulator.py has both numbers, with each client.
+    [("emulator", 6, 1920, 1, 56), ("sim", 7, 0, 2, 63)],
 )
-def test_sequential_survival_through_the_live_path(
-    tmp_path: Path, num_background: int, cached: int, evictions: int, decode_steps: int
+def test_sequential_survival(
+    tmp_path: Path, backend: str, num_background: int, cached: int, evictions: int, decode_steps: int
 ):
     spec = small_experiment(
-        workload={"source": "sequential", "num_background": num_background}, condition=[{"name": "m"}]
+        backend=backend, workload={"source": "sequential", "num_background": num_background}, condition=[{"name": "m"}]
     )
     [run] = run_experiment(spec, runs_root=tmp_path).runs
     assert run.is_valid, run.invalid_reasons

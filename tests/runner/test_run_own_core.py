@@ -27,7 +27,7 @@ def test_a_client_with_a_core_of_its_own_shares_it_with_no_server(tmp_path: Path
                 with contextlib.suppress(psutil.NoSuchProcess):
                     beside.append(set(child.cpu_affinity()))
 
-    spec = small_experiment(client={"own_core": True})
+    spec = small_experiment(client={"own_core": True}, condition=[{"name": "base"}])
     runs = run_experiment(spec, runs_root=tmp_path, on_progress=look).runs
     assert [run.manifest.client_audit["cores"] for run in runs] == [sorted(own)] * len(runs)
     assert len(beside) >= len(runs)

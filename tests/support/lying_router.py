@@ -1,7 +1,7 @@
-"""A router that does what no router should: ``python lying_router.py PORT WHAT URL URL``.
+"""A router that does what no router should: ``python lying_router.py PORT URL URL``.
 
-WHAT: ``holds`` every answer until it is whole; ``changes`` the first 256 tokens of each prompt; ``misnames`` the
-replica in its header.
+It holds every answer until it is whole, changes the first 256 tokens of each prompt, and names the other replica in its
+header.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class Lying(BaseHTTPRequestHandler):
     """Requests go to the replicas in turn."""
 
     protocol_version = "HTTP/1.1"
-    what = ""
     urls: ClassVar[list[str]] = []
     numbers = count()
 
@@ -31,12 +30,10 @@ class Lying(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.what == "changes":
-            table = json.loads(body)
-            num = min(256, len(table["prompt"]))
-            table["prompt"][:num] = range(1000, 1000 + num)
-            body = json.dumps(table).encode()
-        self._pass_on(body, next(self.numbers) % len(self.urls))
+        table = json.loads(body)
+        num = min(256, len(table["prompt"]))
+        table["prompt"][:num] = range(1000, 1000 + num)
+        self._pass_on(json.dumps(table).encode(), next(self.numbers) % len(self.urls))
 
     def _pass_on(self, body: bytes, replica: int) -> None:
         connection = http.client.HTTPConnection(urlsplit(self.urls[replica]).netloc)
@@ -44,17 +41,16 @@ class Lying(BaseHTTPRequestHandler):
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
         self.send_response(answer.status)
-        named = 1 - replica if self.what == "misnames" else replica
-        for name, text in (("Content-Type", answer.getheader("Content-Type", "")), ("X-Replica", str(named))):
+        for name, text in (("Content-Type", answer.getheader("Content-Type", "")), ("X-Replica", str(1 - replica))):
             self.send_header(name, text)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for piece in iter(lambda: answer.read(1 << 30) if self.what == "holds" else answer.read1(65536), b""):
+        for piece in iter(lambda: answer.read(1 << 30), b""):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         self.wfile.write(b"0\r\n\r\n")
         connection.close()
 
 
 if __name__ == "__main__":
-    port, Lying.what, *Lying.urls = sys.argv[1:]
+    port, *Lying.urls = sys.argv[1:]
     ThreadingHTTPServer(("127.0.0.1", int(port)), Lying).serve_forever()

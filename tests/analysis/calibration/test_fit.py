@@ -186,7 +186,9 @@ def test_the_worst_error_stands_beside_the_step_that_it_is_of() -> None:
     assert error.worst_ms == pytest.approx(error.largest_share * error.worst_of_ms)
 
 
-def test_the_covariance_of_a_fit_is_that_of_repeated_fits() -> None:
+def test_the_covariance_of_a_fit_is_that_of_repeated_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The intervals of each fit are not the subject.
+    monkeypatch.setattr("harness.analysis.calibration.fit.RESAMPLES", 20)
     # Each point is moved by itself, as a restart moves it; 100 calibrations of one server.
     rng, fits = np.random.default_rng(5), []
     for _ in range(100):

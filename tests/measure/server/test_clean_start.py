@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,14 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     end(started)
 
 
+@pytest.fixture(scope="module")
+def pair(paged: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Sequence[SealedRun]:
+    """Two runs of one plan whose sessions share a prefix, made once for all tests that only read them."""
+    root = tmp_path_factory.mktemp("pair")
+    run_experiment(null_experiment(paged.address, 1, shared_prefix_tokens=256), runs_root=root).require_valid()
+    return RunStore(root).sealed("null")
+
+
 def test_two_equal_conditions_on_one_server_compute_the_same_in_each_pair(paged: Emulator, tmp_path: Path) -> None:
     run_experiment(null_experiment(paged.address, 2), runs_root=tmp_path).require_valid()
     runs = list(RunStore(tmp_path).sealed("null"))
@@ -75,9 +83,8 @@ def test_two_equal_conditions_on_one_server_compute_the_same_in_each_pair(paged:
     assert computed["ratio"] == 1.0
 
 
-def test_what_sessions_share_is_shared_within_a_run_and_not_between_runs(paged: Emulator, tmp_path: Path) -> None:
-    run_experiment(null_experiment(paged.address, 1, shared_prefix_tokens=256), runs_root=tmp_path).require_valid()
-    for run in RunStore(tmp_path).sealed("null"):
+def test_what_sessions_share_is_shared_within_a_run_and_not_between_runs(pair: Sequence[SealedRun]) -> None:
+    for run in pair:
         assert sorted(first_requests_cached(run)) == [0, 256, 256]
 
 
@@ -92,12 +99,15 @@ def test_a_server_of_slots_starts_clean_as_well(tmp_path: Path) -> None:
     assert min(cached for run in runs for cached in returns_cached(run)) > 0
 
 
-def test_the_manifest_has_what_makes_the_same_prompts_again(tmp_path: Path) -> None:
+def test_the_manifest_has_what_makes_the_same_prompts_again_and_a_server_without_the_key_gets_no_salt(
+    tmp_path: Path,
+) -> None:
     with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
         run_experiment(null_experiment(server.url, 1), runs_root=tmp_path).require_valid()
     one, other = RunStore(tmp_path).sealed("null")
     assert one.plan == other.plan
     sent = [body["prompt"] for body in server.asked[1:]]
+    assert not any("cache_salt" in body for body in server.asked)
     ids = [PromptIds(**run.manifest.client_audit["prompt_ids"]) for run in (one, other)]
     assert ids[0].seed != ids[1].seed
     for of_run in ids:
@@ -106,12 +116,8 @@ def test_the_manifest_has_what_makes_the_same_prompts_again(tmp_path: Path) -> N
     assert TokenStreams(one.plan).fresh_tokens(0, 0).tolist() not in sent
 
 
-def test_a_salt_goes_to_servers_that_know_the_key_alone(paged: Emulator, tmp_path: Path) -> None:
-    run_experiment(null_experiment(paged.address, 1), runs_root=tmp_path / "vllm").require_valid()
-    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
-        run_experiment(null_experiment(server.url, 1), runs_root=tmp_path / "plain").require_valid()
-    assert not any("cache_salt" in body for body in server.asked)
-    salts = [run.manifest.client_audit["cache_salt"] for run in RunStore(tmp_path / "vllm").sealed("null")]
+def test_each_run_has_a_salt_of_its_own_where_the_server_knows_the_key(pair: Sequence[SealedRun]) -> None:
+    salts = [run.manifest.client_audit["cache_salt"] for run in pair]
     assert len(set(salts)) == 2
     assert all(salts)
 
@@ -137,9 +143,8 @@ def test_a_first_request_that_reuses_what_its_run_did_not_send_makes_the_run_inv
     assert "3 of 3 first requests found tokens that nothing of this run had sent: 96 of" in reasons[0]
 
 
-def test_conditions_of_one_server_in_an_order_that_favours_one_are_a_warning(paged: Emulator, tmp_path: Path) -> None:
-    run_experiment(null_experiment(paged.address, 1), runs_root=tmp_path).require_valid()
-    (run, _) = RunStore(tmp_path).sealed("null")
+def test_conditions_of_one_server_in_an_order_that_favours_one_are_a_warning(pair: Sequence[SealedRun]) -> None:
+    (run, _) = pair
     (found,) = [finding for finding in run.manifest.findings if finding.code == "order-unbalanced"]
     assert found.severity == "warning"
     assert found.evidence.startswith("one ran earlier than other on average, in 1 replicates")

@@ -123,19 +123,21 @@ def test_batches_that_no_captured_size_covers_are_named_with_the_sizes_that_woul
 
 @pytest.mark.live
 def test_a_server_without_graphs_pads_nothing_and_has_no_sizes_to_vary(tmp_path: Path) -> None:
-    graphless = experiment(fake_vllm(tmp_path / "env"), {}, {"max_num_seqs": 3}, extra_args=["--enforce-eager"])
-    table = graphless.model_dump()
-    del table["server"]["decode_buckets"]
-    for condition in table["condition"]:
-        condition["server"].pop("decode_buckets", None)
-    spec = ExperimentSpec.model_validate(table)
-    assert spec.varied_settings == {"max_num_seqs"}
-    for run in run_experiment(spec, runs_root=tmp_path / "runs").runs:
-        assert run.is_valid, run.invalid_reasons
-        assert "decode_buckets" not in run.manifest.effective["server"]
-        assert all(n == b for n, b in run_figures(run).steps_by_n_b)
-        codes = {one.code for one in run.manifest.findings}
-        assert not codes & {"steps-eager", "setting-unknown", "setting-unshown"}
+    def graphless(*conditions: dict[str, Any]) -> ExperimentSpec:
+        table = experiment(tmp_path / "env", *conditions, extra_args=["--enforce-eager"]).model_dump()
+        del table["server"]["decode_buckets"]
+        for condition in table["condition"]:
+            condition["server"].pop("decode_buckets", None)
+        return ExperimentSpec.model_validate(table)
+
+    fake_vllm(tmp_path / "env")
+    assert graphless({}, {"max_num_seqs": 3}).varied_settings == {"max_num_seqs"}
+    (run,) = run_experiment(graphless({"max_num_seqs": 3}), runs_root=tmp_path / "runs").runs
+    assert run.is_valid, run.invalid_reasons
+    assert "decode_buckets" not in run.manifest.effective["server"]
+    assert all(n == b for n, b in run_figures(run).steps_by_n_b)
+    codes = {one.code for one in run.manifest.findings}
+    assert not codes & {"steps-eager", "setting-unknown", "setting-unshown"}
 
 
 @pytest.mark.parametrize("word", ["--enforce-eager", "-O0", '--compilation-config={"cudagraph_mode": "NONE"}'])
