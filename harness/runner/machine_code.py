@@ -23,11 +23,13 @@ from harness.model.sim.kernel.paged_events import run_paged_plans
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.plugins import plugged, service
 from harness.stacks.rbln.rules.kv_rules import PAGED
 
 
 class Part(NamedTuple):
-    """A compiled program. entrypoints: the functions that Python calls."""
+    """A compiled program. entrypoints: the functions that Python calls; none: a plug-in has them, which compiles them
+    at first use where the set-up has not."""
 
     entrypoints: Sequence[Callable[..., Any]]
     warm_up: Callable[[], None]
@@ -48,8 +50,14 @@ def _warm_up_paged_simulator() -> None:
     warm_up_paged_engine()
 
 
+def _warm_up_replicas() -> None:
+    if "replicas" in plugged("services"):
+        service("replicas", where="server.replicas").warm_up()
+
+
 # Longest first: this process compiles it, another process the rest.
 PARTS = {
+    "replicas": Part((), _warm_up_replicas),
     "simulator": Part((run_plans,), _warm_up_simulator),
     "paged simulator": Part((run_paged_plans, *PAGED_ENTRYPOINTS), _warm_up_paged_simulator),
     "engine": Part(ENTRYPOINTS, warm_up_engine),
@@ -64,7 +72,7 @@ def parts_of(spec: ExperimentSpec, *, is_simulated: bool = False) -> list[str]:
     kind, is_paged = kind_named(spec.backend), {spec.server_of(each).is_paged for each in spec.condition}
     has_engine = kind.scales_time and not (kind.is_virtual or is_simulated) and False in is_paged
     needed = {"paged simulator": True in is_paged, "simulator": False in is_paged, "engine": has_engine}
-    return [part for part in PARTS if needed[part]]
+    return [part for part in PARTS if needed.get(part)]
 
 
 def missing(parts: Sequence[str]) -> list[str]:

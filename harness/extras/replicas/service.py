@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.errors import SpecError
 from harness.extras.replicas.doors import check_program
 from harness.extras.replicas.launch import launch_replicas
-from harness.extras.replicas.predicted import DrawsOnReplicas
+from harness.extras.replicas.predicted import DrawsOnReplicas, warm_up
 from harness.extras.replicas.simulated import RecordedReplicas, check_simulated_router
 from harness.model.spec import ServerSpec
 from harness.plugins import BackendKind
@@ -28,4 +28,10 @@ def check_router(server: ServerSpec, kind: BackendKind) -> None:
         check_program(server.door)
 
 
-REPLICAS = Replicas(launch=launch_replicas, simulated=RecordedReplicas, drawn=DrawsOnReplicas, check=check_router)
+REPLICAS = Replicas(
+    launch=launch_replicas,
+    simulated=RecordedReplicas,
+    drawn=DrawsOnReplicas,
+    check=check_router,
+    warm_up=warm_up,
+)

@@ -145,12 +145,13 @@ class Replicas(NamedTuple):
     """Several servers behind a router. launch: the plan of all of them, by the launch of one. simulated: a run of them
     in virtual time, a ``SimulatedRun`` (``runner.backends.sim``), by its costs and folder. drawn: for a server, a
     function that simulates draws as ``run_draws`` does. check: refuses a router that this host cannot start, or that a
-    virtual kind does not model."""
+    virtual kind does not model. warm_up: compiles what ``drawn`` simulates with."""
 
     launch: Callable[[Launch, ServerSpec, LaunchOptions], LaunchPlan]
     simulated: Callable[[PlannedRun, CostModel, Path], Any]
     drawn: Callable[[ServerSpec], Callable[[Any, EngineConfig], Any]]
     check: Callable[[ServerSpec, BackendKind], None]
+    warm_up: Callable[[], None]
 
 
 class ServerBackend(Backend):
