@@ -37,10 +37,12 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_audit() -> None:
-    """See ``tests.support.one_audit``."""
+    """See ``tests.support.one_audit`` and ``patience``."""
     from tests.support.one_audit import audit_once
+    from tests.support.patience import be_patient
 
     audit_once()
+    be_patient()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from harness.analysis.calibration.fit_points import PointSource
 from harness.analysis.figures import figures_at, run_figures
+from harness.analysis.run_tables import MOVED_COUNTER, counter_increment
 from harness.cli.tree import app
 from harness.errors import SpecError
+from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from harness.model.engine.cost import attended_tokens
@@ -77,6 +79,12 @@ def test_a_known_model_comes_back_from_virtual_time(
     assert found.prefill_share < 1e-4
 
 
+def skip_where_the_emulator_was_late(run: SealedRun) -> None:
+    """An emulator that its host held up says so in its metrics; its stamps are then not those of its cost model."""
+    if moved_s := counter_increment(run.table("metrics"), MOVED_COUNTER):
+        pytest.skip(f"the host stalled: the emulator's schedule moved by {moved_s:.3f} s of model time")
+
+
 @pytest.mark.live
 @pytest.mark.same_everywhere
 def test_a_known_model_comes_back_from_the_emulator(tmp_path: Path) -> None:
@@ -85,9 +93,10 @@ def test_a_known_model_comes_back_from_the_emulator(tmp_path: Path) -> None:
     spec = little_sweep(cost_model, "emulator", time_scale=5.0, prefill_repeats=3)
     [run] = run_experiment(calibration_experiment(spec), runs_root=tmp_path).runs
     assert run.is_valid, run.invalid_reasons
+    skip_where_the_emulator_was_late(run)
     fitted = load_cost_model(write_cost_file(fit_runs([run], seed=1), tmp_path / "costs", "mine"))
     found = compare_models(fitted, load_cost_model(cost_model), spec)
-    # Stated for this sweep on a busy machine: half a percent. It is usually a hundred times better.
+    # Stated for this sweep on a machine that does other work: half a percent. It is usually a hundred times better.
     assert found.step_share < 0.005
     assert found.prefill_share < 0.005
 
@@ -303,6 +312,7 @@ def test_a_vllm_that_was_calibrated_has_modelled_device_time(tmp_path: Path) -> 
     sweep = replace(gpu_sweep(vllm, "vllm"), num_seqs=(1, 2, 4, 5), prefill_tokens=(700, 2000))
     [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path / "runs").runs
     assert run.is_valid, run.invalid_reasons
+    skip_where_the_emulator_was_late(run)
     calibration = fit_runs([run], seed=1)
     assert not any("No GPU was measured" in note for note in calibration.notes)
     fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))

@@ -30,6 +30,7 @@ from harness.model.experiment import build_plan
 from harness.model.spec import ClientSpec, WorkloadSpec
 from harness.present.report.svg import Sheet
 from tests.support.one_audit import audit_once, audited_once
+from tests.support.patience import be_patient
 
 for package in (harness.cli, harness.judge.advise, harness.judge.catalogue, harness.runner.backends):
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -44,4 +45,5 @@ harness.present.report.page._environment().get_template("page.html.j2")  # pyrig
 
 # Commands have no audit of their own either: they are forked with this one.
 audit_once()
+be_patient()
 audited_once(build_plan(WorkloadSpec(num_sessions=3), 1, 0), ClientSpec(), ScaledClock(1.0))

@@ -102,7 +102,8 @@ def test_answers_of_other_servers_give_valid_figures(
     figures = latencies(run)
     assert len(figures.turn) == 4
     assert not any(map(math.isnan, (*figures.ttft_ns, *figures.tpot_ns)))
-    assert len(figures.itl_ns) == 4 * (TOKENS - 1)
+    # What a late client reads together with the first token has no gap.
+    assert 4 <= len(figures.itl_ns) <= 4 * (TOKENS - 1)
     expected = {"tolerated-id-absent"} if name.startswith("TGI") else set[str]()
     assert {code for code in codes(run, "info") if code.startswith("tolerated-")} == expected
 
@@ -244,7 +245,7 @@ def test_behind_a_proxy_that_passes_chunks_on_figures_are_valid(emulator: Emulat
     with start(tmp_path, emulator.address, *lines) as url:
         run = one_run(tmp_path / "runs", experiment(url, limits={"first_token_held_ms": HELD_MS}))
     assert codes(run, "invalid") == set()
-    assert len(latencies(run).itl_ns) == 4 * (TOKENS - 1)
+    assert 4 <= len(latencies(run).itl_ns) <= 4 * (TOKENS - 1)
     assert held(run) == ""
 
 
