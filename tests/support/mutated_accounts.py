@@ -253,7 +253,7 @@ def read_many(kind: str, number: int, seed: int) -> Counter[str]:
 def main(words: list[str]) -> None:
     """Print a line a format: how many came out right, labelled or refused."""
     number, seed = int(words[0]), int(words[1]) if len(words) > 1 else 1
-    for kind in words[2:] or sorted(SOUND):
+    for kind in words[2:] or sorted(NAIVE):
         came = read_many(kind, number, seed)
         print(f"{kind}: {', '.join(f'{count} {what}' for what, count in sorted(came.items()))}", flush=True)
 

@@ -13,17 +13,10 @@ import pytest
 from tests.support.agents import truth
 
 RECORDINGS = Path(truth.__file__).parent / "recordings"
-READER_FALLS_SHORT: dict[str, str] = {}
+FOLDERS = sorted(folder for folder in RECORDINGS.iterdir() if folder.is_dir())
 
 
-def recorded() -> list[object]:
-    """The folder of each recording; a reader that is known to fall short is held to fail."""
-    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in READER_FALLS_SHORT.items()}
-    folders = sorted(folder for folder in RECORDINGS.iterdir() if folder.is_dir())
-    return [pytest.param(it, id=it.name, marks=[marks[it.name]] if it.name in marks else []) for it in folders]
-
-
-@pytest.mark.parametrize("folder", recorded())
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_an_import_is_what_the_server_saw(folder: Path) -> None:
     document = json.loads((folder / "truth.json").read_text())
     logs = sorted(path for path in folder.iterdir() if path.name != "truth.json")
