@@ -60,7 +60,9 @@ from harness.tune.setups import (
 
 FloatArray = npt.NDArray[np.float64]
 MARGIN = 0.01
-"""A saving below this share is none, and a change within this share of the best is as good."""
+"""A saving below this share is none."""
+AS_GOOD = 0.0075
+"""What a change may cost more than the best to be as good; below MARGIN, as it is estimated from few plans."""
 REPLICATES = 6
 """Plans of one imagined experiment."""
 SEED_RANGE = 2**31
@@ -407,7 +409,7 @@ class _Search:
         return self.base.memory_gib(setup) <= max(most, self.base.memory_gib(self.base.setup))
 
     def _pairs(self) -> list[Setup]:
-        """Requests at once, each with a memory, the sizes as they follow."""
+        """Requests at once, each with a memory and each with a policy of the router, the sizes as they follow."""
         base, levers = self.base.setup, self.question.levers
         has_memory = "kv_slots" in levers or "num_gpu_blocks" in levers
         limits = [base.max_num_seqs]
@@ -427,7 +429,10 @@ class _Search:
                 rungs = [rung for rung in rungs if getattr(rung, name) > getattr(implied, name)]
                 what = f"{name} at {limit} requests at once" if len(limits) > 1 else name
                 pairs += self._climb(rungs, what)
-        return list(dict.fromkeys(pairs))
+        if "router" in levers:
+            pairs += [pair._replace(policy=policy) for pair in pairs for policy in POLICIES]
+        pairs = list(dict.fromkeys(pairs))
+        return [pair for pair in pairs if math.isfinite(self.score(pair))]
 
     def _climb(self, rungs: Sequence[Setup], what: str) -> list[Setup]:
         """The rungs, up to the first that reuses all that can be reused, or the last that the memory holds."""
@@ -437,7 +442,8 @@ class _Search:
             now = self.plans.cached_tokens(self.base.setup)
         except HarnessError:
             return taken
-        if now >= most and not what.startswith("requests"):
+        is_memory = not what.startswith("requests")
+        if now >= most and is_memory:
             self.bounds.append(f"{what}: every return finds its KV already")
             return taken
         for rung in rungs:
@@ -451,7 +457,9 @@ class _Search:
             if not math.isfinite(self.score(rung)):
                 continue
             taken.append(rung)
-            if self.plans.cached_tokens(rung) >= most:
+            # Up to as many as there are sessions, more requests at once save steps whatever is reused.
+            is_wide = is_memory or rung.max_num_seqs >= self.plans.width
+            if is_wide and self.plans.cached_tokens(rung) >= most:
                 self.bounds.append(f"{what}: up to {_rung(rung, what)}, where every return finds its KV")
                 return taken
         if taken:
@@ -512,14 +520,12 @@ class _Search:
         return [sizes for sizes in sets if len(sizes) >= 2]
 
     def _search_others(self, chosen: Sequence[Setup]) -> None:
-        """Prefix caching and the policy of a router, at the baseline and at the best so far."""
+        """Prefix caching on or off, at the baseline and at the best so far."""
+        if "prefix_caching" not in self.question.levers:
+            return
         best = min(self._scores, key=lambda setup: self._scores[setup])
         for setup in dict.fromkeys([self.base.setup, best, *chosen[:1]]):
-            if "prefix_caching" in self.question.levers:
-                self.score(setup._replace(prefix_caching=not setup.prefix_caching))
-            if "router" in self.question.levers:
-                for policy in POLICIES:
-                    self.score(setup._replace(policy=policy))
+            self.score(setup._replace(prefix_caching=not setup.prefix_caching))
 
     def _choose(self, ranked: Sequence[Setup]) -> list[Setup]:
         """Those that the last plans judge: by the second plans, some of each kind of change, the small ones too."""
@@ -542,7 +548,7 @@ class _Search:
         least = min(self.choice.values())
         best = min((each for each in candidates if self.choice[each] <= least + TIE), key=self.base.size_of)
         own = self._own(best)
-        as_good = [setup for setup in candidates if self._own(setup) <= own * (1 + MARGIN)]
+        as_good = [setup for setup in candidates if self._own(setup) <= own * (1 + AS_GOOD)]
         smallest = min(as_good, key=self.base.size_of)
         self.pick = (best, smallest)
         firsts = [min(of_kind, key=lambda setup: self.choice.get(setup, math.inf)) for of_kind in by_kind.values()]

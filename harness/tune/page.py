@@ -75,8 +75,13 @@ def _head(found: Found) -> str:
     why = f'<p class="dim">{escape(found.answer.why)}</p>' if found.answer.why else ""
     return (
         f'{banner}{alert}<p class="tune-state"><b{mark}>{escape(state)}</b>{escape(where)}</p>'
-        f'<p class="tune-answer">{escape(found.answer.sentence)}</p>{why}'
+        f'<p class="tune-answer">{escape(unbroken(found.answer.sentence))}</p>{why}'
     )
+
+
+def unbroken(sentence: str) -> str:
+    """No line ends between a number and its percent sign."""
+    return sentence.replace(" %", "\u00a0%")
 
 
 def _bars(found: Found, base: Baseline) -> str:
@@ -205,7 +210,8 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
             continue
         color = condition_color(number)
         axes.plot(place(option.setup), option.ratio.ratio, "o", color=color, ms=7)
-        shift = 0.12 if by == "sizes" else 0.02 * max(place(option.setup), 1.0)
+        # Beside each other where both have the same memory.
+        shift = (1 + number) * (0.1 if by == "sizes" else 0.02 * max(place(option.setup), 1.0))
         for each in answer.measured:
             if each.name == name:
                 _measured(axes, place(option.setup) + shift, each, color)
@@ -266,8 +272,10 @@ def _how(found: Found) -> Iterator[str]:
     )
     if answer.measured:
         yield "Fixed the predictions, the rule and new plans before the first run of a candidate (frozen.json)."
-        yield "Measured: " + "; ".join(
-            f"{each.name} {each.words} on {each.num_blocks} plans" for each in answer.measured
+        yield (
+            "Measured: "
+            + "; ".join(f"{each.name} {each.words} on {each.num_blocks} plans" for each in answer.measured)
+            + "."
         )
 
 

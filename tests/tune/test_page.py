@@ -15,7 +15,7 @@ from harness.tune.answer import answer, to_copy, tuned_text
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
 from harness.tune.explore import Explored, Option
 from harness.tune.folder import explored_from, explored_table
-from harness.tune.page import Found, tune_page
+from harness.tune.page import Found, tune_page, unbroken
 from harness.tune.setups import Baseline, Setup
 
 pytestmark = pytest.mark.same_everywhere
@@ -100,7 +100,7 @@ def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simul
     found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
     page = tune_page(Found(experiment(), found, None, explored()))
     words = re.sub(r"<[^>]+>", " ", page)
-    assert found.sentence in words
+    assert unbroken(found.sentence) in words
     assert "simulated" in words
     for number in ("0.9220 +- 0.0020", "0.9300 +- 0.0020", "0.9300 (0.9100 to 0.9500)", "0.9250 (0.9050 to 0.9450)"):
         assert number in words
