@@ -33,6 +33,7 @@ from harness.analysis.figures import (
     sums_over,
     total_of,
 )
+from harness.analysis.overload import overloads
 from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.sessions import SessionFigures, session_figures, session_rows
@@ -129,6 +130,7 @@ class ExperimentSummary:
     answers: to each comparison, on its main channel and on the other one. status: under the stopping rule that was to
     end it; None where none was. speeds: of its devices; None where fewer than two made it. window: in words, which
     requests the serving figures count. prices: that other costs priced its runs than now; empty where none did.
+    overloads: factors by condition, see ``analysis.overload``.
     """
 
     experiment: str
@@ -147,6 +149,7 @@ class ExperimentSummary:
     served: str = ""
     is_on_cpu: bool = False
     declared: str = ""
+    overloads: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def origin(self) -> str:
@@ -197,6 +200,11 @@ class ExperimentSummary:
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
         rows = [_condition_row(each, self.answers) for each in self.conditions]
+        if self.overloads:
+            rows = [
+                {**row, "overload": self.overloads.get(each.name)}
+                for row, each in zip(rows, self.conditions, strict=True)
+            ]
         return self._with_origin(self._without_unknown(rows))
 
     def to_pandas(self) -> object:
@@ -349,6 +357,8 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
         served=served_by(ordered),
         is_on_cpu=all(run.manifest.is_on_cpu for run in ordered),
         declared=declared_by(ordered),
+        # By other costs than those of its server nothing is known of its load.
+        overloads=overloads(ordered, figures) if cost_model is None else {},
         serving=_of_each(serving_figures, of_counted),
         sessions=_of_each(session_figures, of_counted),
         speeds=by_device,

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.figures import RunFigures
 from harness.analysis.logs.engine_steps import covering_sizes, step_log_of
+from harness.analysis.overload import has_costs
 from harness.analysis.stats import t_quantile
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
-from harness.model.plan.model import Plan
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import AUTO
 
 LEVEL = 0.95
-DEFAULT_COSTS = str(ServerSpec.model_fields["cost_model"].default)
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,6 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     by_run = [run_figures(run) for run in valid]
     device_ns = None if unknown else figures.a_ns
     losses = () if device_ns is None else tuple(_losses(valid, by_run))
-    overloads = (
-        [] if device_ns is None else [overload(run.plan, each.a_ns) for run, each in zip(valid, by_run, strict=True)]
-    )
-    known = [factor for factor in overloads if factor is not None]
     return Diagnosis(
         condition=name,
         backend=summary.backend,
@@ -140,7 +135,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         device_ns=device_ns,
         losses=losses,
         waiting_session_ns=None if unknown else figures.waiting_session_ns,
-        overload=sum(known) / len(known) if known and len(known) == len(overloads) else None,
+        overload=None if device_ns is None else summary.overloads.get(name),
         origin=summary.origin,
         unknown=unknown,
         has_rules=has_rules(valid[0]),
@@ -175,35 +170,6 @@ def has_rules(run: SealedRun) -> bool:
     is_auto = str(run.manifest.requested_server.get("rules", AUTO)) == AUTO
     shows_rules = "rules" in (run.manifest.effective.get("shown") or ())
     return kind_of_run(run.manifest.backend).is_restarted or run.server.is_vllm or not is_auto or shows_rules
-
-
-def has_costs(run: SealedRun) -> bool:
-    """Whether the costs of its server are known: named, those that it runs by, or those that it shows."""
-    is_fresh = kind_of_run(run.manifest.backend).is_restarted
-    is_usual = run.server.cost_model == DEFAULT_COSTS
-    return not is_usual or not (run.server.is_paged or not (is_fresh or _shows_costs(run)))
-
-
-def _shows_costs(run: SealedRun) -> bool:
-    """Whether the server shows by which costs it runs, as an emulator does."""
-    return kind_of_run(run.manifest.backend).has_device is False and bool(run.manifest.effective.get("shown"))
-
-
-def overload(plan: Plan, device_ns: int | None) -> float | None:
-    """How many times more device time a plan asks for than passes until its last request could arrive.
-
-    None where that is at most 1, and for sessions that start together or after one another: these wait by themselves.
-    """
-    starts = [session.start_offset_ns for session in plan.sessions]
-    is_closed = any(session.after is not None and session.continues is None for session in plan.sessions)
-    if device_ns is None or is_closed or max(starts) == min(starts):
-        return None
-    last = max(
-        session.start_offset_ns + sum(request.wait_after_ns for request in session.requests[:-1])
-        for session in plan.sessions
-    )
-    factor = device_ns / last if last else None
-    return factor if factor is not None and factor > 1 else None
 
 
 def _losses(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Iterator[Loss]:

@@ -11,7 +11,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
-from harness.tune.diagnose import diagnose, overload
+from harness.tune.diagnose import diagnose
 from harness.tune.hint import Hint, hint
 from tests.support.command_line import harness
 
@@ -102,10 +102,6 @@ def test_a_server_whose_costs_nobody_named_gets_no_advice_and_no_figures_of_them
 def test_sessions_that_arrive_faster_than_they_are_served_are_called_overloaded_with_the_factor(tmp_path: Path) -> None:
     workload = {"num_sessions": 12, "start_offset_s": 0.5, "wait_cap_s": 1.0}
     run = sealed(tmp_path, workload, kv_slots=32)[0]
-    factor = overload(run.plan, 30_000_000_000)
-    assert factor is not None
-    assert factor == pytest.approx(30 / 5.5, rel=0.2)
-    assert overload(run.plan, 1_000_000_000) is None
     found = diagnose([run])
     assert found.overload is not None
     assert next(line for line in found.lines() if "overloaded" in line).startswith("overloaded: the sessions ask for")

@@ -113,17 +113,30 @@ def count(number: int, noun: str) -> str:
 
 
 def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[Answer]:
-    """The answer in plain words: what each compared condition costs, or why that is not known.
+    """The answer in plain words: an overload first; what each compared condition costs, or why that is not known.
 
     mark: how a condition's name is written; everything else in a sentence is plain text without markup.
     """
     is_compared = any(condition.is_compared for condition in summary.conditions)
     say = _compared if is_compared else _alone
-    return [
+    overloaded = _overloaded(summary, mark)
+    first = [Answer(overloaded, summary.place_of[next(iter(summary.overloads))])] if overloaded else []
+    return first + [
         Answer(say(summary, condition, mark), place)
         for place, condition in enumerate(summary.conditions)
         if condition.is_compared or not is_compared
     ]
+
+
+def _overloaded(summary: ExperimentSummary, mark: Callable[[str], str]) -> str:
+    """That sessions ask for more than their servers can do, before anything else; empty where none do."""
+    if not summary.overloads:
+        return ""
+    factors = ", ".join(f"{factor:.1f} times what {mark(name)} can do" for name, factor in summary.overloads.items())
+    return (
+        f"Overloaded: until the last request arrives, the sessions ask for {factors}. Queues grow; what follows is of "
+        "servers that cannot keep up."
+    )
 
 
 def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
