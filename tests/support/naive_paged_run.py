@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -15,11 +16,46 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.paged import NOT_YET, noisy, result_row
 from harness.model.sim.plans import plans_of
 from tests.support.naive_paged import NaivePagedScheduler
 
 _BY_REQUEST = CALLERS.index("request")
+
+
+NOT_YET = -1
+
+
+def result_row(request: EngineRequest | None, over_ns: int, left_after: int) -> tuple[int, ...]:
+    """The fields of ``RequestResult``, in its order. left_after: tokens that a client had when it left."""
+    if request is None:
+        return (0, NOT_YET, NOT_YET, NOT_YET, NOT_YET, 0, 0, NOT_YET)
+    return (
+        request.cached_tokens,
+        request.arrival_ns,
+        request.scheduled_ns,
+        request.first_token_ns,
+        over_ns,
+        # With paged memory a hash that is found is a block that is there; of slots no figure asks for it.
+        request.cached_tokens,
+        request.num_preemptions,
+        left_after,
+    )
+
+
+def noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
+    """How long a step of so many ns lasts: longer by one of these millionths, drawn by a hash of the step's number.
+
+    The same as ``events.noisy_ns``, for steps that follow each other.
+    """
+    if len(noise) == 1:
+        return None
+    millionths, numbers = noise.tolist(), count(seed)
+
+    def lasting_ns(duration_ns: int) -> int:
+        millionth = millionths[layout.noise_place(next(numbers), len(millionths))]
+        return duration_ns + duration_ns * millionth // 1_000_000
+
+    return lasting_ns
 
 
 class NaiveRun(VirtualDriver):

@@ -21,12 +21,12 @@ from harness.measure.records.schema import values_of
 from harness.model.compiled.records import records_from
 from harness.model.engine import EngineConfig
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.paged import NOT_YET, noisy, result_row
 from harness.model.sim.plans import one_plan, plan_arrays, plans_of
 from harness.model.sim.predict.draws import Draws, noise_table
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED
+from tests.support.naive_paged_run import NOT_YET, noisy, result_row
 from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan
 
 
@@ -44,13 +44,12 @@ def replicas_naively(server: ServerSpec, draws: Draws, config: EngineConfig) -> 
 
 def _played(server: ServerSpec, draws: Draws, place: int, seed: int) -> ReplicaRun:
     (plan,) = plans_of(one_plan(draws.arrays, place))
-    # Each replica has noise of its own.
-    each = [noisy(draws.noise, seed + replica) for replica in range(server.num_replicas)]
     router = policy_named(server.door.policy, server.num_replicas)
-    lasting = [one for one in each if one is not None]
-    run = ReplicaRun(plan, server.replica, draws.models[place], router, lasting)
-    # Noise is drawn by the number of the step, one by one.
-    run.takes_equal_steps = not lasting
+    run = ReplicaRun(plan, server.replica, draws.models[place], router)
+    # Each replica has noise of its own, which is drawn by the number of the step, one by one.
+    for replica, core in enumerate(run.cores):
+        core.lasting_ns = noisy(draws.noise, seed + replica)
+    run.takes_equal_steps = len(draws.noise) == 1
     run.play()
     return run
 

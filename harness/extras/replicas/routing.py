@@ -111,8 +111,19 @@ def new_router(policy: str, num_replicas: int, arrays: PlanArrays) -> tuple[Rout
 def _whole(arrays: PlanArrays) -> IntArray:
     if not np.any(arrays.sessions["continues"] >= 0):
         return np.arange(len(arrays.sessions)) - np.repeat(arrays.plans["first_session"], arrays.plans["num_sessions"])
-    plans = (one_plan(arrays, plan) for plan in range(len(arrays.plans)))
-    return np.concatenate([whole_sessions(plan) for alone in plans for plan in plans_of(alone)])
+    known = dict[bytes, IntArray]()
+    parts: list[IntArray] = []
+    for place in range(len(arrays.plans)):
+        alone = one_plan(arrays, place)
+        # Draws of a plan differ in times alone.
+        first, num = int(alone.sessions["first_follower"][0]), int(alone.sessions["num_followers"].sum())
+        links = [alone.sessions[name] for name in ("after", "continues", "num_followers")]
+        key = np.concatenate([*links, alone.followers[first : first + num]]).tobytes()
+        if key not in known:
+            (plan,) = plans_of(alone)
+            known[key] = whole_sessions(plan)
+        parts.append(known[key])
+    return np.concatenate(parts)
 
 
 @jit

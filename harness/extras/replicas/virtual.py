@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -21,8 +20,6 @@ from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key, UnreadRequests, VirtualDriver
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
-
-Lasting = Callable[[int], int]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,18 +78,14 @@ class Replica:
 class ReplicaRun(VirtualDriver):
     """One plan on freshly started replicas behind a router.
 
-    served_by: the replica of each request, in the order of the decisions. first_token_ns: by request. lasting_ns: of
-    each replica, how long a step of so many ns really lasts; default: as long.
+    served_by: the replica of each request, in the order of the decisions. first_token_ns: by request.
     """
 
-    def __init__(
-        self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy, lasting_ns: Sequence[Lasting] = ()
-    ) -> None:
+    takes_equal_steps = True
+
+    def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         config = EngineConfig.from_server(server)
-        lasting = lasting_ns or [None] * len(router.open)
-        super().__init__(plan, [EngineCore(scheduler_of(config, costs), lasting_ns=each) for each in lasting])
-        # Noise of paged rules is drawn by the number of the step, one by one.
-        self.takes_equal_steps = not (config.rule_set.is_paged and lasting_ns)
+        super().__init__(plan, [EngineCore(scheduler_of(config, costs)) for _ in router.open])
         self.router = router
         self.replicas = [Replica(core, costs) for core in self.cores]
         self.served_by: dict[Key, int] = {}

@@ -1,7 +1,7 @@
 """Virtual time: a whole plan on the engine loop of a server, or of several behind a router, without sockets or waiting.
 
-It is the EngineCore that an emulated server runs; only the clock jumps, and clients take no time. Simulated runs,
-predictions for paged KV memory and those of replicas read its events.
+It is the EngineCore that an emulated server runs; only the clock jumps, and clients take no time. Simulated runs read
+its events. Predictions are compiled: ``sim.kernel``.
 """
 
 from __future__ import annotations
