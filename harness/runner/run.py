@@ -70,6 +70,7 @@ from harness.run_key import RunKey
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.stacks.rbln.launch.device_watch import (
+    EXPORTER_INTERVAL_S,
     DeviceWatch,
     device_findings,
     devices_seen,
@@ -262,7 +263,10 @@ def _measure(
         open(writer.folder / layout.SCRAPES, "ab") as scrapes,
         DeviceWatch(writer.folder / layout.DEVICES, from_driver(launch.device_command), clock),
         DeviceWatch(
-            writer.folder / layout.DEVICE_METRICS, from_exporter(server.device_metrics_url, device_metrics), clock
+            writer.folder / layout.DEVICE_METRICS,
+            from_exporter(server.device_metrics_url, device_metrics),
+            clock,
+            EXPORTER_INTERVAL_S,
         ),
     ):
         startup_ns = process.wait_healthy(

@@ -51,6 +51,7 @@ class Shape:
     invalid_reasons: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     manifest: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,6 +84,8 @@ def seal_run(root: Path, shape: Shape | None = None) -> SealedRun:
         if shape.has_steps:
             writer.write("steps", pa.Table.from_pylist(steps, schema=STEPS))
             writer.write("kv_events", pa.Table.from_pylist(events, schema=KV_EVENTS))
+        for name, text in shape.files.items():
+            (writer.folder / name).write_text(text)
         return writer.seal(_manifest(shape, requests), shape.invalid_reasons)
 
 

