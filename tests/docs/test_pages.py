@@ -24,7 +24,6 @@ LONGER_FOR_A_REASON = {
     "planning-method.md": "every planning figure with its formula, and what was measured of each",
     "paper-rules.md": "the paper's printed figures beside the same under other rules",
     "preregistration.md": "each way to cheat with its outcome: a reviewer searches a single page",
-    "simulator-speed.md": "measurements with the command of each, most of it tables",
     "table-signs.md": "each row of two tables of the paper",
     "twin.md": "what the twin was tried with, release by release",
 }
