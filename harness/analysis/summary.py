@@ -130,7 +130,7 @@ class ExperimentSummary:
     answers: to each comparison, on its main channel and on the other one. status: under the stopping rule that was to
     end it; None where none was. speeds: of its devices; None where fewer than two made it. window: in words, which
     requests the serving figures count. prices: that other costs priced its runs than now; empty where none did.
-    overloads: factors by condition, see ``analysis.overload``.
+    overloads: factors by condition, see ``analysis.overload``. given_costs: whose costs price every run, not its own.
     """
 
     experiment: str
@@ -150,6 +150,7 @@ class ExperimentSummary:
     is_on_cpu: bool = False
     declared: str = ""
     overloads: Mapping[str, float] = field(default_factory=dict[str, float])
+    given_costs: str = ""
 
     @property
     def origin(self) -> str:
@@ -290,8 +291,12 @@ def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
+def _name_of(cost_model: StepCost) -> str:
+    return getattr(cost_model, "name", "a given cost model")
+
+
 def _given_prices(cost_model: StepCost) -> Prices:
-    name = getattr(cost_model, "name", "a given cost model")
+    name = _name_of(cost_model)
     note = f"A of every run is by the costs of {name}, which need not be those that the run was made with."
     return Prices(cost_model, note, f"A by the costs of {name}")
 
@@ -359,6 +364,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
         declared=declared_by(ordered),
         # By other costs than those of its server nothing is known of its load.
         overloads=overloads(ordered, figures) if cost_model is None else {},
+        given_costs="" if cost_model is None else _name_of(cost_model),
         serving=_of_each(serving_figures, of_counted),
         sessions=_of_each(session_figures, of_counted),
         speeds=by_device,

@@ -148,7 +148,7 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
     basis = answer.basis
     work = "" if comparison.is_same_work else f" {_other_work(comparison)}"
     if comparison.agreement.is_missing:
-        return f"{_not_said(comparison, this, f'{other}{work}')} {basis}."
+        return f"{_not_said(comparison, this, f'{other}{work}', summary.given_costs)} {basis}."
     lead = "Predicted: " if comparison.is_predicted else ""
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
@@ -169,7 +169,7 @@ def _never_measured(cause: Cause | None) -> str:
     return f"{named} {'was' if len(sizes) == 1 else 'were'} never measured. "
 
 
-def _not_said(comparison: Comparison, this: str, other: str) -> str:
+def _not_said(comparison: Comparison, this: str, other: str, given_costs: str) -> str:
     """Why a comparison with both channels has no answer: both figures, and which costs are the likely reason."""
     channels = comparison.asked
     assert channels is not None, "an answer is withheld for what both channels say"
@@ -190,6 +190,14 @@ def _not_said(comparison: Comparison, this: str, other: str) -> str:
                 f"{gap.high:.4f}), which is more than {channels.tolerance:.4f} apart"
             )
         return f"Withheld: {this} against {other}. {both}: {apart}.{_cause(comparison.cause)}"
+    if given_costs:
+        # The costs were chosen by whoever asked, so that they are the first thing to doubt.
+        share = f"{abs(channels.residual_share):.4f} of B apart in the baseline's own runs"
+        return (
+            f"Cannot tell: {this} against {other}. {both}. The costs of {given_costs} (--costs) do not price these "
+            f"runs: {letter} and B lie {share}. They are of another device, model or stack; name those of this "
+            "server, or leave --costs out."
+        )
     if channels.is_overpriced:
         why = f"{letter} exceeds B by more than {MAX_EXCESS:g} of B and its noise, which no device time can"
     else:
