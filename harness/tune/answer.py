@@ -138,10 +138,8 @@ def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirme
         what = "costs more" if first.verdict == "more" else f"costs the same within {100 * MARGIN:g} %"
         sentence = f"Keep {base}: {option.words} {what} on {first.num_blocks} new plans ({first.words}; {predicted})."
         return Answer("keep", sentence, None, tuple(measured), why)
-    sentence = (
-        f"Keep {base} for now: {option.words} is not told apart from it on {first.num_blocks} new plans "
-        f"({first.words}; {predicted})."
-    )
+    told = f"{option.words} is not told apart from it on {first.num_blocks} new plans ({first.words}; {predicted})"
+    sentence = f"Keep {base} for now: {told}{f'; withheld: {first.apart}' if first.apart else ''}."
     return Answer("not told apart", sentence, None, tuple(measured), why)
 
 

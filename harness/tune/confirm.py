@@ -188,7 +188,8 @@ def power(option: Option, blocks: int, num_comparisons: int) -> float:
 class Confirmed:
     """What the measurement shows of one candidate. saving, low, high: shares, at the last look; None: no interval.
 
-    verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart.
+    verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart. apart: how modelled device time
+    (A) and time in flight (B) contradict each other, so that nothing is told; "" where they do not.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Confirmed:
     verdict: str
     num_blocks: int
     channel: str
+    apart: str = ""
 
     @property
     def words(self) -> str:
@@ -228,7 +230,8 @@ def _confirmed(looks: ComparisonLooks) -> Confirmed:
     if interval is not None:
         mean, low, high = interval.estimate, 1 - interval.high, 1 - interval.low
     verdict = VERDICTS.get(looks.verdict, "")
-    return Confirmed(looks.condition, 1 - mean, low, high, verdict, len(looks.values), looks.channel)
+    apart = "" if looks.last is None else looks.last.apart
+    return Confirmed(looks.condition, 1 - mean, low, high, verdict, len(looks.values), looks.channel, apart)
 
 
 def best_is_better(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> bool:

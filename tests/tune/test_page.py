@@ -66,6 +66,8 @@ def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_co
     assert found.exit_code is ExitCode.CANNOT_TELL
     assert found.sentence.startswith("Keep {1,2,4,8}/8 for now: 16 KV slots in place of 8 is not told apart from it")
     assert found.option is None
+    torn = Confirmed(SMALLEST, 0.05, 0.02, 0.08, "", 12, "a", "A gives .95 and B 1.02")
+    assert "withheld: A gives .95 and B 1.02." in answer(experiment(), explored(), [torn]).sentence
     dearer = answer(experiment(), explored(), [shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")])
     assert dearer.state == "keep"
     assert "costs more on 12 new plans (3.0 % more device time (1.0 to 5.0)" in dearer.sentence
