@@ -5,6 +5,7 @@ At 80 columns, no line of what it says is longer.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,8 +19,8 @@ import pytest
 import typer.main
 
 from harness.cli.tree import app
-from tests.model.traces.test_importing_privately import planted
 from tests.support.command_line import WIDTH, harness, lines_beyond
+from tests.support.sound_traces import claude_rows
 
 # Why an example is not run here, by the words it begins with.
 NOT_RUN = {
@@ -64,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
     shutil.copy(next((place / "plans").glob("*.jsonl")), place / "plan.jsonl")
     recording = place / ".claude" / "projects"
     recording.mkdir(parents=True)
-    planted(recording)
+    (recording / "session.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in claude_rows("s")))
     assert harness("init", cwd=place).returncode == 0
     (place / ".gitignore").write_text("/*\n!/mine.toml\n!/plans\n/plans/*\n!/plans/frozen\n")
     for command in ("init -q", "add mine.toml", "commit -qm first"):
