@@ -179,8 +179,8 @@ def shown(load: Load, metric: str, samples: Sequence[FloatArray]) -> tuple[Perce
     is_open = load.per_s is not None and metric in QUEUED
     if metric == "session":
         return session_percentiles(samples, "runs", is_open)
-    num_drawn = load.sessions * len(samples) if metric in QUEUED else sum(map(len, samples))
-    return percentiles_of(samples, "runs", is_open, num_drawn)
+    num_sessions = load.sessions * len(samples) if metric in QUEUED else None
+    return percentiles_of(samples, "runs", is_open, num_sessions)
 
 
 def _lines(name: str, held: Held, note: str) -> Iterator[Figure]:

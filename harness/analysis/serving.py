@@ -22,6 +22,7 @@ from harness.analysis.late_reads import LateReads, TokenChunks, late_reads
 from harness.analysis.logs.core_requests import core_requests
 from harness.analysis.run_tables import join_request_id, request_keys
 from harness.analysis.stats import (
+    MIN_BEYOND,
     ROUNDING,
     FloatArray,
     Interval,
@@ -45,11 +46,9 @@ QUANTILES = (0.5, 0.9, 0.99)
 # Of the bound of a typical run: it needs seven runs.
 CONFIDENCE = 0.99
 # What lies beyond a high percentile may be decided by few sessions or runs, and a dozen runs may hold none of them. So
-# a percentile has an interval only where the sessions are so many that one of a kind as frequent as what lies beyond
-# would be among them in all but this part of experiments, and where the runs share what lies beyond: as evenly as this
-# part of them would, if each of them had the same. With open arrivals rare long queues decide: there times in them have
-# one up to this percentile alone (docs/error-rates.md).
-MOST_UNSEEN = 0.05
+# a percentile of these has an interval only where MIN_BEYOND sessions are expected beyond it, and where the runs share
+# what lies there: as evenly as this part of them would, if each of them had the same. With open arrivals rare long
+# queues decide: there they have one up to this percentile alone (docs/error-rates.md).
 LEAST_SHARED = 0.6
 MOST_OPEN_QUANTILE = 0.9
 QUEUED = ("ttft", "e2e", "queue", "session")
@@ -405,9 +404,8 @@ def _distribution(
     runs = [run for run, _, _ in seen]
     samples, unit = independent_samples([values for _, _, values in seen], runs)
     is_open = metric in QUEUED and any(run.has_open_arrivals for run in runs)
-    # Gaps between tokens follow the steps of the server, which a single long session hardly changes.
-    num_drawn = sum(len(np.unique(run.session[is_in])) if metric in QUEUED else len(one) for run, is_in, one in seen)
-    percentiles = percentiles_of(samples, unit, is_open, num_drawn)
+    num_sessions = sum(len(np.unique(run.session[is_in])) for run, is_in, _ in seen) if metric in QUEUED else None
+    percentiles = percentiles_of(samples, unit, is_open, num_sessions)
     if any(run.late is not None for run in runs):
         low, high = zip(*(metric_bounds(run, metric, is_in) for run, is_in, _ in seen), strict=True)
         percentiles = tuple(with_bounds(each, np.concatenate(low), np.concatenate(high)) for each in percentiles)
@@ -428,27 +426,32 @@ def with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray)
 
 
 def percentiles_of(
-    samples: Sequence[FloatArray], unit: str, is_open: bool, num_drawn: int | None = None
+    samples: Sequence[FloatArray], unit: str, is_open: bool, num_sessions: int | None
 ) -> tuple[Percentile, ...]:
     """QUANTILES of all values, by independent samples.
 
-    is_open: a time in a queue with open arrivals. num_drawn: sessions drawn independently; None: one a sample.
+    is_open: a time in a queue with open arrivals. num_sessions: that these are times of; None: gaps between tokens,
+    which follow the steps of the server, so that no rare session or queue decides them.
     """
     made: list[Percentile] = []
-    drawn = len(samples) if num_drawn is None else num_drawn
     found = quantile_intervals(samples, QUANTILES, unit=unit)
     for q, of_all, one in zip(QUANTILES, quantiles(np.concatenate(samples), QUANTILES), found, strict=True):
-        may_be_rare = q**drawn > MOST_UNSEEN or (is_open and q > MOST_OPEN_QUANTILE) or _is_uneven(samples, of_all)
+        may_be_rare = num_sessions is not None and (
+            num_sessions * min(q, 1 - q) < MIN_BEYOND - ROUNDING
+            or (is_open and q > MOST_OPEN_QUANTILE)
+            or _is_uneven(samples, of_all, is_open)
+        )
         why = one if isinstance(one, NoInterval) else NoInterval.RARE
         ends = (one, None) if isinstance(one, Interval) and not may_be_rare else (None, why)
         made.append(Percentile(q, of_all, *ends, _typical_bound(samples, q)))
     return tuple(made)
 
 
-def _is_uneven(samples: Sequence[FloatArray], of_all: float) -> bool:
-    """Whether few of the samples hold what lies beyond a percentile, by more than chance deals it out to equal ones."""
+def _is_uneven(samples: Sequence[FloatArray], of_all: float, is_open: bool) -> bool:
+    """Whether few of the samples hold what lies beyond a percentile; closed, by more than chance gives."""
     beyond: FloatArray = np.array([np.count_nonzero(sample > of_all) for sample in samples], dtype=np.float64)
-    return effective_number(beyond) < LEAST_SHARED * len(samples) * beyond.sum() / (beyond.sum() + len(samples))
+    chance = 1.0 if is_open else float(beyond.sum() / (beyond.sum() + len(samples)))
+    return effective_number(beyond) < LEAST_SHARED * chance * len(samples)
 
 
 def _typical_bound(samples: Sequence[FloatArray], q: float) -> float | None:

@@ -173,10 +173,10 @@ def test_rare_runs_and_sessions_have_no_interval_where_arrivals_are_closed() -> 
     even = [rng.exponential(size=400) for _ in range(8)]
     rare = [*even[:7], even[7] + 10]
     shown = {
-        place: [one.interval is not None for one in percentiles_of(runs, "runs", False, num_drawn)]
-        for place, (runs, num_drawn) in enumerate(((even, 300), (rare, 300), (even, 200), (even, 8)))
+        place: [one.interval is not None for one in percentiles_of(runs, "runs", False, num_sessions)]
+        for place, (runs, num_sessions) in enumerate(((even, 1000), (rare, 1000), (even, 100), (even, 20)))
     }
-    # Of 200 sessions one in a hundred may be missing, of 8 one in ten.
+    # Of 100 sessions those that are one in a hundred may be missing, of 20 those that are one in ten.
     even_shown = {0: [True, True, True], 2: [True, True, False], 3: [True, False, False]}
     assert shown == even_shown | {1: [True, False, False]}
 
@@ -190,8 +190,8 @@ def test_sessions_that_start_one_by_one_are_open_arrivals(tmp_path: Path) -> Non
 
 def test_a_run_with_too_few_requests_for_its_own_percentile_leaves_the_typical_run_without_a_bound() -> None:
     runs = [np.arange(100, dtype=np.float64) + k for k in range(7)]
-    assert percentiles_of(runs, "runs", False)[2].typical_bound == max(np.quantile(run, 0.99) for run in runs)
-    assert percentiles_of([*runs, np.arange(99, dtype=np.float64)], "runs", False)[2].typical_bound is None
+    assert percentiles_of(runs, "runs", False, None)[2].typical_bound == max(np.quantile(run, 0.99) for run in runs)
+    assert percentiles_of([*runs, np.arange(99, dtype=np.float64)], "runs", False, None)[2].typical_bound is None
 
 
 @pytest.mark.live
