@@ -128,6 +128,16 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
     assert "times emulated-gpu" in done.stdout
 
 
+@pytest.mark.parametrize(("groups", "is_known"), [(["FullAttentionSpec"], True), (["MambaSpec", "X"], False)])
+def test_rules_are_called_unknown_beside_another_pool_than_full_attention(
+    tmp_path: Path, groups: list[str], is_known: bool
+) -> None:
+    files = record(2, tmp_path)
+    changed(files.steps, lambda line: line.get("effective", {}).update(kv_groups=groups))
+    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.steps))
+    assert ("unknown here" in done.stdout) != is_known
+
+
 def test_a_stat_loggers_file_names_no_requests_and_is_refused(tmp_path: Path) -> None:
     files = record(2, tmp_path)
     done = harness("predict", "replay", str(files.sessions), "--steps", str(files.sessions))

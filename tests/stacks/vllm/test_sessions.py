@@ -122,6 +122,17 @@ def test_what_goes_wrong_is_a_line_and_the_server_goes_on(
     assert len(read_core_steps((tmp_path / "core.jsonl").read_bytes()).steps) == 6
 
 
+def test_the_kinds_of_kv_memory_are_among_the_settings(tmp_path: Path) -> None:
+    script = TURNS.partition("scheduler = core()")[0] + (
+        "from vllm.sched import Scheduler\n"
+        "class FullAttentionSpec: pass\n"
+        "Scheduler.kv_cache_config = Space(kv_cache_groups=[Space(kv_cache_spec=FullAttentionSpec())])\n"
+        "core()\n"
+    )
+    run_core(tmp_path, script, **{SESSIONS: str(tmp_path / "s.jsonl")})
+    assert lines_of(tmp_path / "s.jsonl")[0]["effective"]["kv_groups"] == ["FullAttentionSpec"]
+
+
 def test_each_engine_writes_its_own_file(tmp_path: Path) -> None:
     script = TURNS.partition("scheduler = core()")[0] + (
         "for engine in (0, 1):\n    play(core(engine), request('a', 20, [b'x']), [])\n"

@@ -78,6 +78,16 @@ def header_of(config: Any) -> dict[str, Any]:
     }
 
 
+def kv_of(scheduler: Any) -> dict[str, Any]:
+    """How KV memory is kept: the kind of each group of layers, and who coordinates them; empty where neither shows."""
+    groups = value_at(scheduler, "kv_cache_config.kv_cache_groups") or ()
+    coordinator = value_at(scheduler, "kv_cache_manager.coordinator")
+    specs = [value_at(group, "kv_cache_spec") for group in groups]
+    kinds = [type(spec).__name__ for spec in specs if spec is not None]
+    shown = {"kv_groups": kinds, "kv_coordinator": type(coordinator).__name__ if coordinator is not None else ""}
+    return {name: value for name, value in shown.items() if value}
+
+
 def value_at(owner: Any, place: str) -> Any:
     """The attribute at a dotted ``place``; None when any part of it is absent or cannot be read."""
     for name in place.split("."):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import LOG, LineFile, header_of, now_ns, plain, value_at
+from . import LOG, LineFile, header_of, kv_of, now_ns, plain, value_at
 
 FILE_VARIABLE = "VLLM_SESSIONS_FILE"
 FILE_BYTES_VARIABLE = "VLLM_SESSIONS_FILE_BYTES"
@@ -241,8 +241,10 @@ class SessionObserver:
         size = value_at(scheduler, "kv_cache_manager.block_pool.hash_block_size")
         size = value_at(config, "cache_config.block_size") if size is None else size
         header = {"engine": engine, "scheduler": f"{kind.__module__}.{kind.__qualname__}", "block_tokens": plain(size)}
+        header |= header_of(config)
+        header["effective"] |= kv_of(scheduler)
         path = engine_path(os.environ[FILE_VARIABLE], engine)
-        self._file = SessionFile(path, {**header, **header_of(config)}, limits_of(os.environ))
+        self._file = SessionFile(path, header, limits_of(os.environ))
         self._open: dict[str, _Open] = {}
         self._prefilling: dict[str, _Open] = {}
         self._num_requests = 0
