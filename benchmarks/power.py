@@ -18,8 +18,8 @@ from benchmarks.figure import Figure
 from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
 from harness.analysis.compare.stopping import boundary_of, of_each
 from harness.analysis.stats import FloatArray
-from harness.judge.advise.power import Components, Goal, family_of, needed_together
 from harness.judge.planning.family import Aim, Family
+from harness.judge.planning.needed import Components, Goal, family_of, needed_together
 from harness.judge.planning.power import MOST_BLOCKS
 from harness.model.spec import StopSpec, load_experiment
 

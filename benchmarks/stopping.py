@@ -17,8 +17,8 @@ from benchmarks.figure import Figure
 from harness.analysis.compare.boundaries import t_mixture_boundary
 from harness.analysis.compare.stopping import boundary_of
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
-from harness.judge.advise.power import log_ratio_values, simulated_pairs
 from harness.judge.decisions.decide import cheaper_p
+from harness.judge.planning.needed import log_ratio_values, simulated_pairs
 from harness.judge.planning.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
 from harness.model.spec import ExperimentSpec, StopSpec, load_experiment
 

@@ -65,7 +65,7 @@ def power(
     margin: what counts as equal. precision: half width of an interval. runs: sealed runs to take the spread from;
     without any, ``num_blocks`` plan draws are simulated.
     """
-    from harness.judge.advise.power import Goal, measured_components, needed_together, simulated_components
+    from harness.judge.planning.needed import Goal, measured_components, needed_together, simulated_components
     from harness.measure.records.run import origin_of
 
     spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]

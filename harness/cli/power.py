@@ -21,7 +21,7 @@ from harness.table import Table, to_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.judge.advise.power import Components, Costs, Goal, Needed
+    from harness.judge.planning.needed import Components, Costs, Goal, Needed
     from harness.model.spec import ExperimentSpec
     from harness.model.spec.rules import SuperiorityRule
 
@@ -65,7 +65,7 @@ def power(
     Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
     from harness.cli.run import ensure_machine_code
-    from harness.judge.advise.power import Costs, Goal, measured_components, needed_together, simulated_components
+    from harness.judge.planning.needed import Costs, Goal, measured_components, needed_together, simulated_components
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import RunStore
     from harness.present.report.pages import write_power_page
@@ -285,7 +285,7 @@ def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
 
 def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
     """What the devices of sealed runs add, and how many of them the margin needs."""
-    from harness.judge.advise.power import devices_for_equivalence
+    from harness.judge.planning.needed import devices_for_equivalence
 
     for need in needs:
         parts = need.components
@@ -299,7 +299,7 @@ def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
 
 
 def _allocation(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
-    from harness.judge.advise.power import allocated
+    from harness.judge.planning.needed import allocated
 
     yield "repeat no plan draw: a new one costs no more, and holds the restart's spread as well"
     if goal.compile_sd == 0:

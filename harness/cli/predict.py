@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.api import experiment_with, override_table
-from harness.cli.addresses import MaybeExperimentArgument, RunsOption
-from harness.cli.terminal import format_duration, print_folded, say, show, terminal, time_left
+from harness.cli.addresses import MaybeExperimentArgument
+from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.clock import NS_PER_S
 from harness.errors import ExitCode, SpecError
 from harness.shipped import find_shipped, shipped_names
@@ -296,35 +296,6 @@ def ratios(
         parts = [f"turns at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
         parts += filter(None, [predictor.unmeasured(server.shape, spec.baseline.shape)])
         say(console, f"{name}: {'; '.join(parts)}")
-
-
-def advise(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed baseline runs.")],
-    runs: RunsOption = Path("runs"),
-    baseline: Annotated[str, typer.Option(help="Condition that is the baseline. Default: the experiment's.")] = "",
-    space: Annotated[
-        str, typer.Option(help="Search space; default: limits and slots up to twice the baseline's.")
-    ] = "",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the proposal.")] = Path("runs/advice"),
-) -> None:
-    """Propose the smallest useful change, and the experiment to test it.
-
-    Diagnoses sealed baseline runs, then searches. For a vLLM with a step log: sizes to capture.
-
-    Example: `harness predict advise demo --runs runs/today -o runs/advice`
-    """
-    from harness.judge.advise import advise as run_advice
-    from harness.judge.advise.captured import capture_advice
-    from harness.measure.records.store import sealed_runs
-
-    sealed = sealed_runs(runs, experiment)
-    if any(run.server.is_paged for run in sealed):
-        lines = list(capture_advice(sealed, output, condition=baseline))
-    else:
-        chosen = read_space(space, None) if space else None
-        lines = list(run_advice(sealed, output, condition=baseline, space=chosen).lines())
-    for line in lines:
-        print_folded(line)
 
 
 def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:

@@ -169,13 +169,12 @@ GROUPS = {
     ),
     "predict": _group(
         "predict",
-        "What to expect before a run: replicates, noise, costs, advice.\n\nExample: `harness predict power demo`",
+        "What to expect before a run: replicates, noise, costs.\n\nExample: `harness predict power demo`",
         {
             "power": "power:power",
             "noise": "power:noise",
             "search": "predict:search",
             "ratios": "predict:ratios",
-            "advise": "predict:advise",
         },
     ),
     "prereg": _group(

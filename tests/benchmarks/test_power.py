@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.power import Population, block_values
-from harness.judge.advise.power import log_ratio_values
+from harness.judge.planning.needed import log_ratio_values
 
 
 def test_values_are_those_of_decisions_and_a_set_ratio_is_the_true_one() -> None:

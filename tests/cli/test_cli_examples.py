@@ -44,7 +44,6 @@ NOT_RUN = {
 SMALL = ("--backend", "sim", "--replicates", "3")
 TESTED_WITH = {
     "run ": ("--replicates", "1"),
-    "predict layouts": ("--plans", "2"),
     "sweep": ("--replicates", "1"),
 }
 

@@ -101,7 +101,6 @@ GROUPS = {
     "predict": (
         "predict noise small --runs runs",
         "predict ratios slots --ablation lru-slots --set rules=vendor-0.12.0",
-        "predict advise small --runs runs --baseline base -o advice",
     ),
     "prereg": (
         "prereg freeze small.toml --seed 7",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.judge.advise.power import (
+from harness.judge.planning.needed import (
     Costs,
     Goal,
     allocated,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,8 +22,7 @@ from harness.model.engine import load_cost_model
 from harness.model.engine.cost import find_cost_file
 from harness.model.experiment import resolve
 from harness.model.sim import simulate
-from harness.model.spec import load_experiment, load_toml, parse_experiment
-from harness.model.spec.rules import load_rule
+from harness.model.spec import load_toml, parse_experiment
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
 
@@ -137,34 +135,6 @@ def test_the_log_gives_the_device_time_of_the_simulator_with_mixed_steps_and_ste
     assert run_figures(run).a_ns == simulated.device_ns
     without = simulate(run.plan, run.server, replace(run.cost_model, eager_ns=0))
     assert simulated.device_ns > without.device_ns
-
-
-def test_advice_writes_the_experiment_that_tests_the_captured_sizes_it_proposes(tmp_path: Path) -> None:
-    costs = find_cost_file("emulated-gpu").read_text() + "\n[eager]\nstep_ns = 3_000_000\n"
-    (tmp_path / "eager.toml").write_text(costs)
-    server = {"rules": "vllm-paged", "cost_model": str(tmp_path / "eager.toml"), "decode_buckets": [1, 2, 4]}
-    table = {
-        "name": "uncaptured",
-        "backend": "sim",
-        "replicates": 2,
-        "workload": {"num_sessions": 6, "waits": "none"},
-        "server": {**server, "max_num_seqs": 6},
-        "condition": [{"name": "today"}],
-    }
-    run_experiment(parse_experiment(table, where="uncaptured"), runs_root=tmp_path / "runs")
-
-    words = ["predict", "advise", "uncaptured", "--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "advice")]
-    done = CliRunner().invoke(app, words)
-
-    assert done.exit_code == 0, done.output
-    assert "proposal: server.decode_buckets = [1, 2, 4, 5, 6]" in done.output
-    simulated = re.search(r"3.00 ms more for each step without a graph: .* \((0\.\d+)\)", done.output)
-    assert simulated is not None
-    written = load_experiment(tmp_path / "advice" / "uncaptured-validation.toml")
-    (criteria,) = written.rules
-    assert load_rule(criteria).kind == "cost-validation"
-    today, captured = summarise(run_experiment(written, runs_root=tmp_path / "runs").runs).conditions
-    assert captured.a_ns / today.a_ns == pytest.approx(float(simulated[1]), abs=0.1)
 
 
 def test_runs_with_paged_kv_memory_are_predicted_by_draws_around_the_nominal_simulation() -> None:

@@ -5,11 +5,9 @@ from harness.plugins import Plugin
 
 PLUGIN = Plugin(
     name="replicas",
-    summary="several servers behind a router: runs, figures of each, policies compared",
+    summary="several servers behind a router: runs, and figures of each",
     commands={
         "replicas": "harness.extras.replicas.commands:measured",
-        "predict layouts": "harness.extras.replicas.commands:layouts",
-        "predict replicas": "harness.extras.replicas.commands:replicas",
     },
     services={"replicas": "harness.extras.replicas.service:REPLICAS"},
 )

@@ -225,7 +225,7 @@ class EngineConfig:
             raise SpecError(
                 f"{server.num_replicas} replicas behind a router are not one engine",
                 where="server.replicas",
-                hint="`harness predict replicas` simulates them, and so does a run with --backend sim",
+                hint="A run with --backend sim simulates them",
             )
         block_tokens = paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS
         return cls(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.calibration.fit import FitError
     from harness.analysis.stats import Interval
-    from harness.judge.advise.power import Goal, Needed
+    from harness.judge.planning.needed import Goal, Needed
     from harness.model.traces.recording import Recording, TraceFile
     from harness.runner.calibrate import Calibration
 

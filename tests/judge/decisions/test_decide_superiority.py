@@ -13,8 +13,8 @@ from harness.analysis.compare.answer import cost_sentence
 from harness.analysis.compare.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.analysis.cost.cost_errors import UNKNOWN
 from harness.analysis.stats import FloatArray, Interval, of_blocks
-from harness.judge.advise.power import log_ratio_values
 from harness.judge.decisions.decide import Outcome, cheaper_p, decide_superiority
+from harness.judge.planning.needed import log_ratio_values
 from harness.judge.planning.power import blocks_for_superiority, superiority_power
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import SuperiorityRule, load_rule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -209,25 +208,6 @@ def test_runs_of_two_stacks_are_compared_on_the_same_plans(root: Path, tmp_path:
     assert done.exit_code == 0, done.output
     assert "paired by plan, 1:1 runs" in done.output
     assert "Served by vllm 0.30.0." in done.output
-
-
-@pytest.mark.live
-def test_advice_names_the_sizes_to_capture_and_their_gain_where_a_cost_model_of_the_server_is_given(
-    root: Path,
-) -> None:
-    def advice(condition: str) -> str:
-        words = ["predict", "advise", "steps", "--runs", str(root / "runs"), "--baseline", condition]
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    unpriced, given = advice("c0"), advice("c1")
-    assert "proposal: server.decode_buckets = [1, 2, 4, 5, 6]" in unpriced
-    assert "or server.max_num_seqs = 4" in unpriced
-    assert "predicted gain: not known, no cost model of this server" in unpriced
-    assert re.search(r"n = 6: \d+, [\d.]+ ms each \(median\); captured 10.00 ms \(model\)", given)
-    assert re.search(r"predicted gain: -?[\d.]+ s, -?[\d.]+ % of the time in flight", given)
-    assert "proposal: none" in advice("c2")
 
 
 def launched(tmp_path: Path, **server: Any) -> LaunchPlan:
