@@ -169,9 +169,15 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
         problems.append(f"predicted {predicted:.4f} and observed {ratio_a:.4f} lie on different sides of 1")
     shown = "; ".join(problems) or f"e = {error:+.4f}, predicted {predicted:.4f}, observed {ratio_a:.4f}"
     outcome, reason = Outcome.of(not problems), f"{shown}; {apart}"
+    sentence = of_prediction(subject, f"cost ratio {predicted:.4f}, measured {ratio_a:.4f}", "costs less")
     if not agreed[rule.tolerance].is_agreed:
-        outcome, reason = Outcome.WITHHELD, f"the {apart}"
-    return Decision(rule.name, subject, outcome, reason, numbers=numbers, intervals=intervals)
+        outcome, reason, sentence = Outcome.WITHHELD, f"the {apart}", ""
+    return Decision(rule.name, subject, outcome, reason, numbers=numbers, intervals=intervals, sentence=sentence)
+
+
+def of_prediction(subject: str, figures: str, is_better: str) -> str:
+    """What a rule about a prediction decides: a PASS of it is no answer to the experiment's question."""
+    return f"whether the prediction for {subject} holds ({figures}), not whether it {is_better}"
 
 
 def agreement_tolerance_s(a_s: float, b_s: float, tau0: float, rule: ToleranceRule = "revised") -> float:
@@ -242,7 +248,8 @@ def decide_occupancy_prediction(
         "is_same_side": is_same_side,
     }
     reason = f"predicted R {predicted_r:.4f}, found {measured_r:.4f}"
-    return Decision(rule.name, subject, Outcome.of(is_met), reason, "", numbers)
+    sentence = of_prediction(subject, reason, "pads less")
+    return Decision(rule.name, subject, Outcome.of(is_met), reason, "", numbers, sentence=sentence)
 
 
 def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]]) -> Decision:

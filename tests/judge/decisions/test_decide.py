@@ -25,6 +25,13 @@ COST = CostRule(name="c", kind="cost-validation")
 DIRECTION = DirectionRule(name="d", kind="direction")
 
 
+def test_a_pass_of_a_prediction_says_that_the_prediction_passed() -> None:
+    said = decide.decide_cost(COST, "more", costs(0.99, 0.99, 0.98)).answer
+    held = "whether the prediction for more holds (cost ratio 0.9800, measured 0.9900)"
+    assert said == f"{held}, not whether it costs less: PASS"
+    assert decide.decide_cost(COST, "more", costs(0.95, 0.80, 0.5)).answer == ""
+
+
 def costs(ratio_a: float, ratio_b: float, predicted: float, residual: float = 0.01) -> Costs:
     return Costs(ratio_a, ratio_b / (1 - residual), 1.0, 1.0 / (1 - residual), predicted, 1.0)
 
