@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness.model.engine.config import EngineConfig
@@ -97,10 +98,13 @@ def drawn_plan(chosen: random.Random) -> Plan:
     """Sessions that fork, share their beginning or named blocks, and whose clients may leave."""
     shared, names = chosen.choice(((0, False), (0, False), (40, False), (0, True), (64, False)))
     may_leave = chosen.random() < 0.4
+    # In a crowd many sessions start by themselves, and memory is short.
+    is_crowd = chosen.random() < 0.3
     sessions: list[SessionPlan] = []
-    for index in range(chosen.randint(1, 14)):
-        sessions.append(_drawn_session(chosen, sessions, has_names=names, may_leave=may_leave))
-        assert sessions[-1].index == index
+    for index in range(chosen.randint(15, 40) if is_crowd else chosen.randint(1, 14)):
+        before = [] if is_crowd and chosen.random() < 0.8 else sessions
+        session = _drawn_session(chosen, before, has_names=names, may_leave=may_leave)
+        sessions.append(replace(session, index=index))
     return Plan(
         "drawn", 1, 0, "as-drawn", shared, (1000, 150_000), tuple(sessions), block_tokens=NAMED_TOKENS if names else 0
     )

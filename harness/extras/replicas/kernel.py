@@ -145,7 +145,8 @@ def take_decodes(
     """The equal decode steps of a replica end with the one that runs at ``at_ns``, if another could be admitted."""
     if replica.most == 0:
         return
-    server, until_ns = state.server[0], at_ns
+    # Steps of no length let a request come at the very start: the step that runs is taken.
+    server, until_ns = state.server[0], max(at_ns, int(replica.start_ns) + 1)
     if server.num_waiting > 0 or server.num_running >= server.active_limit:
         until_ns = FAR
     start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
@@ -295,7 +296,7 @@ def take_paged_decodes(
     """As ``take_decodes``."""
     if replica.most == 0:
         return
-    server, until_ns = state.server[0], at_ns
+    server, until_ns = state.server[0], max(at_ns, int(replica.start_ns) + 1)
     if server.num_waiting > 0 or server.num_running >= server.limit:
         until_ns = FAR
     start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
