@@ -188,8 +188,8 @@ def power(option: Option, blocks: int, num_comparisons: int) -> float:
 class Confirmed:
     """What the measurement shows of one candidate. saving, low, high: shares, at the last look; None: no interval.
 
-    verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart. apart: how modelled device time
-    (A) and time in flight (B) contradict each other, so that nothing is told; "" where they do not.
+    verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart. apart: why nothing is told:
+    modelled device time (A) and time in flight (B) contradict each other, or there is no interval; "" otherwise.
     """
 
     name: str
@@ -230,7 +230,7 @@ def _confirmed(looks: ComparisonLooks) -> Confirmed:
     if interval is not None:
         mean, low, high = interval.estimate, 1 - interval.high, 1 - interval.low
     verdict = VERDICTS.get(looks.verdict, "")
-    apart = "" if looks.last is None else looks.last.apart
+    apart = looks.why_no_interval if interval is None else "" if looks.last is None else looks.last.apart
     return Confirmed(looks.condition, 1 - mean, low, high, verdict, len(looks.values), looks.channel, apart)
 
 

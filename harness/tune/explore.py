@@ -575,7 +575,8 @@ class _Search:
             best, smallest = (by_setup[setup] for setup in self.pick)
             if smallest.saving < MARGIN and best.saving < MARGIN:
                 best = smallest = None
-            elif smallest.saving < MARGIN:
+            elif smallest.saving < MARGIN or smallest.ratio.ratio > best.ratio.ratio * (1 + AS_GOOD):
+                # What was as good on the plans that chose it need not be on these.
                 smallest = best
         simulated = self.plans.num_simulated + predictor.num_simulated
         simulated += 0 if self.chosen is None else self.chosen.num_simulated

@@ -18,7 +18,7 @@ from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
-from harness.model.experiment import PlannedRun, resolve
+from harness.model.experiment import PlannedRun, build_plan, resolve
 from harness.model.spec import ExperimentSpec, TuneSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
@@ -143,6 +143,12 @@ class Tune:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
         self._check()
         wishes, run = self.wishes, self.first
+        workload = run.spec.workload_of(run.condition)
+        if build_plan(workload, 1, 0).hash == build_plan(workload, 1, 1).hash:
+            self.say(
+                "every plan replays the same requests, so that an interval holds for these alone; "
+                "workload.num_sessions draws fewer sessions of a recording, others each time"
+            )
         each_s = self._run_s(run)
         self.say(f"budget {wishes.budget}; at most:")
         self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * each_s)}")
@@ -254,7 +260,14 @@ class Tune:
         self.say("diagnose: what today's server loses")
         spec = with_one_condition(self.spec, f"{self.spec.name[:56]}-diagnose", DIAGNOSE_RUNS)
         self._performed(spec, folder)
-        found = diagnose(RunStore(folder.path).sealed(spec.name), BASE)
+        runs = list(RunStore(folder.path).sealed(spec.name))
+        if not any(run.is_valid for run in runs):
+            raise SpecError(
+                f"none of {len(runs)} runs is valid: {_commonest(runs)}",
+                where=spec.name,
+                hint="Give the same command where that is mended, or on a quieter machine: they are made again",
+            )
+        found = diagnose(runs, BASE)
         for line in found.lines():
             self.say(f"  {line}")
         return found
