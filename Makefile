@@ -117,7 +117,7 @@ FUZZ_INPUTS ?= 0
 FUZZ_CORPUS ?= runs/fuzz
 MISTAKES ?= 500
 
-walks: runtime  ## the walks of docs/walks.md, from nothing to an answer, and how long each takes
+walks: runtime  ## the walks of tools/walks.md, from nothing to an answer, and how long each takes
 	@$(BIN)/python tools/walks.py
 
 fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first

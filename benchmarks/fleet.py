@@ -376,7 +376,7 @@ def _two_hosts() -> Generator[tuple[dict[str, tuple[str, ...]], Callable[[str], 
 
 
 def _tls(folder: Path) -> dict[str, str]:
-    """Dask's variables for a key and certificate of our own, as docs/fleet-hosts.md has them."""
+    """Dask's variables for a key and certificate of our own, as docs/guides/fleet.md has them."""
     key, certificate = folder / "fleet.key", folder / "fleet.crt"
     words = "openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=fleet -keyout"
     _do(*words.split(), str(key), "-out", str(certificate))

@@ -1,6 +1,6 @@
 """Bounds of latencies whose tokens the client read late: when each can have come, from the chunks of a run.
 
-Definitions: docs/client-timing.md, "Chunks read together". Nothing is judged here.
+Definitions: docs/evidence/client-timing.md, "Chunks read together". Nothing is judged here.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ ASKED_COUNTER = "vllm:external_prefix_cache_queries_total"
 LOADED_BYTES, STORED_BYTES = "vllm:kv_offload_load_bytes_total", "vllm:kv_offload_store_bytes_total"
 PREEMPTED_COUNTER = "vllm:num_preemptions_total"
 MOVED_COUNTER = "emulator:schedule_moved_seconds_total"
-# What the engine adds to a response id (docs/stack.md, "Request ids"): the prompt's index (always for completions,
+# What the engine adds to a response id (docs/reference/stack.md, "Request ids"): the prompt's index (always for
+# completions,
 # for a chat only when it has several prompts), then 8 random hex digits unless randomisation is off.
 _COMPLETION_SUFFIX = re.compile(r"-\d+(?:-[0-9a-f]{8})?")
 _OTHER_SUFFIX = re.compile(r"(?:_\d+)?(?:-[0-9a-f]{8})?")

@@ -2,7 +2,7 @@
 
 Every instant is the client's, but the end of queueing, which the server's log tells; what was not observed is absent,
 never zero. Nothing is compared here.
-Definitions: docs/method.md, "Serving figures".
+Definitions: docs/reference/method.md, "Serving figures".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONFIDENCE = 0.99
 # What lies beyond a high percentile may be decided by few sessions or runs, and a dozen runs may hold none of them. So
 # a percentile of these has an interval only where MIN_BEYOND sessions are expected beyond it, and where the runs share
 # what lies there: as evenly as this part of them would, if each of them had the same. With open arrivals rare long
-# queues decide: there they have one up to this percentile alone (docs/error-rates.md).
+# queues decide: there they have one up to this percentile alone (docs/evidence/error-rates.md).
 LEAST_SHARED = 0.6
 MOST_OPEN_QUANTILE = 0.9
 QUEUED = ("ttft", "e2e", "queue", "session")

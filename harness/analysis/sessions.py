@@ -1,7 +1,7 @@
 """A session's own time: from its first request to its last token, less its waits; and sessions within a target.
 
 A session that failed, or whose last answer the client left, has no time. Nothing is compared here.
-Definitions: docs/method.md, "Sessions".
+Definitions: docs/reference/method.md, "Sessions".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
 IntArray = NDArray[np.int64]
 NS_PER_H = 3600 * NS_PER_S
 # Sessions of one run depend on each other: with fewer beyond a percentile than these, its intervals held too seldom,
-# with open arrivals in half of the experiments (docs/error-rates.md).
+# with open arrivals in half of the experiments (docs/evidence/error-rates.md).
 LEAST_BEYOND = 100
 MEDIAN = 0.5
 HOW_TIMED = (

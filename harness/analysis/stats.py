@@ -1,7 +1,7 @@
 """Intervals, quantiles and exact pair enumerations: every figure of uncertainty names its method, unit and seed.
 
 Pure numpy on small samples; a seed is always given, never taken from the machine.
-Definitions: docs/method.md, "Intervals".
+Definitions: docs/reference/method.md, "Intervals".
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def quantile_intervals(
     An interval holds every x of which a t test over the samples does not show that the share of values up to x is
     another one than q. It lies among the values, holds the quantile and is never of zero width. None of fewer samples
     than MIN_SAMPLES, or where fewer than MIN_BEYOND values are expected beyond the quantile. How often it holds:
-    docs/error-rates.md.
+    docs/evidence/error-rates.md.
     """
     ordered = [np.sort(sample) for sample in samples]
     values = np.sort(np.concatenate(ordered))
@@ -334,7 +334,7 @@ def _may_hold(ordered: Sequence[FloatArray], at: FloatArray, q: float, level: fl
 
     The test is on a scale on which a share of few large clusters is nearly symmetric, and half a value is left for the
     steps of a share. That scale cannot tell the last few values from q: the plain share must not be far off either.
-    All three are chosen by coverage (docs/error-rates.md).
+    All three are chosen by coverage (docs/evidence/error-rates.md).
     """
     counts = np.array([np.searchsorted(sample, at, side="right") for sample in ordered], dtype=np.float64)
     sizes: FloatArray = np.array([[len(sample)] for sample in ordered], dtype=np.float64)

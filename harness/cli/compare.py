@@ -51,7 +51,7 @@ def compare(
     one measure (Bonferroni). Invalid runs are left out.
 
     One side may be result files of another benchmark with per-request records, or a folder of them: its figures only,
-    never paired (docs/export.md).
+    never paired (docs/guides/export.md).
 
     Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
@@ -139,7 +139,7 @@ def gate(
 
     Runs of the same plan are paired. A figure passes when its ratio is shown to stay below the limit, and is worse when
     it is shown to lie above it; anything else is "cannot tell", never a pass. Then run more blocks with --resume and
-    ask the gate again: each look is recorded beside the runs and has its share of alpha (docs/gate.md).
+    ask the gate again: each look is recorded beside the runs and has its share of alpha (docs/guides/gate.md).
 
     Exit codes: 0 pass, 4 worse, 5 cannot tell.
 

@@ -275,7 +275,7 @@ def export(
 ) -> None:
     """Write sealed runs in the shapes of other tools: serving figures and requests, no text of a prompt.
 
-    Valid runs only. What was simulated or emulated is marked in each file (docs/export.md).
+    Valid runs only. What was simulated or emulated is marked in each file (docs/guides/export.md).
 
     Example: `harness records export demo/base-waits --format aiperf -o aiperf-demo --runs runs/today`
     """

@@ -146,7 +146,7 @@ def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str)
         raise SpecError(
             f"no engine core stamped the steps of {missing[0]}",
             where="--time-in-steps",
-            hint="Only runs of a vLLM with its observer have it, with one engine (docs/vllm-steps.md); leave it out",
+            hint="Leave it out: only a vLLM with one engine and its observer has it (docs/guides/vllm-steps.md)",
         )
     return summary
 

@@ -189,7 +189,7 @@ def devices(
 
     report = read_devices()
     if report is None:
-        raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/ca25.md)")
+        raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/guides/npu.md)")
     if form == "json":
         print(json.dumps(report.raw, indent=2))
         return

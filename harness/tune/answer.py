@@ -202,7 +202,7 @@ def commands(spec: ExperimentSpec, setup: Setup, backend: str = "") -> Iterator[
         return
     if kind.has_device:
         compiled = {"batch_size": setup.max_num_seqs, "decoder_batch_sizes": list(setup.decode_buckets)}
-        yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/ca25.md)"
+        yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/guides/npu.md)"
         if setup.kv_slots not in (None, setup.max_num_seqs):
             yield f"serve it with --num-gpu-blocks-override {setup.kv_slots}"
         return

@@ -77,7 +77,7 @@ def test_an_environment_that_is_none_is_refused() -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "harness: server.environment: no vllm command in /nowhere. Install vllm and vllm-rbln, and name their virtual "
-        "environment (docs/ca25.md)\n"
+        "environment (docs/guides/npu.md)\n"
     )
 
 

@@ -9,24 +9,8 @@ from pathlib import Path
 from tests.support.checkout import ROOT
 
 DOCS = ROOT / "docs"
-START = ("install", "first-experiment", "reading-a-report", "question-to-decision", "walks")
-GUIDES = (
-    *(
-        "own-server",
-        "recorded-sessions",
-        "vllm-steps",
-        "step-files",
-        "ca25",
-        "gpu",
-        "server-hosts",
-        "traces",
-        "preregistration",
-        "planning",
-        "fleet",
-        "fleet-hosts",
-    ),
-    *("search", "calibration", "export", "gate", "history", "routers", "retention", "gpu-measured"),
-)
+START = ("install", "first-experiment", "reading-a-report")
+GUIDES = tuple(f"guides/{page.stem}" for page in sorted((DOCS / "guides").glob("*.md")))
 FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -22,10 +22,8 @@ from tests.support.command_line import harness
 from tests.support.processes import comes_true
 from tests.support.strangers import Strangers
 
-FOLLOWED_ELSEWHERE = {"walks"}
-"""`make walks` runs it."""
 ANSWERS = {
-    "question-to-decision": {
+    "guides/question-to-decision": {
         "harness power slots.toml": r"twelve-slots: 6 replicates show it cheaper with probability 0\.9",
         "harness decide slots --runs runs/predicted": r"costs \d\.\d % less .*: NOT SUBJECT \(would be PASS\)",
         "harness decide slots --runs runs/measured": r"costs \d\.\d % less .*: PASS",
@@ -45,7 +43,6 @@ REASONS = {
     "needs runs of many releases",
     "the tests run inside this environment",
 }
-PAGES = [name for name in (*START, *GUIDES) if name not in FOLLOWED_ELSEWHERE]
 
 
 def commands_run(name: str) -> list[tuple[Block, str]]:
@@ -57,7 +54,7 @@ def commands_run(name: str) -> list[tuple[Block, str]]:
     ]
 
 
-PAGES_WITH_COMMANDS = [name for name in PAGES if commands_run(name)]
+PAGES_WITH_COMMANDS = [name for name in (*START, *GUIDES) if commands_run(name)]
 
 
 @pytest.mark.parametrize("name", [*START, *GUIDES])

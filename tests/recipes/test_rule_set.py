@@ -33,7 +33,7 @@ EDITS = {
             "        hits: list[int] = []\n        if self.rules.forgets:\n            return hits\n",
         ),
     ),
-    "docs/stack.md": (("- `vendor-0.11.1`:", "- `tried`: a toy that reuses nothing.\n- `vendor-0.11.1`:"),),
+    "docs/reference/stack.md": (("- `vendor-0.11.1`:", "- `tried`: a toy that reuses nothing.\n- `vendor-0.11.1`:"),),
 }
 EXPERIMENT = """
 name = "toy"

@@ -1,4 +1,5 @@
-"""A second opinion on paged memory with pins and a second memory, written from docs/retention.md and docs/stack.md.
+"""A second opinion on paged memory with pins and a second memory, written from docs/guides/retention.md and
+docs/reference/stack.md.
 
 Everything is a list that is searched. ``python -m tests.support.naive_retention [STEPS]`` holds the engine to it over
 so many steps of each of eight servers; exit status 0 means no difference.

@@ -1,4 +1,4 @@
-"""A second opinion on the routing policies, written from docs/routers.md: everything that was sent is searched.
+"""A second opinion on the routing policies, written from docs/guides/routers.md: everything that was sent is searched.
 
 ``python -m tests.support.naive_router [REQUESTS]`` holds each policy to it over so many requests; exit status 0 means
 no difference.

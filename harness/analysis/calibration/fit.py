@@ -2,7 +2,7 @@
 
 Every coefficient comes with an interval that names its method, unit and seed; every fit with its residuals and its
 error on points it did not see. Nothing is tuned to a result.
-Forms: docs/method.md, "Step time", "Prefill time".
+Forms: docs/reference/method.md, "Step time", "Prefill time".
 """
 
 from __future__ import annotations

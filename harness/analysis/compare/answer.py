@@ -1,7 +1,7 @@
 """What an experiment answers: for each condition and its baseline the cost ratio, its interval, its basis and verdict.
 
 Every form (terminal, report, CSV, ``harness compare``) takes these figures. A ratio is the condition over its
-baseline: below 1 is cheaper. Definitions: docs/method.md, "Answers".
+baseline: below 1 is cheaper. Definitions: docs/reference/method.md, "Answers".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.kinds import kind_of_run
 from harness.model.spec.sections import Basis
 from harness.table import interval_ends
 
-# Fewer have an interval, which may hold less often than it says (docs/error-rates.md).
+# Fewer have an interval, which may hold less often than it says (docs/evidence/error-rates.md).
 ENOUGH_REPLICATES = 6
 
 

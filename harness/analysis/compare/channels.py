@@ -1,7 +1,7 @@
 """One condition against its baseline: ratios of what is comparable, their intervals, and whether the channels agree.
 
 Totals are compared only where both did the same work, else cost per generated token.
-Definitions: docs/method.md.
+Definitions: docs/reference/method.md.
 """
 
 from __future__ import annotations

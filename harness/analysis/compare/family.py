@@ -2,7 +2,7 @@
 
 They share alpha in equal parts (Bonferroni): each interval has level 1 - alpha / size. Where a stopping rule looked at
 the runs while they came in, intervals stay valid at every look.
-Definitions: docs/method.md, "Answers".
+Definitions: docs/reference/method.md, "Answers".
 """
 
 from __future__ import annotations

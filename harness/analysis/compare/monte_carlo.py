@@ -1,6 +1,6 @@
 """How sure a simulated ratio is: the error that a finite number of draws leaves, and the draws that make it small.
 
-Values only: who simulates is above this floor. Definitions: docs/prediction-method.md.
+Values only: who simulates is above this floor. Definitions: docs/reference/method.md.
 """
 
 from __future__ import annotations

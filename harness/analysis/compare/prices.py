@@ -2,7 +2,7 @@
 
 Runs that other cost files priced are priced again, so that a ratio holds the servers and not their cost files. A
 simulation cannot be: its times are those of its costs.
-Definitions: docs/method.md, "Channel A and channel B".
+Definitions: docs/reference/method.md, "Channel A and channel B".
 """
 
 from __future__ import annotations

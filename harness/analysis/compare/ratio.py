@@ -1,7 +1,7 @@
 """The ratio of two conditions in one measure: its log block by block, its estimate, and what its costs leave unknown.
 
 Every view and every rule takes it from here. A ratio is of sums, as the values of a measure are amounts of units.
-Definitions: docs/method.md, "Intervals".
+Definitions: docs/reference/method.md, "Intervals".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What runs show of one ratio: interval, p and verdict, all of the same level, so that they cannot contradict.
 
 A difference is shown where the interval of its family leaves 1 out.
-Definitions: docs/method.md, "Answers".
+Definitions: docs/reference/method.md, "Answers".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A check after every block uses a confidence sequence; a few preset looks share alpha by a spending function. A fixed-n
 interval is not offered: it misses more often the more often it is checked. Only blocks whose runs are all sealed count,
 in their order, so that a resumed experiment has the verdicts of an uninterrupted experiment.
-Definitions: docs/planning-method.md, "Stopping" and "Preset looks".
+Definitions: docs/reference/method.md, "Stopping" and "Preset looks".
 """
 
 from __future__ import annotations

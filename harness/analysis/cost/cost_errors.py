@@ -2,7 +2,7 @@
 
 A is linear in the coefficients of its cost file, so the change of a log ratio for a unit of each is known, and what
 both sides have in common cancels. The blocks of a comparison share their costs: the error comes in once.
-Definitions: docs/method.md, "Errors of the costs".
+Definitions: docs/reference/method.md, "Errors of the costs".
 """
 
 from __future__ import annotations

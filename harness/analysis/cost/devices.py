@@ -2,7 +2,7 @@
 
 A block never leaves its device, so that a paired difference holds no device's speed; what may remain is another effect
 on another device. With one device nothing here is used.
-Definitions: docs/device-factor.md.
+Definitions: docs/reference/method.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Padding of decode steps: h(n), the padding ratio, and how much of its change each request count accounts for.
 
 Pure arithmetic over (n, b) pairs: no model, no time.
-Definitions: docs/method.md, "Padding", "Decomposition of a bucket change".
+Definitions: docs/reference/method.md, "Padding", "Decomposition of a bucket change".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Device time of a run, on two channels: A from the step log and the cost models, B from the client's stamps alone.
 
 Pure functions over Arrow tables; times in integer ns of the run's clock. Nothing here decides anything.
-Definitions: docs/method.md, "Channel A and channel B".
+Definitions: docs/reference/method.md, "Channel A and channel B".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 B is time with a request in flight: in steps then, and between them. A prices each step. So B - A is the sum of what the
 cost model errs in each kind of step, and of the time between steps.
-Definitions: docs/method.md, "Time in steps".
+Definitions: docs/reference/method.md, "Time in steps".
 """
 
 from __future__ import annotations

@@ -289,7 +289,8 @@ class _StepRows:
         log_ns, n = np.array(self._bucket_ns), np.array(self._bucket_n)
         b = np.array(self._bucket_b)
         if not len(n):
-            # b is a pure function of n: the smallest compiled batch size that holds it (docs/stack.md, "Buckets").
+            # b is a pure function of n: the smallest compiled batch size that holds it (docs/reference/stack.md,
+            # "Buckets").
             n = np.array(self._iteration_n)
             fits = n <= (buckets[-1] if buckets else 0)
             log_ns, n = np.array(self._iteration_ns)[fits], n[fits]

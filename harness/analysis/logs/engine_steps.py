@@ -166,7 +166,7 @@ def _without_launches(log: StepLog, spans: list[tuple[int, int] | None]) -> list
     The engine launches the next step before it takes the output of this one. A step of prompts is launched without a
     graph, for up to tens of milliseconds, and the decode step before it seems to last as long. Such a decode step is
     given the median of its size between decode steps, where there is one; the rest is the step's after it.
-    Source: vLLM 0.30.0, step_with_batch_queue of v1/engine/core.py; seen on an H100 (docs/gpu-measured.md).
+    Source: vLLM 0.30.0, step_with_batch_queue of v1/engine/core.py; seen on an H100 (docs/evidence/gpu-measured.md).
     """
     kinds = list(zip(log.steps["kind"].to_pylist(), log.steps["b"].to_pylist(), strict=True))
     lengths: dict[int | None, list[int]] = {}

@@ -1,7 +1,7 @@
 """Whether a run found a clean cache: no session's first request may reuse more than its plan explains.
 
 A server that is not restarted has a cache that outlives a run; before one that is, a router may change prompts.
-Definitions: docs/method.md, "A run and its invariants".
+Definitions: docs/reference/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations

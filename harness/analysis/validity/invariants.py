@@ -1,7 +1,7 @@
 """Every invariant of a run, as findings: what was expected, what was observed, and what to do next.
 
 A finding of severity "invalid" makes a run INVALID; nothing here raises, stops or repairs.
-Definitions: docs/method.md, "A run and its invariants".
+Definitions: docs/reference/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _check_attribution(
         yield (invalid if manifest.is_ours else warning)(
             "replica-unknown",
             f"no replica's log, header or counter tells who answered {unknown} of {len(answered)} requests",
-            "Give server.replica_header, or start the replicas with a log that names requests (docs/routers.md)",
+            "Give server.replica_header, or start the replicas with a log that names requests (docs/guides/routers.md)",
         )
     shares = ", ".join(
         f"replica {number} {sum(served.get(key) == number for key in answered)}" for number in range(num_replicas)

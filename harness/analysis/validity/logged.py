@@ -1,6 +1,6 @@
 """Whether the log can be what the server did: step sizes, slots of requests, lines of prefills.
 
-Definitions: docs/method.md, "A run and its invariants".
+Definitions: docs/reference/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations

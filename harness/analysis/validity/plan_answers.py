@@ -1,7 +1,8 @@
 """Whether a run's answers are those of its plan: each request once, of the planned length, or left as planned.
 
 Usage comes with the end of an answer, so the length and reuse of an answer that the client left are unknown, and none
-of it is guessed. Definitions: docs/method.md, "A run and its invariants" and "Answers that the client leaves".
+of it is guessed. Definitions: docs/reference/method.md, "A run and its invariants" and "Answers that the client
+leaves".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the scrapes of a run say of its validity: whether they are there, and what the server counted.
 
-Definitions: docs/method.md, "A run and its invariants".
+Definitions: docs/reference/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each beyond its limit makes the run INVALID.
 
-Definitions: docs/method.md, "A run and its invariants".
+Definitions: docs/reference/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def history(
     """Follow a figure over dates and releases, and name its changes.
 
     Points are ordered by date. Where all points have runs of the same plans, these alone count. Change points need six
-    points or more, and the extra `history` (docs/history.md).
+    points or more, and the extra `history` (docs/guides/gate.md).
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """

@@ -1,7 +1,7 @@
 """One figure over many sets of runs, by date; change points come from ruptures (the extra "history").
 
 Nothing is decided, and no run is made.
-Definitions: docs/history.md, "Over many releases".
+Definitions: docs/guides/gate.md, "Over many releases".
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class History:
 
 INDEPENDENT = (
     "changes are named as if points were independent: where neighbours move together, as on a host that changes "
-    "slowly, many more are named without a cause (docs/history.md)"
+    "slowly, many more are named without a cause (docs/guides/gate.md)"
 )
 
 

@@ -285,7 +285,7 @@ def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
     raise RecordsError(
         "is no file of steps that is known",
         where=where,
-        hint=f"Known are vLLM's step log (docs/step-files.md) and {known}",
+        hint=f"Known are vLLM's step log (docs/reference/step-files.md) and {known}",
     )
 
 

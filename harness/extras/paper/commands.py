@@ -221,7 +221,7 @@ def signs(
 
     Also under other readings of the method.
 
-    Example: `harness paper signs -o docs/table-signs.md`
+    Example: `harness paper signs -o docs/evidence/table-signs.md`
     """
     from harness.extras.paper.signs import page
 
@@ -239,7 +239,7 @@ def rules(
 
     Says why they differ.
 
-    Example: `harness paper rules -o docs/paper-rules.md`
+    Example: `harness paper rules -o docs/evidence/paper-rules.md`
     """
     from harness.extras.paper.printed import page
 

@@ -2,7 +2,7 @@
 
 Simulated with the same plans, rules and costs as the experiments ``alignment`` and ``bucket-intervention``. Nothing is
 measured. Printed values are compared with, never used. Every number of the page is computed when it is written.
-Definitions: docs/method.md, "Padding"; Tables I and II.
+Definitions: docs/reference/method.md, "Padding"; Tables I and II.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _result(path: Path) -> tuple[str, Figures, str]:
         raise SpecError(
             f"is no {tool} result that this version reads ({type(error).__name__}: {in_one_line(error)})",
             where=str(path),
-            hint="docs/export.md names the versions that were tried",
+            hint="docs/guides/export.md names the versions that were tried",
         ) from error
     return tool, figures, origin
 

@@ -1,7 +1,7 @@
 """Two releases of a stack over the same plans: which decisions differ, which figures, which names of log and metrics.
 
 Nothing is decided, and no run is made: `harness gate` judges one against the other.
-Definitions: docs/releases.md, "Two releases side by side".
+Definitions: docs/guides/releases.md, "Two releases side by side".
 """
 
 from __future__ import annotations

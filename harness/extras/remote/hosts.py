@@ -65,7 +65,9 @@ def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> N
         asyncio.run(_serve(scheduler, place, port, "127.0.0.1" if is_on_loopback else None))
     except (OSError, ValueError, RuntimeError) as error:
         raise ServerError(
-            f"cannot join as {place} ({error})", where=scheduler, hint="See docs/fleet.md: its scheduler, TLS, name"
+            f"cannot join as {place} ({error})",
+            where=scheduler,
+            hint="See docs/guides/fleet.md: its scheduler, TLS, name",
         ) from error
 
 
@@ -194,13 +196,13 @@ def perform_over_hosts(
 @contextmanager
 def _connected(fleet: FleetSpec) -> Generator[Any]:
     if not fleet.scheduler:
-        raise SpecError("is missing", where="fleet.scheduler", hint="Name the Dask scheduler (docs/fleet.md)")
+        raise SpecError("is missing", where="fleet.scheduler", hint="Name the Dask scheduler (docs/guides/fleet.md)")
     dask = distributed("fleet.scheduler")
     try:
         client = dask.Client(fleet.scheduler, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise SpecError(
-            f"no scheduler answers ({error})", where=fleet.scheduler, hint="Start it: docs/fleet.md"
+            f"no scheduler answers ({error})", where=fleet.scheduler, hint="Start it: docs/guides/fleet.md"
         ) from error
     try:
         yield client

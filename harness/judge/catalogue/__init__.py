@@ -1,7 +1,7 @@
 """The analyses that an experiment can name, and their results: of the modules here (``ANALYSES``) and of plug-ins.
 
 An analysis turns valid sealed runs into a few small tables. It decides nothing.
-Definitions: docs/method.md, "Experiments".
+Definitions: docs/reference/method.md, "Experiments".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables of padding, occupancy and decode steps of paired conditions: alignment, bucket intervention, dispersion.
 
 Ratios are of sums over the replicates that both conditions have. Shares of one n are given only where h(n) is equal.
-Definitions: docs/method.md, "Padding", "Decomposition of a bucket change"; Tables I and II.
+Definitions: docs/reference/method.md, "Padding", "Decomposition of a bucket change"; Tables I and II.
 """
 
 from __future__ import annotations

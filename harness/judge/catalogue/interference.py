@@ -3,7 +3,7 @@
 Waiting W is measured by the observer inside a server, or by the stamps of log and streams, beside the cost model's. It
 is session time and is never added to device time. Neighbours and duets are on channel B: channel A prices steps by a
 model that knows of no neighbour.
-Definitions: docs/method.md, "Waiting"; docs/device-factor.md; Table IV.
+Definitions: docs/reference/method.md, "Waiting"; docs/reference/method.md; Table IV.
 """
 
 from __future__ import annotations

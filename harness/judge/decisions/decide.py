@@ -3,7 +3,7 @@
 Pure functions; the limits come from the rule, the numbers from sealed valid runs. A precondition that does not hold
 withholds, it never fails. Where the experiment was checked while it ran, the interval of its sequence decides, never a
 fixed-n interval.
-Definitions: docs/method.md, "Decisions"; docs/planning-method.md, "Equivalence" and "Superiority".
+Definitions: docs/reference/method.md, "Decisions"; docs/reference/method.md, "Equivalence" and "Superiority".
 """
 
 from __future__ import annotations

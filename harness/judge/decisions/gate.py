@@ -1,7 +1,7 @@
 """Whether new runs are worse than a baseline by more than a margin, figure by figure, over runs of the same plan.
 
 "Cannot tell" is an answer of its own and never a pass. Nothing is read from disk but sealed runs, and nothing written.
-Definitions: docs/gate.md, "How it decides".
+Definitions: docs/guides/gate.md, "How it decides".
 """
 
 from __future__ import annotations

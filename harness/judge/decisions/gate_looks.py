@@ -1,7 +1,7 @@
 """The looks that a gate has taken at the runs of a folder, so that adding blocks and looking again keeps its alpha.
 
 A sequence is a policy and the pairs of runs of each look, every one among those of the next. Its file lies beside the
-runs. Definitions: docs/gate.md, "More blocks".
+runs. Definitions: docs/guides/gate.md, "More blocks".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 From the client's chunk stamps and send and completion stamps; the elapsed time of the prefill from the server's metric.
 Cumulative waiting is session-time, never added to device time.
-Definitions: docs/method.md, "Waiting".
+Definitions: docs/reference/method.md, "Waiting".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """How many blocks an experiment needs, from spreads measured on sealed runs or simulated.
 
-Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning-method.md,
+Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions:
+docs/reference/method.md,
 "Power".
 """
 

@@ -409,7 +409,7 @@ def explained(name: str) -> list[tuple[str, str, str, str]]:
 
 
 def dictionary_markdown() -> str:
-    """docs/data-dictionary.md, the text of ``harness explain tables``."""
+    """docs/reference/data-dictionary.md, the text of ``harness explain tables``."""
     parts = ["# Data dictionary", INTRODUCTION]
     for name, (row, _columns) in EXPLAINED_TABLES.items():
         rows = markdown_rows(("column", "type", "unit", "meaning"), explained(name))

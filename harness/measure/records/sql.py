@@ -45,7 +45,7 @@ _memory_lock = threading.RLock()
 RUN_TABLES = (*schema.TABLES, "scrapes")
 VIEWS = ("runs", *RUN_TABLES, "latencies", "sessions")
 QUERY_HINT = f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'
-# The suffix that the engine adds to a response id in its log (docs/stack.md, "Request ids").
+# The suffix that the engine adds to a response id in its log (docs/reference/stack.md, "Request ids").
 ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
 
 

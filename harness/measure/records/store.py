@@ -94,7 +94,7 @@ class RunStore:
         return kept
 
     def connect(self) -> duckdb.DuckDBPyConnection:
-        """An in-memory DuckDB connection with a view for each table of docs/data-dictionary.md.
+        """An in-memory DuckDB connection with a view for each table of docs/reference/data-dictionary.md.
 
         Every view starts with experiment, condition, replicate, is_valid. The plain views hold rows of all sealed runs,
         invalid ones included; ``valid_runs``, ``valid_requests``, ... hold the rows of valid runs. It is an ordinary

@@ -192,7 +192,7 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     if is_held:
         notes.append(
             "the tokens of a short answer came together: a proxy may collect them, and TTFT and ITL would be its own "
-            "(docs/proxies.md)"
+            "(docs/guides/own-server.md)"
         )
     notes += [f"tolerated: {TOLERATED[code]}" for code in tolerated]
     return problems, notes

@@ -79,7 +79,7 @@ class LimitsSpec(Spec):
 class SloSpec(Spec):
     """Latency targets. Goodput counts the requests per second that meet every target of a request that is set.
 
-    ``session_s`` is the target of a whole session: see "Sessions" in docs/method.md.
+    ``session_s`` is the target of a whole session: see "Sessions" in docs/reference/method.md.
     """
 
     ttft_ms: float | None = Field(default=None, gt=0, description="model ms to the first token")
@@ -359,7 +359,7 @@ class FleetSpec(Spec):
         if name.scheme == "tcp" and not (self.is_on_loopback or self.open_port):
             raise ValueError(
                 f"scheduler {self.scheduler} is neither loopback nor TLS, and whoever reaches it runs code on every "
-                "worker; use tls:// or an ssh tunnel (docs/fleet.md), or say open_port = true"
+                "worker; use tls:// or an ssh tunnel (docs/guides/fleet.md), or say open_port = true"
             )
         return self
 

@@ -187,7 +187,7 @@ class ServerSpec(Spec):
     url: str = Field(default="", description="backend 'attached': the server somebody else started")
     step_log: str = Field(
         default="",
-        description="backend 'attached': file that the server's step log is written to (docs/vllm-steps.md); of "
+        description="backend 'attached': file that the server's step log is written to (docs/guides/vllm-steps.md); of "
         "replicas with {replica} for the number of each",
     )
     api_key_env: str = Field(
@@ -208,7 +208,10 @@ class ServerSpec(Spec):
         "there only if the server is the same",
     )
     replicas: int = Field(
-        default=1, ge=1, le=MOST_REPLICAS, description="servers of this shape behind one router (docs/routers.md)"
+        default=1,
+        ge=1,
+        le=MOST_REPLICAS,
+        description="servers of this shape behind one router (docs/guides/routers.md)",
     )
     router: RouterSpec | None = Field(
         default=None,

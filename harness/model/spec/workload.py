@@ -128,7 +128,8 @@ def with_implied_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WorkloadSpec(Spec):
-    """How the sessions of one replicate are drawn (docs/method.md, "Inputs"). Lengths in tokens, times in seconds.
+    """How the sessions of one replicate are drawn (docs/reference/method.md, "Inputs"). Lengths in tokens, times in
+    seconds.
 
     source "drawn": this harness's own seeded draws. "paper": the paper's seeded inputs, bit for bit.
     "sequential": one session after another (the survival experiment): a target, ``num_background`` others, and

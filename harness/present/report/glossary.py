@@ -17,15 +17,15 @@ _ENTRY = re.compile(
 _PIECE = re.compile(r"<(script|style|svg|a|button|summary|title|h[1-6]|th|code)\b.*?</\1>|<[^>]*>|[^<]+", re.DOTALL)
 INTRODUCTION = (
     "Words of reports, tables and messages, each with the section of [the method](method.md) that defines\n"
-    "it. The same in a terminal: `harness explain WORD`. `harness explain glossary -o docs/glossary.md`\n"
-    "writes this page.\n"
+    "it. The same in a terminal: `harness explain WORD`. `harness explain glossary\n"
+    "-o docs/reference/glossary.md` writes this page.\n"
 )
 
 
 class Entry(NamedTuple):
     """A word. when: texts whose presence on a page brings it in. first: where it is explained at its first place.
 
-    section: of docs/method.md. term, meaning: HTML.
+    section: of docs/reference/method.md. term, meaning: HTML.
     """
 
     name: str

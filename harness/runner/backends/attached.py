@@ -205,7 +205,7 @@ def _header_at(step_log: str) -> dict[str, Any]:
     except (OSError, RecordsError) as error:
         what = error.what if isinstance(error, RecordsError) else f"cannot be read ({error.strerror})"
         raise ServerError(
-            what, where=step_log, hint="Start the server with its step log, on this host (docs/vllm-steps.md)"
+            what, where=step_log, hint="Start the server with its step log, on this host (docs/guides/vllm-steps.md)"
         ) from error
 
 

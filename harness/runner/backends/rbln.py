@@ -49,7 +49,7 @@ VLLM_RBLN = rule_set(NEWEST_STABLE).releases[-1]
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")
 COMPILER = "rebel-compiler"
 # Source: the vendor's installation guide, November 2026.
-GLIBC, VLLM_WHEEL = (2, 39), "vLLM's CPU wheel (docs/ca25.md has the other way)"
+GLIBC, VLLM_WHEEL = (2, 39), "vLLM's CPU wheel (docs/guides/npu.md has the other way)"
 COMPILE = "harness server compile"
 # Where `harness server compile` puts models by default.
 ARTIFACTS = Path("artifacts")
@@ -124,7 +124,7 @@ class RblnBackend(ServerBackend):
             found="; ".join(facts),
             need=f"vllm-rbln {VLLM_RBLN}, {COMPILER}, rbln-smi, /dev/rbln*",
             how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi), and with a portal account "
-            f"{COMPILER} and vllm-rbln=={VLLM_RBLN}; the package indexes and the device group: docs/ca25.md",
+            f"{COMPILER} and vllm-rbln=={VLLM_RBLN}; the package indexes and the device group: docs/guides/npu.md",
         )
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:

@@ -61,7 +61,7 @@ _WITHOUT_GRAPHS = re.compile(r"--enforce[-_]eager|-O\.?0|--optimization[-_]level
 
 def find_vllm(environment: str = "") -> Stack:
     """The vLLM in a virtual environment, or the one on PATH; ServerError says what is missing."""
-    hint = "Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)"
+    hint = "Install vLLM for your device and name its virtual environment (docs/guides/vllm-steps.md)"
     return find_stack(environment, PACKAGES, hint)
 
 
@@ -155,5 +155,5 @@ def readiness(backend: str) -> Check:
         ok=ok,
         found=f"{found}; {seen}",
         need="vLLM 0.30 or newer for your device, and server.model",
-        how="Install vLLM for your device, and name its virtual environment: server.environment (docs/vllm-steps.md)",
+        how="Install vLLM for your device, and name its virtual environment: server.environment (docs/guides/gpu.md)",
     )

@@ -65,5 +65,5 @@ def test_the_predictions_under_the_vendors_rules(users: int, seed: int, more_slo
 
 
 def test_the_page_in_docs_is_what_the_command_writes_today() -> None:
-    written = ROOT / "docs" / "paper-rules.md"
+    written = ROOT / "docs" / "evidence" / "paper-rules.md"
     assert written.read_text(encoding="utf-8") == page()

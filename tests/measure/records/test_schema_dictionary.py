@@ -1,4 +1,4 @@
-"""The data dictionary is the schema's own words, and docs/data-dictionary.md is that text."""
+"""The data dictionary is the schema's own words, and docs/reference/data-dictionary.md is that text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_document_is_what_the_schema_says() -> None:
-    page = ROOT / "docs" / "data-dictionary.md"
+    page = ROOT / "docs" / "reference" / "data-dictionary.md"
     assert page.read_text(encoding="utf-8") == dictionary_markdown(), (
-        "write it again: harness explain tables -o docs/data-dictionary.md"
+        "write it again: harness explain tables -o docs/reference/data-dictionary.md"
     )
 
 

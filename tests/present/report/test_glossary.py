@@ -13,13 +13,15 @@ from tests.support.command_line import harness
 
 
 def test_the_page_of_the_documents_is_the_text_of_the_glossary() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert page == markdown(), "write it again: harness explain glossary -o docs/glossary.md"
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    assert page == markdown(), "write it again: harness explain glossary -o docs/reference/glossary.md"
     assert all(len(line) <= 100 for line in page.splitlines())
 
 
 def test_every_entry_names_a_section_of_the_method_and_explains_in_plain_text() -> None:
-    sections = re.findall(r"^## (.+)$", (ROOT / "docs" / "method.md").read_text(encoding="utf-8"), re.MULTILINE)
+    sections = re.findall(
+        r"^## (.+)$", (ROOT / "docs" / "reference" / "method.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     for entry in entries():
         assert entry.section in sections, entry.name
         assert len(entry.plain_meaning) > 20
@@ -56,7 +58,7 @@ def test_a_word_is_explained_once_where_it_first_stands_in_a_text() -> None:
 def test_the_terminal_explains_words_keys_first(tmp_path: Path) -> None:
     said = harness("explain", "Dummy", cwd=tmp_path).stdout
     assert "A request that the server adds to fill a compiled batch size" in said
-    assert "(docs/method.md, Reuse)" in said
+    assert "(docs/reference/method.md, Reuse)" in said
     assert harness("explain", "condition", cwd=tmp_path).stdout.startswith("[[condition]]")
     near = harness("explain", "re-arival", cwd=tmp_path)
     assert near.returncode == 2

@@ -139,7 +139,7 @@ def test_each_symbol_has_its_meaning_and_leads_to_its_glossary_entry(demo: Page)
 
 
 def test_the_glossary_names_sections_of_the_method_page_that_exist(demo: Page) -> None:
-    method = (Path(__file__).parents[3] / "docs" / "method.md").read_text(encoding="utf-8")
+    method = (Path(__file__).parents[3] / "docs" / "reference" / "method.md").read_text(encoding="utf-8")
     sections = set(re.findall(r"Method: “([^”]+)”", demo.html))
     assert sections <= set(re.findall(r"^## (.+)$", method, re.MULTILINE))
     assert len(sections) >= 5

@@ -121,7 +121,8 @@ class InputSpec(Spec):
 
 
 class DeviceSpec(Spec):
-    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/method.md, "Search".
+    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/reference/method.md,
+    "Search".
 
     Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: memory of a device
     beside the KV slots after loading, the largest measured value (6.6-7.0 GiB with 4.5 GiB of KV).

@@ -396,7 +396,7 @@ class _Comparison:
         if any(check.state == "unseen" for check in concerned):
             return Use("rules", "unknown", "the vLLM it is pinned to was neither found nor recorded")
         named = ", ".join(check.fact.name for check in concerned if check.state == "changed")
-        return Use("rules", "unknown", f"read and drive them first (docs/releases.md); changed: {named}")
+        return Use("rules", "unknown", f"read and drive them first (docs/guides/releases.md); changed: {named}")
 
 
 def _diff(before: Known | None, old: Sequence[Statement] | None, new: Sequence[Statement]) -> tuple[str, ...]:

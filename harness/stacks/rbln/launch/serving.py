@@ -151,13 +151,13 @@ def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> 
 
 def find_rbln_stack(environment: str = "") -> Stack:
     """The stack in a virtual environment, or the one whose ``vllm`` is on PATH; ServerError says what is missing."""
-    hint = "Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)"
+    hint = "Install vllm and vllm-rbln, and name their virtual environment (docs/guides/npu.md)"
     stack = find_stack(environment, PACKAGES, hint, "vllm-rbln")
     if "vllm-rbln" not in stack.versions:
         raise ServerError(
             "vllm is installed, vllm-rbln is not",
             where=str(stack.vllm.parent.parent),
-            hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/ca25.md)",
+            hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/guides/npu.md)",
         )
     return stack
 

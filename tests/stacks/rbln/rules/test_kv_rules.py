@@ -21,7 +21,7 @@ from harness.stacks.rbln.rules.kv_rules import (
     rules_in_words,
 )
 
-PAGE = Path(__file__).parents[4] / "docs" / "stack.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "stack.md"
 
 
 def test_the_page_of_the_stack_prints_the_table() -> None:
