@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from benchmarks.figure import Figure
 from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
-from harness.analysis.compare.stopping import boundary_of, of_each
+from harness.analysis.compare.stopping import bonferroni, boundary_of
 from harness.analysis.stats import FloatArray
 from harness.judge.planning.family import Aim, Family
 from harness.judge.planning.needed import Components, Goal, family_of, needed_together
@@ -190,7 +190,7 @@ def _wrong(population: Population, num_experiments: int) -> Iterator[Figure]:
     places = np.random.default_rng(SEED).integers(0, logs.shape[1], size=(num_experiments, LOOKS))
     note = f"{LOOKS} looks, {num_experiments:,} experiments, every true ratio 1"
     for name, share, mark in (("alpha shared", len(logs), f"<= {GOAL.alpha}"), ("alpha for each", 1, "")):
-        stop = of_each(StopSpec(margin=GOAL.margin, alpha=GOAL.alpha, budget=LOOKS), share)
+        stop = bonferroni(StopSpec(margin=GOAL.margin, alpha=GOAL.alpha, budget=LOOKS), share)
         boundary = boundary_of(stop)
         limits = np.array([math.inf, *(boundary(n) or math.inf for n in range(2, LOOKS + 1))])
         is_wrong = np.array([(t_paths(values[places]) > limits).any(axis=1) for values in logs])
@@ -204,7 +204,7 @@ def _ended(population: Population, num_experiments: int) -> Iterator[Figure]:
         if need.looked_90 is None:
             continue
         logs, mean = population.logs[place], components[place].mean
-        stop = of_each(StopSpec(margin=GOAL.margin, alpha=GOAL.alpha, budget=need.looked_90), len(components))
+        stop = bonferroni(StopSpec(margin=GOAL.margin, alpha=GOAL.alpha, budget=need.looked_90), len(components))
         places = np.random.default_rng(SEED).integers(0, len(logs), size=(num_experiments, stop.budget))
         effects = [mean] if abs(mean) > 2 * GOAL.log_margin else [0.0, GOAL.log_margin]
         shares = [blocks_taken((logs - logs.mean() + effect)[places], stop)[1] for effect in effects]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.figure import Figure
-from harness.analysis.compare.stopping import looks_at, of_each
+from harness.analysis.compare.stopping import bonferroni, looks_at
 from harness.errors import HarnessError
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.sim.predict.draws import perturbation_of
@@ -190,7 +190,7 @@ def tuned(number: int, seed: int) -> Tuned:
 def _answer(logs: dict[str, Any]) -> tuple[str, Any]:
     """The candidate that is the answer, and the look that decided it, as ``harness.tune`` chooses."""
     stop = StopSpec(margin=MARGIN, alpha=ALPHA, budget=MOST_BLOCKS, looks=tuple(looks_within(MOST_BLOCKS)))
-    rule = of_each(stop, len(logs))
+    rule = bonferroni(stop, len(logs))
     last = {name: list(looks_at(values.tolist(), rule))[-1] for name, values in logs.items()}
     taken = max(look.num_blocks for look in last.values())
     # Both are measured until both are decided.

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 Report = Callable[[Any], None]
 
 # Forking, and fetching results, cost up to a quarter of this.
-WORTH_S = 0.4
+MIN_PARALLEL_S = 0.4
 END_TIMEOUT_S = 10.0
 
 
@@ -76,13 +76,13 @@ def parallel_map(
     tasks: Sequence[Task],
     on_progress: Report = lambda _progress: None,
     processes: int | None = None,
-    worth_s: float = WORTH_S,
+    min_parallel_s: float = MIN_PARALLEL_S,
 ) -> Iterator[tuple[int, Result]]:
     """Yield the place and result of each task as it is done.
 
     work: gets a task and a function that passes picklable progress to ``on_progress``. processes: the most that are
     used, by default one per core. The first task is done in this process; the others are distributed, in order, only
-    where they would last longer than ``worth_s``. Results must be picklable.
+    where they would last longer than ``min_parallel_s``. Results must be picklable.
     Raises what ``work`` raises, and HarnessError when a process dies.
     """
     clock = MonotonicClock()
@@ -92,7 +92,7 @@ def parallel_map(
         place = left.pop(0)
         yield place, work(tasks[place], on_progress)
         each_s = (clock.now_ns() - began_ns) / NS_PER_S / (len(tasks) - len(left))
-        if each_s * len(left) < worth_s:
+        if each_s * len(left) < min_parallel_s:
             count = 1
     if left:
         yield from _distributed(work, tasks, left, on_progress, min(count, len(left)))

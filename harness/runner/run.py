@@ -366,7 +366,7 @@ def with_hints(request: RequestSpec, server: ServerSpec) -> RequestSpec:
 
 def with_session_header(request: RequestSpec, server: ServerSpec) -> RequestSpec:
     """The request with the header by which a router knows its session; as it is where there is no router."""
-    name = server.door.session_header if server.is_routed else ""
+    name = server.routing.session_header if server.is_routed else ""
     if not name or name.lower() in map(str.lower, request.headers):
         return request
     return request.model_copy(update={"headers": {**request.headers, name: "{session_id}"}})

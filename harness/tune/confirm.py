@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from harness.analysis.compare.stopping import (
     ComparisonLooks,
     SequentialStatus,
+    bonferroni,
     looks_at,
-    of_each,
     sequential_status,
 )
 from harness.analysis.compare.verdict import Verdict
@@ -179,7 +179,7 @@ def looks_within(budget: int) -> list[int]:
 def power(option: Option, blocks: int, num_comparisons: int) -> float:
     """The probability that a measurement of so many plans ends in a verdict, if the prediction is right."""
     stop = StopSpec(margin=MARGIN, alpha=ALPHA, budget=blocks, looks=tuple(looks_within(blocks)))
-    stop = of_each(stop, num_comparisons)
+    stop = bonferroni(stop, num_comparisons)
     ends = blocks_until_decided(max(option.block_sd, 1e-4), math.log(option.ratio.ratio), stop)
     return float((ends <= blocks).mean())
 

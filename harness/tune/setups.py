@@ -50,7 +50,7 @@ class Setup(NamedTuple):
             paged.num_gpu_blocks if paged else None,
             server.prefix_caching,
             server.num_replicas,
-            server.door.policy if server.is_routed else "",
+            server.routing.policy if server.is_routed else "",
         )
 
     def on(self, server: ServerSpec) -> ServerSpec:
@@ -63,7 +63,7 @@ class Setup(NamedTuple):
             "prefix_caching": self.prefix_caching,
         }
         if server.is_routed:
-            update["router"] = server.door.model_copy(update={"policy": self.policy})
+            update["router"] = server.routing.model_copy(update={"policy": self.policy})
         return server.model_copy(update=update)
 
     @property

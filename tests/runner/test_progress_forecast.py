@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.compare.answer import Asked
+from harness.analysis.compare.answer import ChannelWords
 from harness.analysis.compare.stopping import declared_status
 from harness.analysis.compare.verdict import Verdict
 from harness.errors import SpecError
@@ -216,6 +216,6 @@ def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is
     assert 2 <= looks.num_blocks == status.num_blocks
     note = "Time in flight (B) decides: modelled device time (A) is not there"
     assert all(note in status_lines(event.status)[-1] for event in events if isinstance(event, BlockLooked))
-    (decision,) = decide_stopped(status, {looks.condition: Asked() for looks in status.comparisons})
+    (decision,) = decide_stopped(status, {looks.condition: ChannelWords() for looks in status.comparisons})
     assert note in decision.reason
     assert note in write_report(outcome.runs, tmp_path / "report.html", timelines=()).read_text()

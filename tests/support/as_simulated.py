@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.run_tables import join_request_id
-from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, PrefixAware, policy_named
+from harness.extras.replicas.policies import BLOCK_TOKENS, PrefixAware, RoutedRequest, policy_named
 from harness.measure.emulator.step_log import read_trace
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
@@ -88,7 +88,7 @@ def other_decisions(run: SealedRun) -> tuple[int, int]:
 
     What a prefix-aware router read of a prompt is held to that too.
     """
-    router = policy_named(run.server.door.policy, run.server.num_replicas)
+    router = policy_named(run.server.routing.policy, run.server.num_replicas)
     requests = values_of(run.table("requests"), "request_id", "session", "request")
     place_of = {name: (session, request) for name, session, request in requests}
     whole, prompt_keys = whole_sessions(run.plan), BlockKeys(run.plan, BLOCK_TOKENS).prompt
@@ -98,7 +98,7 @@ def other_decisions(run: SealedRun) -> tuple[int, int]:
         if what == "route":
             session, request = place_of[name]
             keys = prompt_keys(session, request).tolist() if router.reads_prompts else ()
-            decided = [str(rest[0]).rpartition("-")[2], router.route(Asked(str(rest[0]), keys))]
+            decided = [str(rest[0]).rpartition("-")[2], router.route(RoutedRequest(str(rest[0]), keys))]
             if isinstance(router, PrefixAware):
                 decided += [len(keys), router.matched]
             num_decisions += 1

@@ -44,7 +44,7 @@ def replicas_naively(server: ServerSpec, draws: Draws, config: EngineConfig) -> 
 
 def _played(server: ServerSpec, draws: Draws, place: int, seed: int) -> ReplicaRun:
     (plan,) = plans_of(one_plan(draws.arrays, place))
-    router = policy_named(server.door.policy, server.num_replicas)
+    router = policy_named(server.routing.policy, server.num_replicas)
     run = ReplicaRun(plan, server.replica, draws.models[place], router)
     # Each replica has noise of its own, which is drawn by the number of the step, one by one.
     for replica, core in enumerate(run.cores):
@@ -179,7 +179,7 @@ def main(num_steps: str = "100000", first_seed: str = "0") -> int:
         seen["preemptions"] += int(outcome.totals["preemptions"].sum())
         seen["evictions"] += int(outcome.totals["evictions"].sum())
         seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
-        seen[case.server.door.policy] += 1
+        seen[case.server.routing.policy] += 1
         seen["paged" if case.server.is_paged else "slots"] += 1
         seed += 1
     print(dict(seen))

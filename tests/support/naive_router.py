@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 
-from harness.extras.replicas.policies import KEPT_BLOCKS, MOST_LEAD, POLICIES, Asked, policy_named
+from harness.extras.replicas.policies import KEPT_BLOCKS, MOST_LEAD, POLICIES, RoutedRequest, policy_named
 
 
 class NaiveRouter:
@@ -76,7 +76,7 @@ def differences(policy: str, seed: int, num_requests: int) -> list[tuple[int, in
             prompts[session] = [*prompts[session][: rng.randrange(9)], rng.randrange(10**6)]
         blocks = [*shared[: rng.randrange(4)], *prompts[session]]
         name = "" if session == 11 else str(session)
-        chosen, again = theirs.route(Asked(name, blocks)), ours.ask(name, blocks)
+        chosen, again = theirs.route(RoutedRequest(name, blocks)), ours.ask(name, blocks)
         if chosen != again:
             different.append((chosen, again))
             return different

@@ -201,7 +201,7 @@ def seen_in_words(seen: Seen | ChannelRatio) -> str:
     return f"{change(seen.ratio).removesuffix(' than').replace('the same as', 'the same')}{within}"
 
 
-class Asked(NamedTuple):
+class ChannelWords(NamedTuple):
     """What the channels of a comparison say of each other, in words.
 
     apart: why they answer nothing; empty where they may. said: what the channel that was asked says of the answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from harness.analysis.compare.answer import Asked, Compared, answers, asked_in_words
+from harness.analysis.compare.answer import ChannelWords, Compared, answers, asked_in_words
 from harness.analysis.compare.channels import Comparison, block_of, compare, why_apart
 from harness.analysis.compare.family import ALONE, Family
 from harness.analysis.compare.pairs import common_replicates, num_plans
@@ -102,14 +102,14 @@ class ExperimentRuns:
             return compared
         return self.status.applied_to(condition, compared)
 
-    def asked(self, condition: str, baseline: str, basis: Basis | None = None) -> Asked:
+    def asked(self, condition: str, baseline: str, basis: Basis | None = None) -> ChannelWords:
         """What the channels of a comparison say of each other.
 
         basis: what a rule rests on; what the tables rest on is asked in any case.
         """
         of_tables, of_rule = (self.compare(condition, baseline, each) for each in (None, basis))
         apart = (why_apart(compared) for compared in (of_tables, of_rule) if compared is not None)
-        return Asked(next(filter(None, apart), ""), "" if of_rule is None else asked_in_words(of_rule))
+        return ChannelWords(next(filter(None, apart), ""), "" if of_rule is None else asked_in_words(of_rule))
 
     def result(self, condition: str, baseline: str) -> Result | None:
         """What the runs show of a condition's cost, as every view has it; None without a pair of valid runs."""

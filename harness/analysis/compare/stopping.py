@@ -73,7 +73,7 @@ def boundary_of(stop: StopSpec) -> Callable[[int], float | None]:
     return by_look.get
 
 
-def of_each(stop: StopSpec, num_parts: int) -> StopSpec:
+def bonferroni(stop: StopSpec, num_parts: int) -> StopSpec:
     """The rule of one of several comparisons that share alpha: together they are wrong as seldom as one alone.
 
     In equal parts (Bonferroni), as the comparisons are looked at and end at different blocks.
@@ -81,9 +81,9 @@ def of_each(stop: StopSpec, num_parts: int) -> StopSpec:
     return stop.model_copy(update={"alpha": stop.alpha / max(num_parts, 1)})
 
 
-def of_blocks(stop: StopSpec, *, has_errors: bool) -> StopSpec:
+def share_for_sampling_error(stop: StopSpec, *, has_errors: bool) -> StopSpec:
     """The rule of what scatters between the blocks. has_errors: those of the costs have the other half of alpha."""
-    return of_each(stop, 2) if has_errors else stop
+    return bonferroni(stop, 2) if has_errors else stop
 
 
 def never_apart(num_blocks: int) -> str:  # noqa: ARG001  # the form of ``looks_at``
@@ -107,7 +107,7 @@ def looks_at(
     the blocks and that of the costs, each with half of alpha, which holds whatever both are. apart_at: why so many
     blocks answer nothing, whatever their interval shows, "" where they may; such a look does not end the sequence.
     """
-    whole, stop = stop, of_blocks(stop, has_errors=bool(costs))
+    whole, stop = stop, share_for_sampling_error(stop, has_errors=bool(costs))
     boundary = boundary_of(stop)
     preset = stop.preset_looks
     for num_blocks in range(2, min(len(differences), stop.budget) + 1):
@@ -153,7 +153,7 @@ def blocks_left(look: Look, stop: StopSpec) -> int | None:
     """
     if look.apart:
         return None
-    boundary = boundary_of(of_blocks(stop, has_errors=look.of_costs is not None))
+    boundary = boundary_of(share_for_sampling_error(stop, has_errors=look.of_costs is not None))
     for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
         t = boundary(num_blocks)
         half = math.inf if t is None or math.isinf(t) or look.sd < NO_SCATTER else t * look.sd / math.sqrt(num_blocks)
@@ -172,7 +172,7 @@ def check_can_decide(spec: ExperimentSpec, stop: StopSpec, source: str) -> StopS
         )
     costs = {spec.server_of(condition).cost_model for condition in spec.condition}
     has_errors = stop.channel == "a" and any(load_cost_model(name).errors for name in costs)
-    each = of_blocks(of_each(stop, num_comparisons(spec)), has_errors=has_errors)
+    each = share_for_sampling_error(bonferroni(stop, num_comparisons(spec)), has_errors=has_errors)
     boundary = boundary_of(each)
     if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
         first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, each.alpha)))
@@ -330,7 +330,7 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     whole = whole_blocks(spec, runs)
     is_over = len(whole) >= stop.budget
     family = num_comparisons(spec)
-    each = of_each(stop, family)
+    each = bonferroni(stop, family)
     comparisons: list[ComparisonLooks] = []
     counted = [run for run in runs if run.replicate in whole[: stop.budget]]
     for ratios in log_ratios(spec, counted, stop.channel, Family.under(spec, stop)):

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ServerError, SpecError
-from harness.extras.replicas.doors import door_plan
+from harness.extras.replicas.router_launch import router_launch
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding, invalid
 from harness.measure.server.life import HEALTH, LOOPBACK, LaunchPlan
@@ -33,30 +33,30 @@ def launch_replicas(launch: Launch, server: ServerSpec, options: LaunchOptions) 
     if server.url:
         return _attached(launch, server, options)
     members = tuple(_members(launch, server, options))
-    door = door_plan(server.door, [member.endpoint.url for member in members], options.run_folder)
+    router_plan = router_launch(server.routing, [member.endpoint.url for member in members], options.run_folder)
     first, asked = members[0], requested_settings(server)
     return replace(
         first,
-        argv=door.argv,
-        env=door.env,
-        host=door.host,
-        port=door.port,
+        argv=router_plan.argv,
+        env=router_plan.env,
+        host=router_plan.host,
+        port=router_plan.port,
         reached_at=None,
-        files=door.files,
-        requested={**first.requested, **door.requested, "replicas": server.replicas},
+        files=router_plan.files,
+        requested={**first.requested, **router_plan.requested, "replicas": server.replicas},
         # What {replica} stands for is shown by each replica's own record.
         effective={**first.effective, **{key: asked[key] for key in _NUMBERED if key in first.effective}},
         findings=tuple(dict.fromkeys(finding for member in members for finding in member.findings)),
         scratch_variable="",
         replicas=members,
-        start=partial(ServerGroup, members, door, server.door.health),
+        start=partial(ServerGroup, members, router_plan, server.routing.health),
     )
 
 
 def _attached(launch: Launch, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
-    """Of servers that run already: the door, and what each replica shows."""
+    """Of servers that run already: the router, and what each replica shows."""
     alone = server.replica
-    door = launch(alone.model_copy(update={"step_log": ""}), options)
+    router_plan = launch(alone.model_copy(update={"step_log": ""}), options)
     members: list[LaunchPlan] = []
     for number, url in enumerate(server.replica_urls):
         step_log = server.step_log.replace("{replica}", str(number))
@@ -64,11 +64,11 @@ def _attached(launch: Launch, server: ServerSpec, options: LaunchOptions) -> Lau
         own = alone.model_copy(update={"url": url, "step_log": step_log})
         members.append(launch(own, options._replace(run_folder=folder)))
     return replace(
-        door,
+        router_plan,
         replicas=tuple(members),
         observation=members[0].observation,
         appended=tuple(each for member in members for each in member.appended),
-        effective={**door.effective, **({"step_log": server.step_log} if server.step_log else {})},
+        effective={**router_plan.effective, **({"step_log": server.step_log} if server.step_log else {})},
     )
 
 
@@ -113,7 +113,7 @@ class ServerGroup:
     """All replicas and their router as one ``ServerHandle``. The router starts when every replica is healthy."""
 
     members: Sequence[LaunchPlan]
-    door: LaunchPlan
+    router_plan: LaunchPlan
     health: str
     log: ServerLog
     processes: list[ServerProcess] = field(default_factory=list[ServerProcess])
@@ -173,7 +173,7 @@ class ServerGroup:
     ) -> int:
         """Wall ns until every replica and then the router was healthy; all are gone where one was not in time.
 
-        host, port: of the door, which its plan has too.
+        host, port: the router, which its plan has too.
         """
         del host, port
         began_ns = _wall_clock.now_ns()
@@ -191,8 +191,8 @@ class ServerGroup:
             if not is_stopped():
                 folder = self.log.path.parent
                 log = ServerLog(folder / layout.ROUTER_LOG, folder / layout.ROUTER_LOG_STAMPS, self.log.clock)
-                self.router = _started(self.door, log)
-                wait(ROUTER, self.router, self.door, self.health)
+                self.router = _started(self.router_plan, log)
+                wait(ROUTER, self.router, self.router_plan, self.health)
         except BaseException:
             self.kill()
             raise

@@ -21,7 +21,7 @@ MOST_LEAD = 4
 """Open requests that a prefix-aware choice may have more than the least loaded replica."""
 
 
-class Asked(NamedTuple):
+class RoutedRequest(NamedTuple):
     """What a router reads of a request.
 
     session: whose request it is, as a header names it; "" where none does. keys: of the prompt's whole blocks, of
@@ -46,7 +46,7 @@ class Policy(ABC):
         self.open = [0] * num_replicas
         self._last = num_replicas - 1
 
-    def route(self, asked: Asked) -> int:
+    def route(self, asked: RoutedRequest) -> int:
         """The replica for a request, from 0; it counts as open there until ``finished``."""
         replica = self._choose(asked)
         self.open[replica] += 1
@@ -58,7 +58,7 @@ class Policy(ABC):
         self.open[replica] -= 1
 
     @abstractmethod
-    def _choose(self, asked: Asked) -> int: ...
+    def _choose(self, asked: RoutedRequest) -> int: ...
 
     def _next(self) -> int:
         return (self._last + 1) % len(self.open)
@@ -78,7 +78,7 @@ class RoundRobin(Policy):
 
     name, meaning = "round-robin", "each request to the next replica"
 
-    def _choose(self, asked: Asked) -> int:
+    def _choose(self, asked: RoutedRequest) -> int:
         del asked
         return self._next()
 
@@ -88,7 +88,7 @@ class LeastRequests(Policy):
 
     name, meaning = "least-requests", "to the replica with the fewest open requests"
 
-    def _choose(self, asked: Asked) -> int:
+    def _choose(self, asked: RoutedRequest) -> int:
         del asked
         return self._least_open()
 
@@ -102,7 +102,7 @@ class SessionAffinity(Policy):
         super().__init__(num_replicas)
         self._home: dict[str, int] = {}
 
-    def _choose(self, asked: Asked) -> int:
+    def _choose(self, asked: RoutedRequest) -> int:
         if asked.session == NO_SESSION:
             return self._least_open()
         return self._home.setdefault(asked.session, self._least_open())
@@ -124,7 +124,7 @@ class PrefixAware(Policy):
         self._sent = [OrderedDict[int, None]() for _ in range(num_replicas)]
         self.matched = [0] * num_replicas
 
-    def _choose(self, asked: Asked) -> int:
+    def _choose(self, asked: RoutedRequest) -> int:
         matched = self.matched = [self._matched(sent, asked.keys) for sent in self._sent]
         least = self._least_open()
         best = self._first_by(lambda place: (-matched[place], self.open[place]))

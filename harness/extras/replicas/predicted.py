@@ -43,7 +43,7 @@ class DrawsOnReplicas:
         """Sums over all replicas, and the requests of each plan, in the order of ``draws.arrays``."""
         check_slots(draws.arrays, config)
         arrays, replicas = draws.arrays, range(self.server.num_replicas)
-        router, sent = new_router(self.server.door.policy, len(replicas), arrays)
+        router, sent = new_router(self.server.routing.policy, len(replicas), arrays)
         scratch, num_rows = layout.new_scratch(arrays), int(arrays.plans["num_requests"].max())
         first = layout.new_outcome(arrays, config)
         # Requests are told apart by their place in the plan, so all replicas write into one table of them.

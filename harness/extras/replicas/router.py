@@ -1,4 +1,4 @@
-"""The harness's own router: one door before several servers, in a process of its own.
+"""The harness's own router: one address for several servers, in a process of its own.
 
 Completions go where a ``Policy`` says; every other path goes to the first server. Bodies pass unchanged and as they
 come; a request whose client leaves is left at its server too. Nothing is repeated: a server that does not answer is an
@@ -21,7 +21,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from harness.clock import MonotonicClock
-from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, Policy, PrefixAware, policy_named
+from harness.extras.replicas.policies import BLOCK_TOKENS, Policy, PrefixAware, RoutedRequest, policy_named
 from harness.model.plan.blocks import token_block_keys
 from harness.model.spec.router import REPLICA_HEADER
 
@@ -36,7 +36,7 @@ _BLOCK_BYTES = 512
 _KEEP_ALIVE_S = 75.0
 
 
-class Door(NamedTuple):
+class RouterConfig(NamedTuple):
     """What the router is started with, as a JSON file. urls: of the servers. routed_path: file of its decisions."""
 
     host: str
@@ -65,10 +65,10 @@ class Decisions:
 
 
 class Router:
-    """The routes of the door."""
+    """The routes of the router."""
 
-    def __init__(self, door: Door, policy: Policy, decisions: Decisions) -> None:
-        self._door, self._policy, self._decisions = door, policy, decisions
+    def __init__(self, config: RouterConfig, policy: Policy, decisions: Decisions) -> None:
+        self._config, self._policy, self._decisions = config, policy, decisions
         self._http: ClientSession | None = None
 
     def application(self) -> web.Application:
@@ -97,10 +97,10 @@ class Router:
 
     async def _routed(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        session = request.headers.get(self._door.session_header, "") if self._door.session_header else ""
+        session = request.headers.get(self._config.session_header, "") if self._config.session_header else ""
         name = request.headers.get("X-Request-Id", "")
         keys = keys_of(body) if self._policy.reads_prompts else ()
-        replica = self._policy.route(Asked(session, keys))
+        replica = self._policy.route(RoutedRequest(session, keys))
         read = (len(keys), self._policy.matched) if isinstance(self._policy, PrefixAware) else ()
         self._decisions.write("route", name, session, replica, *read)
         try:
@@ -112,7 +112,7 @@ class Router:
     async def _passed_on(self, request: web.Request, body: bytes, replica: int) -> web.StreamResponse:
         assert self._http is not None, "the application has started"
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP]
-        url, response = self._door.urls[replica] + request.path_qs, None
+        url, response = self._config.urls[replica] + request.path_qs, None
         try:
             async with self._http.request(
                 request.method, url, data=body or None, headers=headers, allow_redirects=False
@@ -151,13 +151,13 @@ def keys_of(body: bytes) -> list[int]:
     return token_block_keys(letters, _BLOCK_BYTES).tolist()
 
 
-async def serve(door: Door) -> None:
+async def serve(config: RouterConfig) -> None:
     """Answer until a signal ends it."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    with Path(door.routed_path).open("a", buffering=1, encoding="utf-8") as file:
-        router = Router(door, policy_named(door.policy, len(door.urls)), Decisions(file))
+    with Path(config.routed_path).open("a", buffering=1, encoding="utf-8") as file:
+        router = Router(config, policy_named(config.policy, len(config.urls)), Decisions(file))
         runner = web.AppRunner(
             router.application(),
             handler_cancellation=True,
@@ -170,14 +170,14 @@ async def serve(door: Door) -> None:
         # Objects of the start live until exit. Each collection of them would cost milliseconds.
         gc.collect()
         gc.freeze()
-        await web.TCPSite(runner, door.host, door.port, backlog=2048).start()
-        sys.stderr.write(f"{door.policy} to {', '.join(door.urls)} on http://{door.host}:{door.port}\n")
+        await web.TCPSite(runner, config.host, config.port, backlog=2048).start()
+        sys.stderr.write(f"{config.policy} to {', '.join(config.urls)} on http://{config.host}:{config.port}\n")
         with suppress(asyncio.CancelledError):
             await stop.wait()
         await runner.cleanup()
 
 
 def main(config: str) -> None:
-    """Route until ended. config: a file with a ``Door`` as JSON."""
+    """Route until ended. config: a file with a ``RouterConfig`` as JSON."""
     table = json.loads(Path(config).read_text(encoding="utf-8"))
-    asyncio.run(serve(Door(*(table[name] for name in Door._fields))))
+    asyncio.run(serve(RouterConfig(*(table[name] for name in RouterConfig._fields))))

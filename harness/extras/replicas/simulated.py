@@ -30,7 +30,7 @@ class RecordedReplicas(ReplicaRun):
     def __init__(self, run: PlannedRun, costs: CostModel, folder: Path) -> None:
         check_simulated_router(run.server)
         server = run.server.replica
-        super().__init__(run.plan, server, costs, policy_named(run.server.door.policy, run.server.num_replicas))
+        super().__init__(run.plan, server, costs, policy_named(run.server.routing.policy, run.server.num_replicas))
         # The step log of paged rules has a row for each step.
         self.takes_equal_steps = not server.is_paged
         self.rows = ClientRows(run.plan, run.spec.client.stream)
@@ -41,8 +41,8 @@ class RecordedReplicas(ReplicaRun):
         ]
         self.settings = self._records[0].settings
         self._folder = folder
-        door = {"router": run.server.door.model_dump(mode="json")}
-        self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.replicas], "requested": door}
+        requested = {"router": run.server.routing.model_dump(mode="json")}
+        self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.replicas], "requested": requested}
 
     def _places(self, server: ServerSpec) -> range:
         """The replicas that write a step log."""
@@ -93,9 +93,9 @@ class RecordedReplicas(ReplicaRun):
 
 def check_simulated_router(server: ServerSpec) -> None:
     """SpecError for a router that is not modelled."""
-    if server.door.kind != "harness":
+    if server.routing.kind != "harness":
         raise SpecError(
-            f"{server.door.kind} is not modelled: its decisions are its own",
+            f"{server.routing.kind} is not modelled: its decisions are its own",
             where="server.router.kind",
             hint='Simulate kind = "harness" with a policy like it, or measure it on servers',
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from harness.clock import ScaledClock
-from harness.extras.replicas.policies import BLOCK_TOKENS, Asked, Policy
+from harness.extras.replicas.policies import BLOCK_TOKENS, Policy, RoutedRequest
 from harness.measure.client.rows import RequestRows
 from harness.measure.records.schema import ABORTED
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
@@ -100,7 +100,7 @@ class ReplicaRun(VirtualDriver):
     def server_of(self, event: ClientEvent) -> int:
         key = (event.session, event.request)
         keys = self._prompt_keys(*key).tolist() if self.router.reads_prompts else ()
-        self.served_by[key] = self.router.route(Asked(str(self._whole_sessions[event.session]), keys))
+        self.served_by[key] = self.router.route(RoutedRequest(str(self._whole_sessions[event.session]), keys))
         return self.served_by[key]
 
     def request_of(self, event: ClientEvent) -> EngineRequest:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple, get_args
 
 from harness.analysis import stats
-from harness.analysis.compare.answer import Asked, cost_sentence
+from harness.analysis.compare.answer import ChannelWords, cost_sentence
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.result import why_no_interval
 from harness.analysis.compare.stopping import LogRatios, SequentialStatus
@@ -93,7 +93,7 @@ def withheld(rule: str, subject: str, reason: str, **numbers: Number) -> Decisio
     return Decision(rule, subject, Outcome.WITHHELD, reason, numbers=numbers)
 
 
-def as_asked(decision: Decision, asked: Asked) -> Decision:
+def as_asked(decision: Decision, asked: ChannelWords) -> Decision:
     """The decision with what the other channel says of it; WITHHELD where the answer of the same runs is."""
     if asked.apart and decision.outcome is not Outcome.WITHHELD:
         reason = f"{asked.apart}; {decision.reason}"
@@ -467,7 +467,7 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     return f"{blocks}, {BASIS_NAMES['b']}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
 
 
-def decide_stopped(status: SequentialStatus, asked: Mapping[str, Asked]) -> list[Decision]:
+def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) -> list[Decision]:
     """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD.
 
     asked: by condition, what the channels of all its runs say: a sequence may have ended before the last of them.

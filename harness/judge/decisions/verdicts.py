@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
 from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.compare.answer import Asked
+from harness.analysis.compare.answer import ChannelWords
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.compare.predictions import drawn_ratio
@@ -222,11 +222,13 @@ def _saturations(rule: SaturationRule, experiment: ExperimentRuns) -> Iterator[C
         yield Case(subject, fewest, partial(_on_levels, rule, subject, ratios, asked))
 
 
-def _on_levels(rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]], asked: Asked) -> Decision:
+def _on_levels(
+    rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]], asked: ChannelWords
+) -> Decision:
     return as_asked(decide.decide_saturation(rule, subject, ratios), asked)
 
 
-def _adjacent_asked(experiment: ExperimentRuns, contrast: Contrast, smaller: Factor, larger: Factor) -> Asked:
+def _adjacent_asked(experiment: ExperimentRuns, contrast: Contrast, smaller: Factor, larger: Factor) -> ChannelWords:
     """Why the channels of two levels, in any stratum, answer nothing of each other or of their baselines."""
     below, above = (contrast.conditions_at(experiment, level) for level in (smaller, larger))
     adjacent = [(condition, below[stratum]) for stratum, condition in above.items() if stratum in below]
@@ -234,7 +236,7 @@ def _adjacent_asked(experiment: ExperimentRuns, contrast: Contrast, smaller: Fac
         (name, baseline) for name, baseline in experiment.compared() if any(name in pair for pair in adjacent)
     ]
     asked = (experiment.asked(*pair) for pair in (*adjacent, *of_baselines))
-    return next((each for each in asked if each.apart), Asked())
+    return next((each for each in asked if each.apart), ChannelWords())
 
 
 class ArtifactTimes(NamedTuple):
@@ -345,7 +347,7 @@ def _on_margin(
         f"{BASIS_NAMES[compared.rests_on]} gives a cost ratio of {compared.main.ratio:.4f} and {BASIS_NAMES['b']} "
         f"{compared.ratio_b:.4f}, wholly beyond the margin"
     )
-    return as_asked(decision, Asked(denied))
+    return as_asked(decision, ChannelWords(denied))
 
 
 CASES: Mapping[type, Callable[[Any, ExperimentRuns], Iterator[Case]]] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.analysis.compare.stopping import log_ratios, of_each
+from harness.analysis.compare.stopping import bonferroni, log_ratios
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.stats import FloatArray, log_mean_values, t_quantile
 from harness.clock import NS_PER_S
@@ -334,7 +334,7 @@ def _looked(
     """Blocks within which half and ``goal.power`` of sequential experiments end, at the worst of ``effects``."""
     if 4 * fixed > MOST_BLOCKS:
         return None, None
-    stop = of_each(StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed)), family_size)
+    stop = bonferroni(StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed)), family_size)
     sd = max(parts.sd, 1e-9)
     ends = [blocks_until_decided(sd, effect, stop, degrees=parts.num_blocks - 1) for effect in effects]
     median, most = (max(int(np.quantile(end, q, method="higher")) for end in ends) for q in (0.5, goal.power))

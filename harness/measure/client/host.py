@@ -231,7 +231,7 @@ class RunDelay:
         return self._total_ns - before_ns
 
 
-def tells_run_delay() -> bool:
+def has_run_delay() -> bool:
     """Whether the system tells how long a thread waited for a core."""
     with contextlib.closing(RunDelay()) as delay:
         return delay.since_last_ns() is not None

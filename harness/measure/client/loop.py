@@ -20,8 +20,8 @@ from harness.measure.client.connection import Connection, ConnectionPool, allow_
 from harness.measure.client.exchange import PIECES_AT_ONCE, Exchange, header_lines, request_bytes, request_head
 from harness.measure.client.host import SHORT_SLICE_NS, SchedulerSlice
 from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
+from harness.measure.client.poll_times import PollTimes
 from harness.measure.client.rows import ABSENT
-from harness.measure.client.visits import Visits
 
 if TYPE_CHECKING:
     from harness.measure.client.replay_state import Due, ReplayState
@@ -82,7 +82,7 @@ class EpollReplay:
         choose_start: called once everything is ready; returns that start.
         """
         state, clock = self._state, self._state.clock
-        with select.epoll() as self._epoll, DeadlineTimer() as self._timer, closing(Visits()) as self._visits:
+        with select.epoll() as self._epoll, DeadlineTimer() as self._timer, closing(PollTimes()) as self._poll_times:
             self._pool = ConnectionPool(self._epoll, self._target.endpoint.host, self._target.endpoint.port)
             self._epoll.register(self._timer.fd, EPOLLIN)
             try:
@@ -160,10 +160,10 @@ class EpollReplay:
 
     def _poll(self, timeout_s: float, now_ns: int) -> list[tuple[int, int]]:
         """Events of epoll. now_ns: the present instant where this may sleep, else 0."""
-        self._visits.begin(now_ns)
+        self._poll_times.begin(now_ns)
         events = self._epoll.poll(timeout_s, MAX_EVENTS)
         # Of more events than that, the rest was there too.
-        self._visits.end(is_all=len(events) < MAX_EVENTS)
+        self._poll_times.end(is_all=len(events) < MAX_EVENTS)
         return events
 
     def _spin(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
@@ -186,7 +186,7 @@ class EpollReplay:
         self._next_beat_ns = now_ns + HEARTBEAT_NS
         if now_ns >= self.offsets.next_ns:
             self.offsets.sample()
-        self._visits.forget_waits()
+        self._poll_times.forget_waits()
         for connection, problem in self._pool.overdue(now_ns):
             self._break(connection, "timeout", problem)
         self._state.beat(now_ns)
@@ -239,7 +239,7 @@ class EpollReplay:
         if data.count(EVENT_START) > 1:
             # The kernel's stamp is that of the last segment.
             exchange.answer.not_before[received_ns] = max(
-                self._visits.earliest_ns(), exchange.last_received_ns, self._rows.sent_ns[exchange.row]
+                self._poll_times.earliest_ns(), exchange.last_received_ns, self._rows.sent_ns[exchange.row]
             )
         exchange.take(received_ns, kernel_stamp_ns(ancillary), data)
         if exchange.problem:

@@ -23,8 +23,8 @@ from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.errors import printable
 from harness.measure.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
 from harness.measure.client.exchange import Exchange
+from harness.measure.client.poll_times import PollTimes
 from harness.measure.client.rows import ABSENT
-from harness.measure.client.visits import Visits
 from harness.measure.records.schema import ABORTED
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class PortableReplay:
 
     def _run_in_loop(self) -> int:
         """As ``asyncio.run``, with a loop that notes its polls."""
-        with closing(Visits()) as self._visits:
-            loop = asyncio.SelectorEventLoop(_NotingSelector(self._visits))
+        with closing(PollTimes()) as self._poll_times:
+            loop = asyncio.SelectorEventLoop(_NotingSelector(self._poll_times))
             try:
                 return loop.run_until_complete(self._run())
             finally:
@@ -99,7 +99,7 @@ class PortableReplay:
             self._start(state.release(state.clock.from_monotonic_ns(start_ns)))
             while not state.is_finished and not self._failures:
                 self._on_slack()
-                self._visits.forget_waits()
+                self._poll_times.forget_waits()
                 state.beat(monotonic_ns())
                 if self._is_stopped():
                     await self._stop()
@@ -189,7 +189,7 @@ class PortableReplay:
         }
         exchange = Exchange(row, answer, body)
         self._rows.sent_ns[row] = monotonic_ns()
-        _CURRENT.set(_Receiver(exchange, self._visits, self._rows.sent_ns[row]))
+        _CURRENT.set(_Receiver(exchange, self._poll_times, self._rows.sent_ns[row]))
         try:
             async with self._http.post(self._url, data=body, headers=headers, trace_request_ctx=row) as response:
                 status, problem = await self._read(exchange, response)
@@ -233,14 +233,14 @@ async def _cancel_others() -> None:
 class _NotingSelector(selectors.DefaultSelector):
     """The selector of the loop: it notes when each poll began and returned."""
 
-    def __init__(self, visits: Visits) -> None:
+    def __init__(self, poll_times: PollTimes) -> None:
         super().__init__()
-        self._visits = visits
+        self._poll_times = poll_times
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._visits.begin(0 if timeout is not None and timeout <= 0 else monotonic_ns())
+        self._poll_times.begin(0 if timeout is not None and timeout <= 0 else monotonic_ns())
         events = super().select(timeout)
-        self._visits.end()
+        self._poll_times.end()
         return events
 
 
@@ -248,12 +248,12 @@ class _Receiver(NamedTuple):
     """What becomes of the receives of a request. sent_ns: CLOCK_MONOTONIC."""
 
     exchange: Exchange
-    visits: Visits
+    poll_times: PollTimes
     sent_ns: int
 
     def take(self, data: bytes) -> None:
         exchange = self.exchange
-        earliest_ns = max(self.visits.earliest_ns(), exchange.last_received_ns, self.sent_ns)
+        earliest_ns = max(self.poll_times.earliest_ns(), exchange.last_received_ns, self.sent_ns)
         received_ns = monotonic_ns()
         exchange.answer.not_before[received_ns] = earliest_ns
         exchange.take(received_ns, NO_KERNEL_STAMP, data)

@@ -80,7 +80,7 @@ def replay(
     return result
 
 
-def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
+def partition_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
     """Session indices by process, about as many requests in each. Chains stay whole; no process is empty."""
     earlier = list(range(plan.num_sessions))  # another session of the same chain; the first one names itself
 
@@ -97,13 +97,13 @@ def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
     for session in range(plan.num_sessions):
         chains.setdefault(first_of(session), []).append(session)
     sizes = {chain: sum(len(plan.sessions[index].requests) for index in members) for chain, members in chains.items()}
-    hands: list[list[int]] = [[] for _ in range(num_processes)]
+    shards: list[list[int]] = [[] for _ in range(num_processes)]
     loads = [0] * num_processes
     for chain in sorted(chains, key=lambda chain: (-sizes[chain], chain)):
         place = loads.index(min(loads))
-        hands[place] += chains[chain]
+        shards[place] += chains[chain]
         loads[place] += sizes[chain]
-    return [sorted(hand) for hand in hands if hand]
+    return [sorted(hand) for hand in shards if hand]
 
 
 class Task(NamedTuple):
@@ -159,11 +159,11 @@ def _replay_in_processes(
     check_client(target.options, target.endpoint)
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
-        hands = deal_sessions(plan, target.options.processes)
-        folders = [Path(name) / str(place) for place in range(len(hands))]
+        shards = partition_sessions(plan, target.options.processes)
+        folders = [Path(name) / str(place) for place in range(len(shards))]
         with ExitStack() as stack:
-            parts = [_Part(*stack.enter_context(helper_process(f"{__name__}:work"))) for _ in hands]
-            for part, sessions, folder in zip(parts, hands, folders, strict=True):
+            parts = [_Part(*stack.enter_context(helper_process(f"{__name__}:work"))) for _ in shards]
+            for part, sessions, folder in zip(parts, shards, folders, strict=True):
                 folder.mkdir()
                 part.send(Task(plan, sessions, replace(target, records=folder), folder, on_event is not None))
             outcomes = _run_all(parts, plan.num_requests, on_event, is_stopped)

@@ -371,12 +371,12 @@ class Manifest(_Record):
 
     @property
     def num_replicas(self) -> int:
-        """Servers behind one door whose files the run has; 1 for a server by itself."""
+        """Servers behind one router whose files the run has; 1 for a server by itself."""
         return self.num_scraped if self.is_ours or self.observation.steps == "step-log" else 1
 
     @property
     def num_scraped(self) -> int:
-        """Servers behind one door whose metrics the run has; 1 for a server by itself."""
+        """Servers behind one router whose metrics the run has; 1 for a server by itself."""
         replicas = table_at(self.server.facts, "launch").get("replicas", ())
         return max(1, len(replicas)) if isinstance(replicas, list | tuple) else 1
 

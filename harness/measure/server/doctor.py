@@ -22,7 +22,7 @@ import psutil
 from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.answer import NO_KERNEL_STAMP
-from harness.measure.client.host import best_nice, can_be_real_time, tells_run_delay
+from harness.measure.client.host import best_nice, can_be_real_time, has_run_delay
 from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 from harness.measure.server.process import FREE_PORT_RANGE, free_port
 from harness.measure.server.provenance import (
@@ -64,7 +64,7 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
     missing = sorted(set(libraries) - package_versions(libraries).keys())
     cores, total_bytes, source = num_cores(), psutil.virtual_memory().total, clock_source()
     timer_problem, port_problem = _problem(lambda: DeadlineTimer().close()), _problem(free_port)
-    has_stamps, has_run_delay = kernel_stamps_arrive(), tells_run_delay()
+    has_stamps, is_run_delay_known = kernel_stamps_arrive(), has_run_delay()
     git = first_line_of("git", "--version")
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     return [
@@ -128,8 +128,8 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
         ),
         Check(
             name="time spent waiting for a core",
-            ok=has_run_delay or None,
-            found="is told" if has_run_delay else "is not told",
+            ok=is_run_delay_known or None,
+            found="is told" if is_run_delay_known else "is not told",
             need="how early a chunk can have come that was read late",
             how="Use a Linux kernel with CONFIG_SCHED_INFO; without it the bounds of late reads are wider",
         ),

@@ -38,7 +38,7 @@ class LaunchPlan:
     server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
     monotonic clock and the uncertainty, ns. appended: files that a server of somebody else appends to, and where the
     first line of each and what is appended during the run are kept. warms_up: the server answers requests before the
-    measured part. replicas: the servers behind the door that this launches. start: starts it all, where one process
+    measured part. replicas: the servers behind the router that this launches. start: starts it all, where one process
     is not all.
     """
 
@@ -65,7 +65,7 @@ class LaunchPlan:
 
     @property
     def servers(self) -> tuple[LaunchPlan, ...]:
-        """Every server that answers: the replicas behind the door, or this one."""
+        """Every server that answers: the replicas behind the router, or this one."""
         return self.replicas or (self,)
 
     @property

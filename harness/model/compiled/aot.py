@@ -117,7 +117,7 @@ class AotFunction:
         path = folder / f"{self._file_name}-{hashlib.sha256(kinds.encode()).hexdigest()[:8]}{SUFFIX}"
         with suppress(OSError):
             return path.read_bytes()
-        with _alone(path.with_suffix(".lock")):
+        with _file_lock(path.with_suffix(".lock")):
             with suppress(OSError):
                 return path.read_bytes()
             code = self._make(arguments, folder)
@@ -245,7 +245,7 @@ def _load(code: bytes) -> Native:
 
 
 @contextmanager
-def _alone(lock: Path) -> Generator[None, None, None]:
+def _file_lock(lock: Path) -> Generator[None, None, None]:
     """Hold a file's lock; without one where no file can be made."""
     try:
         file = lock.open("w")

@@ -42,7 +42,7 @@ _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
 class RouterSpec(Spec):
-    """The one door to several replicas, and how it shares requests out."""
+    """The router to several replicas, and how it shares requests out."""
 
     kind: RouterKind = Field(default="harness", description="which router; command: any other, by its command line")
     policy: str = Field(
@@ -58,7 +58,9 @@ class RouterSpec(Spec):
         description="of kind 'command': the program and its words; {urls}, {hosts}, {host} and {port} are filled in; "
         "of other kinds: more words",
     )
-    health: str = Field(default="/health", pattern=r"^/\S*$", description="path that answers 200 when the door is open")
+    health: str = Field(
+        default="/health", pattern=r"^/\S*$", description="path that answers 200 when the router is open"
+    )
     environment: str = Field(
         default="", description="virtual environment that holds the router's program; default: the one on PATH"
     )

@@ -320,23 +320,23 @@ class ServerSpec(Spec):
 
     @property
     def num_replicas(self) -> int:
-        """Servers that answer behind one door."""
+        """Servers that answer behind one router."""
         return max(self.replicas, len(self.replica_urls))
 
     @property
     def is_routed(self) -> bool:
-        """Whether several servers answer behind one door."""
+        """Whether several servers answer behind one router."""
         return self.num_replicas > 1
 
     @property
-    def door(self) -> RouterSpec:
+    def routing(self) -> RouterSpec:
         """The router; the harness's own where none is written."""
         return self.router or RouterSpec()
 
     @property
     def names_replica_in(self) -> str:
         """Response header by which the router says who answered; "" where it says nothing."""
-        own = self.door.kind in NAMING_ROUTERS and self.is_routed and not self.url
+        own = self.routing.kind in NAMING_ROUTERS and self.is_routed and not self.url
         return self.replica_header or (REPLICA_HEADER if own else "")
 
     @property

@@ -101,7 +101,7 @@ def _size_of(group: object) -> int:
     return size if isinstance(size, int) else 0
 
 
-def strange_keys(source: str) -> tuple[str, ...]:
+def unused_keys(source: str) -> tuple[str, ...]:
     """Keys of a workload that have no effect with its source."""
     return _DRAWN_KEYS if source == "trace" else _TRACE_KEYS
 
@@ -216,7 +216,7 @@ class WorkloadSpec(Spec):
         return int(self.scale.rpartition("/")[2])
 
     def _check_trace(self) -> None:
-        for name in strange_keys(self.source):
+        for name in unused_keys(self.source):
             if getattr(self, name) != WorkloadSpec.model_fields[name].default:
                 raise ValueError(f"{name} does not belong to source {self.source!r}; leave it out")
         if self.source == "trace" and not self.trace:

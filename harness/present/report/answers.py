@@ -118,7 +118,7 @@ def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[Answ
     mark: how a condition's name is written; everything else in a sentence is plain text without markup.
     """
     is_compared = any(condition.is_compared for condition in summary.conditions)
-    say = _compared if is_compared else _alone
+    say = _paired_sentence if is_compared else _unpaired_sentence
     overloaded = _overloaded(summary, mark)
     first = [Answer(overloaded, summary.place_of[next(iter(summary.overloads))])] if overloaded else []
     return first + [
@@ -139,7 +139,7 @@ def _overloaded(summary: ExperimentSummary, mark: Callable[[str], str]) -> str:
     )
 
 
-def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
+def _paired_sentence(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
     this, other = mark(condition.name), mark(condition.baseline)
     answer = main_answers(summary.answers).get(condition.name)
     if answer is None:
@@ -275,7 +275,7 @@ def interval_legend(summary: ExperimentSummary) -> str:
     return words + (", over the machine's noise alone" if summary.one_plan else "")
 
 
-def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
+def _unpaired_sentence(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
     """What a condition costs that is compared with none, and what its users felt."""
     name, unit = mark(condition.name), "model s" if summary.time_scale != 1 else "s"
     runs = f"{count(len(condition.counted), 'valid run')}, {summary.one_plan or source_of(summary.backend).value}"

@@ -15,7 +15,7 @@ from harness.errors import HarnessError
 from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import sequences_that_fit
-from harness.model.spec.workload import strange_keys
+from harness.model.spec.workload import unused_keys
 
 Facts = tuple[str, tuple[tuple[str, str], ...]]
 # Long, or different in every run by nature, or shown elsewhere on the page.
@@ -43,7 +43,7 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
         ("KV memory", [_kv_memory(run) for run in runs]),
         ("Client", [_part(manifest, "client") for manifest in manifests]),
         ("Limits", [_part(manifest, "limits") for manifest in manifests]),
-        ("Standing", [_standing(manifest) for manifest in manifests]),
+        ("Run status", [_run_status(manifest) for manifest in manifests]),
         ("Observation", [manifest.observation.model_dump() for manifest in manifests]),
         *(
             (f"Provenance: {name}", [_provenance(manifest, name) for manifest in manifests])
@@ -57,11 +57,11 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
 def _workload(manifest: Manifest) -> Mapping[str, Any]:
     """The requested workload, without the keys that mean nothing for its source."""
     workload = _part(manifest, "workload")
-    strange = strange_keys(str(workload.get("source", "")))
+    strange = unused_keys(str(workload.get("source", "")))
     return {name: value for name, value in workload.items() if name not in strange}
 
 
-def _standing(manifest: Manifest) -> Mapping[str, Any]:
+def _run_status(manifest: Manifest) -> Mapping[str, Any]:
     """Exploratory, or confirmatory and by which frozen file; the scheduler rules that the server followed."""
     record = manifest.preregistration
     standing = {"runs are": manifest.label, "rules in force": manifest.server_spec.get("rules", "")}

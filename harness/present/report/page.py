@@ -50,7 +50,7 @@ from harness.processes import parallel_map
 from harness.table import cell_text, table_of, to_csv
 
 # What a second process costs by itself, several times over.
-DRAWING_WORTH_S = 0.15
+MIN_PARALLEL_S = 0.15
 
 
 def plots_of(view: ReportView) -> dict[str, str]:
@@ -71,7 +71,7 @@ def plots_of(view: ReportView) -> dict[str, str]:
     }
     names = list(draw)
     with Sheet() as sheet:
-        drawn = parallel_map(lambda name, _tell: draw[name](sheet), names, worth_s=DRAWING_WORTH_S)
+        drawn = parallel_map(lambda name, _tell: draw[name](sheet), names, min_parallel_s=MIN_PARALLEL_S)
         return {names[place]: plot for place, plot in drawn}
 
 

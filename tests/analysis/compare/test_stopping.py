@@ -10,10 +10,10 @@ import pytest
 
 from harness.analysis.compare.stopping import (
     blocks_left,
+    bonferroni,
     boundary_of,
     check_can_decide,
     looks_at,
-    of_each,
     t_mixture_boundary,
     verdict,
 )
@@ -142,8 +142,8 @@ def test_one_plan_repeated_never_decides() -> None:
 
 def test_comparisons_share_the_alpha_of_their_rule() -> None:
     stop = StopSpec(margin=0.02, budget=40)
-    assert of_each(stop, 6).alpha == pytest.approx(stop.alpha / 6)
-    assert boundary_of(of_each(stop, 6))(20) > boundary_of(stop)(20)  # type: ignore[operator]
+    assert bonferroni(stop, 6).alpha == pytest.approx(stop.alpha / 6)
+    assert boundary_of(bonferroni(stop, 6))(20) > boundary_of(stop)(20)  # type: ignore[operator]
 
 
 def test_blocks_that_do_not_vary_have_no_interval_and_no_verdict() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import HarnessError
-from harness.extras.replicas.doors import door_plan
+from harness.extras.replicas.router_launch import router_launch
 from harness.model.spec.router import RouterSpec
 
 TWO = "replicas = 2\n"
@@ -66,7 +66,7 @@ def test_nginx_reads_paths_of_any_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
     router = RouterSpec(kind="nginx", environment=str(tmp_path / "environment"))
-    plan = door_plan(router, ["http://127.0.0.1:1", "http://127.0.0.1:2"], folder)
+    plan = router_launch(router, ["http://127.0.0.1:1", "http://127.0.0.1:2"], folder)
     lines = [line.strip() for line in Path(plan.files["config"]).read_text().splitlines()]
     (pid,) = [line for line in lines if line.startswith("pid ")]
     assert pid.startswith('pid "')

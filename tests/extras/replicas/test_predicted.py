@@ -75,7 +75,7 @@ def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> Non
         case = drawn_case(seed)
         assert list(differences(case)) == [], f"seed {seed}"
         outcome = case.simulated()
-        seen[case.server.door.policy] += 1
+        seen[case.server.routing.policy] += 1
         seen["preemptions"] += int(outcome.totals["preemptions"].sum())
         seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
     assert min(seen[policy] for policy in POLICIES) > 3

@@ -18,7 +18,7 @@ from harness.analysis import run_figures
 from harness.analysis.logs.core_requests import engines_of
 from harness.children import own_command
 from harness.extras.replicas.figures import figures_of_sealed
-from harness.extras.replicas.router import Door, keys_of
+from harness.extras.replicas.router import RouterConfig, keys_of
 from harness.measure.records import layout
 from harness.measure.server.process import free_port
 from harness.model.plan.blocks import token_block_keys
@@ -38,14 +38,16 @@ def listens(port: int) -> bool:
 @contextmanager
 def routing(folder: Path, urls: list[str], policy: str) -> Generator[str]:
     """The address of a router that answers; it ends with the block, and in order."""
-    door = Door("127.0.0.1", free_port(), tuple(urls), policy, "X-Session-Id", str(folder / layout.ROUTED))
+    started_with = RouterConfig(
+        "127.0.0.1", free_port(), tuple(urls), policy, "X-Session-Id", str(folder / layout.ROUTED)
+    )
     config = folder / f"{policy}.json"
-    config.write_text(json.dumps(door._asdict()))
+    config.write_text(json.dumps(started_with._asdict()))
     process = subprocess.Popen(own_command("harness.extras.replicas.router:main", config))
     try:
-        assert comes_true(lambda: process.poll() is not None or listens(door.port))
+        assert comes_true(lambda: process.poll() is not None or listens(started_with.port))
         assert process.poll() is None, "the router ended by itself"
-        yield f"http://{door.host}:{door.port}"
+        yield f"http://{started_with.host}:{started_with.port}"
     finally:
         process.terminate()
         code = process.wait(WITHIN_S)

@@ -122,8 +122,8 @@ def test_a_condition_changes_the_policy_and_keeps_the_router() -> None:
             {"name": "harness", "server": {"router": {"kind": "harness", "policy": "prefix-aware"}}},
         ],
     )
-    doors = [spec.server_of(condition).door for condition in spec.condition]
-    assert [(door.kind, door.policy, door.session_header) for door in doors] == [
+    routers = [spec.server_of(condition).routing for condition in spec.condition]
+    assert [(router.kind, router.policy, router.session_header) for router in routers] == [
         ("haproxy", "round-robin", "X-Mine"),
         ("haproxy", "session-affinity", "X-Mine"),
         ("harness", "prefix-aware", "X-Session-Id"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from harness.analysis.compare.answer import Asked
+from harness.analysis.compare.answer import ChannelWords
 from harness.analysis.compare.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
 from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
 from harness.model.spec import StopSpec
@@ -60,11 +60,11 @@ def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
 def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
     values = tuple(-0.05 + one for one in BLOCKS)
     looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), None)
-    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)), {"more": Asked(said="B says so too")})
+    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)), {"more": ChannelWords(said="B says so too")})
     assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "CHEAPER", "more vs base")
     assert "declared: margin 0.02" in found.reason
     assert found.reason.endswith("; B says so too")
     (open_,) = decide_stopped(
-        SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)), {"more": Asked()}
+        SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)), {"more": ChannelWords()}
     )
     assert (open_.outcome, open_.label) == (Outcome.WITHHELD, "GO ON")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from harness.analysis.compare.stopping import of_each
+from harness.analysis.compare.stopping import bonferroni
 from harness.judge.planning.family import Aim, Family
 from harness.judge.planning.power import difference_power, equivalence_power, spread_limit, superiority_power
 from harness.model.spec import StopSpec
@@ -76,8 +76,8 @@ def test_what_cannot_be_shown_needs_no_number_of_blocks() -> None:
 
 def test_sequences_share_alpha_in_equal_parts() -> None:
     stop = StopSpec(margin=0.02, alpha=0.06, budget=20)
-    assert of_each(stop, 6).alpha == pytest.approx(0.01)
-    assert of_each(stop, 1) == stop
+    assert bonferroni(stop, 6).alpha == pytest.approx(0.01)
+    assert bonferroni(stop, 1) == stop
 
 
 def test_nine_of_ten_true_spreads_lie_below_the_limit() -> None:

@@ -14,7 +14,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.errors import ServerError, SpecError
 from harness.measure.client.null_server import NullServer
-from harness.measure.client.run import ReplayEvent, ReplayResult, Target, Task, deal_sessions, replay
+from harness.measure.client.run import ReplayEvent, ReplayResult, Target, Task, partition_sessions, replay
 from harness.measure.client.target import Endpoint
 from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
@@ -53,18 +53,18 @@ def run(plan: Plan, server: NullServer, options: ClientSpec, **more: Any) -> Rep
 
 class TestDealing:
     def test_every_session_is_dealt_once_and_hands_are_even(self) -> None:
-        hands = deal_sessions(plan_of(*[FREE] * 10), 3)
+        hands = partition_sessions(plan_of(*[FREE] * 10), 3)
         assert sorted(session for hand in hands for session in hand) == list(range(10))
         assert sorted(map(len, hands)) == [3, 3, 4]
 
     def test_what_follows_or_continues_another_stays_with_it(self) -> None:
         plan = plan_of(FREE, FREE, (0, None), (2, 0), (1, None), FREE)
-        hands = deal_sessions(plan, 3)
+        hands = partition_sessions(plan, 3)
         assert [0, 2, 3] in hands
         assert any({1, 4} <= set(hand) for hand in hands)
 
     def test_there_are_no_empty_hands(self) -> None:
-        assert deal_sessions(plan_of(FREE, FREE), 8) == [[0], [1]]
+        assert partition_sessions(plan_of(FREE, FREE), 8) == [[0], [1]]
 
 
 @pytest.mark.live

@@ -340,9 +340,9 @@ def test_plots_are_the_same_whether_one_process_draws_them_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = gather([seal_run(tmp_path, Shape(condition="base"))])
-    monkeypatch.setattr("harness.present.report.page.DRAWING_WORTH_S", math.inf)
+    monkeypatch.setattr("harness.present.report.page.MIN_PARALLEL_S", math.inf)
     alone = render_page(view)
-    monkeypatch.setattr("harness.present.report.page.DRAWING_WORTH_S", 0.0)
+    monkeypatch.setattr("harness.present.report.page.MIN_PARALLEL_S", 0.0)
     assert render_page(view) == alone
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from harness.children import own_command
 from harness.errors import ServerError
-from harness.extras.replicas.router import Door
+from harness.extras.replicas.router import RouterConfig
 from harness.measure.records import layout
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.process import free_port
@@ -33,7 +33,7 @@ defaults
     timeout connect 10s
     timeout client 1h
     timeout server 1h
-frontend door
+frontend router
     bind {host}:{port}
     monitor-uri {health}
     default_backend replicas
@@ -81,7 +81,7 @@ http {{
 """
 
 
-def door_plan(router: RouterSpec, urls: Sequence[str], folder: Path) -> LaunchPlan:
+def router_launch(router: RouterSpec, urls: Sequence[str], folder: Path) -> LaunchPlan:
     """How to start the router before the servers at ``urls``. folder: of the run; its files are written there.
 
     Raises ServerError where its program is not there.
@@ -105,8 +105,8 @@ def door_plan(router: RouterSpec, urls: Sequence[str], folder: Path) -> LaunchPl
 
 def _harness(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -> Sequence[str]:
     routed = str(config.with_name(layout.ROUTED))
-    door = Door(LOOPBACK, port, tuple(urls), router.policy, router.session_header, routed)
-    _write(config, json.dumps(door._asdict(), indent=2) + "\n")
+    started_with = RouterConfig(LOOPBACK, port, tuple(urls), router.policy, router.session_header, routed)
+    _write(config, json.dumps(started_with._asdict(), indent=2) + "\n")
     return own_command("harness.extras.replicas.router:main", config)
 
 

@@ -12,7 +12,7 @@ from harness.measure.client.host import RunDelay
 WAKE_NS = 100 * NS_PER_US
 
 
-class Visits:
+class PollTimes:
     """Polls of one thread. Call ``begin`` and ``end`` around each; use it in the thread that made it alone."""
 
     def __init__(self) -> None:
