@@ -69,16 +69,20 @@ def in_one_line(error: BaseException) -> str:
 class HarnessError(Exception):
     """An error for the user, one line: what is wrong, where, and what to do next.
 
-    what: one clause, no trailing period. where: a path, key or address. hint: an imperative sentence.
+    what: one clause, no trailing period. where: a path, key or address. hint: an imperative sentence. below: lines that
+    follow the first one, such as the last ones of a log.
     """
 
     exit_code: ExitCode = ExitCode.HARNESS_FAULT
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, where: str | None = None, hint: str | None = None, below: Iterable[str] = ()
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.hint = hint
+        self.below = tuple(below)
 
     @classmethod
     @contextmanager
@@ -91,7 +95,8 @@ class HarnessError(Exception):
 
     def __str__(self) -> str:
         line = self.what if self.where is None else f"{self.where}: {self.what}"
-        return in_escapes(line if self.hint is None else f"{line}. {self.hint}")
+        first = line if self.hint is None else f"{line}. {self.hint}"
+        return "\n  ".join(map(in_escapes, (first, *self.below)))
 
 
 class SpecError(HarnessError):

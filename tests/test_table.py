@@ -98,5 +98,5 @@ def test_a_table_without_rows_keeps_its_caption_and_notes() -> None:
 def test_the_ends_of_an_interval_never_read_as_one_number() -> None:
     assert interval_ends(1.04, 1.06, 1) == ("1.0", "1.1")
     assert interval_ends(1.041, 1.044, 2) == ("1.041", "1.044")
-    assert interval_ends(2.34561, 2.34567, 4, "g") == ("2.34561", "2.34567")
+    assert interval_ends(2.34561, 2.34567, 4, "g") == ("2.3456", "2.3457")
     assert interval_ends(3.0, 3.0, 1) == ("3.0", "3.0")

@@ -30,6 +30,7 @@ NOT_RUN = {
     "paper rules": "takes minutes",
     "paper signs": "takes minutes",
     "replicas": "needs runs of several replicas",
+    "predict replay": "needs sessions that a server recorded",
     "predict noise": "needs runs of a real server",
     "gate": "needs a baseline; its exit code is the answer",
     "predict ratios": "the page about searches runs it",

@@ -24,7 +24,7 @@ from tests.support.strangers import Strangers
 
 ANSWERS = {
     "guides/question-to-decision": {
-        "harness power slots.toml": r"twelve-slots: 6 replicates show it cheaper with probability 0\.9",
+        "harness power slots.toml": r"twelve-slots: 7 replicates show it cheaper with probability 0\.9",
         "harness decide slots --runs runs/predicted": r"costs \d\.\d % less .*: NOT SUBJECT \(would be PASS\)",
         "harness decide slots --runs runs/measured": r"costs \d\.\d % less .*: PASS",
         "harness compare runs/measured/slots --baseline runs/predicted/slots": r"(paired by plan.*){2}",
@@ -88,6 +88,9 @@ def shell(tmp_path: Path) -> dict[str, str]:
     """An environment of a home of its own, in which ``harness`` and ``python`` are those of the tests."""
     programs, home = tmp_path / "bin", tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
+    (home / ".config" / "git").mkdir(parents=True)
+    # What ``Strangers`` leaves is no change of a page's repository.
+    (home / ".config" / "git" / "ignore").write_text("*.py\n.loaded\n/harness/\n")
     programs.mkdir()
     # As pip writes it.
     script = f"#!{sys.executable}\nimport sys\nfrom harness.__main__ import main\nsys.exit(main())\n"

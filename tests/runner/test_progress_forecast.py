@@ -23,6 +23,7 @@ from harness.runner import ExperimentOutcome, StopFlag, run_experiment
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.progress import BlockLooked, Forecast, ProgressEvent, RunSealed, predicted_work
 from harness.runner.run import LaunchOptions
+from tests.support.bare_reports import with_figures
 from tests.support.experiments import small_experiment
 from tests.support.processes import serving
 
@@ -128,7 +129,8 @@ def test_an_experiment_ends_at_its_first_decisive_block_and_a_continued_one_stay
 
 
 def test_the_report_says_what_was_declared_and_draws_what_was_found(straight, tmp_path: Path) -> None:
-    page = write_report(straight[0].runs, tmp_path / "report.html", timelines=()).read_text()
+    with with_figures():
+        page = write_report(straight[0].runs, tmp_path / "report.html", timelines=()).read_text()
     assert "Declared before the first run: margin 0.05, alpha 0.2, at most 8 blocks, looks at 2, 3, 4 blocks" in page
     assert 'id="sequence-' in page
     assert "--until decided --runs NEW_FOLDER" in page

@@ -259,8 +259,12 @@ class ServerProcess:
         self._read_events(0)
         if self._has_exited and not self._was_asked:
             report = self.stop(grace_s=LAST_WORDS_GRACE_S)
+            tail = self.log_tail()
             raise ServerError(
-                f"ended by itself with {report.ending}{self._cause()}", where=self._where, hint=self._last_words()
+                f"ended by itself with {report.ending}{self._cause()}",
+                where=self._where,
+                hint=self._before_tail(tail),
+                below=tail,
             )
         if self._log_error:
             self.kill()
@@ -297,10 +301,12 @@ class ServerProcess:
             # Wait for the supervisor, not for the clock: the end of the server is noticed at once.
             self._read_events(HEALTH_POLL_NS)
         self.kill()
+        tail = self.log_tail()
         raise ServerError(
             f"not healthy after {deadline_s:g} s ({path} on port {port}: {answer})",
             where=self._where,
-            hint=f"Raise start_timeout_s if it only needs longer. {self._last_words()}",
+            hint=f"Raise start_timeout_s if it only needs longer. {self._before_tail(tail)}",
+            below=tail,
         )
 
     def changes(self) -> tuple[Finding, ...]:
@@ -368,11 +374,8 @@ class ServerProcess:
                 return f": {match[1]}"
         return ""
 
-    def _last_words(self) -> str:
-        tail = self.log_tail()
-        if not tail:
-            return "Its log is empty"
-        return f"{self._log_path.name}, which is kept, ends with:\n  " + "\n  ".join(tail)
+    def _before_tail(self, tail: list[str]) -> str:
+        return f"{self._log_path.name}, which is kept, ends with:" if tail else "Its log is empty"
 
     def _wait_gone(self, deadline_ns: int) -> dict[str, Any]:
         """The supervisor's report that no process is left; checked here when the supervisor was killed."""

@@ -74,7 +74,7 @@ def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_shipped_experiment_has_a_page(name: str) -> None:
-    page = ROOT / "docs" / "experiments" / f"{name}.md"
+    page = ROOT / "docs" / "reference" / "experiments" / f"{name}.md"
     text = page.read_text()
     for heading in ("## Question", "## Conditions", "## What is computed", "## How to read it"):
         assert heading in text
@@ -90,7 +90,7 @@ SHORT = {
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_table_that_an_experiment_prints_is_explained_on_its_page(simulated: Runs, name: str) -> None:
-    page = (ROOT / "docs" / "experiments" / f"{name}.md").read_text()
+    page = (ROOT / "docs" / "reference" / "experiments" / f"{name}.md").read_text()
     printed = analysed(simulated(name, 1, SHORT.get(name, ()))).tables
     assert printed
     for table in printed:

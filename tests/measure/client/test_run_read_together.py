@@ -89,10 +89,12 @@ def test_what_is_said_of_all_client_processes_is_the_sum_over_their_chunks(num_p
     result, _ = replayed(0, processes=num_processes)
     chunks = values_of(result.chunks.to_table(), "kernel_ns", "received_ns", "earliest_ns")
     widths_ms = [
-        ((kernel_ns or received_ns) - earliest_ns) / NS_PER_MS for kernel_ns, received_ns, earliest_ns in chunks
+        ((kernel_ns or received_ns) - earliest_ns) / NS_PER_MS
+        for kernel_ns, received_ns, earliest_ns in chunks
+        if earliest_ns is not None
     ]
     facts = result.audit["read_together"]["all"]
-    assert facts["num"] == facts["num_together"] == 6 * 20 * 4 == len(widths_ms)
+    assert facts["num"] == facts["num_together"] == 6 * 20 * 4
     assert facts["sum_ms"] == pytest.approx(sum(widths_ms))
     assert facts["max_ms"] == pytest.approx(max(widths_ms))
 

@@ -67,7 +67,7 @@ def test_a_run_records_the_rules_it_followed_by_name(tmp_path: Path) -> None:
     for run in simulated(tmp_path):
         assert run.manifest.requested_server["rules"] == AUTO
         assert run.manifest.effective["server"]["rules"] == run.server.rules == NEWEST_STABLE
-        standing = dict(dict(gather_facts([run]))["Standing"])
+        standing = dict(dict(gather_facts([run]))["Run status"])
         assert standing["rules in force"] == NEWEST_STABLE
 
 
