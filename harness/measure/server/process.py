@@ -347,10 +347,16 @@ class ServerProcess:
 
     def _mask_log(self) -> None:
         """Hide what the log repeats of the client's secrets; every byte keeps its place beside the stamps."""
-        with suppress(OSError):
-            log = self._log_path.read_bytes() if noted_secrets() else b""
-            if (hidden := masked(log)) != log:
-                self._log_path.write_bytes(hidden)
+        # A device, such as /dev/full, has no end.
+        if not noted_secrets() or not self._log_path.is_file():
+            return
+        with suppress(OSError), self._log_path.open("r+b") as log:
+            offset = 0
+            for line in iter(log.readline, b""):
+                if (hidden := masked(line)) != line:
+                    log.seek(offset)
+                    log.write(hidden)
+                offset += len(line)
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> list[str]:
         """The last lines of the log as text; broken bytes are replaced."""
@@ -358,7 +364,7 @@ class ServerProcess:
             with self._log_path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(0, size - TAIL_BYTES))
-                lines = log.read().decode("utf-8", "replace").splitlines()
+                lines = log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
         except OSError:
             return []
         return lines[-num_lines:]
