@@ -233,7 +233,9 @@ class TestAServerThatMisbehaves:
             rows = rows_of(run(plan, server, client, timeout_s=0.5))
         assert [row["status"] for row in rows] == ["timeout", "not_sent"] * 2 + ["not_sent"] * 2
         assert all(row["error"] for row in rows if row["status"] == "timeout")
-        assert all(row["done_ns"] - row["sent_ns"] >= NS_PER_S // 2 for row in rows if row["status"] == "timeout")
+        # aiohttp counts from before the body is handed over, which is when it was sent.
+        late_ns = [row["done_ns"] - row["intended_ns"] for row in rows if row["status"] == "timeout"]
+        assert min(late_ns) >= NS_PER_S // 2
 
     def test_no_server_at_all_is_a_connection_row(self, client: str) -> None:
         with NullServer() as server:
