@@ -13,8 +13,8 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 from importlib import import_module
 from pathlib import Path
 
-OWN_PATH = "import sys; sys.path[:] = [place for place in sys.path if place]; "
-"""Starts a text for ``python -c``: the working folder is an empty place there."""
+# The working folder is an empty place there.
+_WITHOUT_FOLDER = "import sys; sys.path[:] = [place for place in sys.path if place]; "
 
 
 def own_command(function: str, *words: object) -> tuple[str, ...]:
@@ -28,7 +28,15 @@ def own_command(function: str, *words: object) -> tuple[str, ...]:
 
 def script_command(python: object) -> tuple[str, ...]:
     """The command with which another interpreter runs a script from its standard input."""
-    return str(python), "-c", f"{OWN_PATH}exec(sys.stdin.buffer.read())"
+    return text_command(python, "exec(sys.stdin.buffer.read())")
+
+
+def text_command(python: object, text: str, *options: str) -> tuple[str, ...]:
+    """The command with which another interpreter, of any version, runs a text; ``sys`` is imported there.
+
+    From 3.13 on ``python -c`` loads modules before the text is begun; the variable is of 3.11.
+    """
+    return "env", "PYTHONSAFEPATH=1", str(python), *options, "-c", f"{_WITHOUT_FOLDER}{text}"
 
 
 def _run(function: str, *words: str) -> object:

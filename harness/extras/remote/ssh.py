@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
-from harness.children import OWN_PATH, own_command, script_command
+from harness.children import own_command, script_command, text_command
 from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.measure.records import layout
@@ -119,12 +119,12 @@ class RemoteHost:
 
         The answer was stamped somewhere within the exchange, so half its duration is the uncertainty.
         """
-        code = f"{OWN_PATH}import time\nfor _ in sys.stdin: print('clock', time.time_ns(), flush=True)"
+        code = "import time\nfor _ in sys.stdin: print('clock', time.time_ns(), flush=True)"
         clock = MonotonicClock()
         best = ClockOffset(0, 1 << 62)
         try:
             with subprocess.Popen(
-                self.command(self.python, "-u", "-c", code),
+                self.command(*text_command(self.python, code, "-u")),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness.children import OWN_PATH
+from harness.children import text_command
 from harness.errors import ServerError, SpecError
 from harness.extras.twin.environment import (
     COMMON_LOCK,
@@ -127,7 +127,7 @@ def install_twin(
     num_files = check_released_files(twin)
     # Byte code is written here, or every server start would compile the modules again.
     variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
-    command = [str(twin.python), "-c", f"{OWN_PATH}import {', '.join(SERVED_MODULES)}"]
+    command = text_command(twin.python, f"import {', '.join(SERVED_MODULES)}")
     _run(command, "the installed packages do not load", env=variables)
     versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
     size_mib = sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
