@@ -28,6 +28,14 @@ class Asked(NamedTuple):
     session: int
     request: int
     fields: dict[str, Any]
+    head: bytes = b""
+
+    def header(self, name: str) -> str | None:
+        """The only value of a header; None where it is absent."""
+        lines = (line.partition(b":") for line in self.head.split(b"\r\n")[1:])
+        values = [value.strip().decode() for key, _, value in lines if key.strip().lower() == name.lower().encode()]
+        assert len(values) < 2, values
+        return values[0] if values else None
 
     @property
     def ids(self) -> list[int]:
@@ -113,7 +121,7 @@ class RawServer:
             body, received = rest[:length], rest[length:]
             fields = json.loads(body) if body else {}
             _, session, request = ("0-" + str(fields.get("request_id", "0-0"))).rsplit("-", 2)
-            asked = Asked(head.split(b" ", 2)[1].decode(), int(session), int(request), fields)
+            asked = Asked(head.split(b" ", 2)[1].decode(), int(session), int(request), fields, head)
             self.asked.append(asked)
             pieces, after = self._answer(asked)
             for piece in pieces:

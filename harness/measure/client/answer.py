@@ -27,6 +27,8 @@ ANSWER_EVENTS = (b"", b"message")
 MAX_ERROR_BYTES = 64 << 10
 COMPRESSED = "compressed, which was not asked for. Turn compression off in the proxy, or ask the server's own address"
 MAX_ID_CHARS = 256
+# By it a gateway finds the server that holds a session's KV (session affinity of llm-d's router).
+SESSION_TOKEN_HEADER = "x-session-token"
 # Token ids and counts are 32-bit in every record. Shifted by so many bits, a valid number is 0; a negative number
 # leaves its sign.
 COUNT_BITS = 31
@@ -67,7 +69,8 @@ class Answer:
 
     keeps_id_text: also keep the ids as decimal text, for the session's next prompt. is_strict: what vLLM never sends is
     a problem; else what no figure depends on is noted in ``tolerated``, with the codes of ``TOLERATED``. replica: what
-    the response's header of that name says, see ``Target``.
+    the response's header of that name says, see ``Target``. session_token: what a router wants with the session's next
+    request.
     """
 
     __slots__ = (
@@ -91,6 +94,7 @@ class Answer:
         "replica",
         "replica_header",
         "response_id",
+        "session_token",
         "stream",
         "texts",
         "token_ids",
@@ -105,7 +109,7 @@ class Answer:
         self.tolerated = NONE_TOLERATED
         self.needs_token_ids = needs_token_ids
         self.keeps_id_text = keeps_id_text
-        self.response_id = self.finish_reason = self.problem = self.replica = ""
+        self.response_id = self.finish_reason = self.problem = self.replica = self.session_token = ""
         self.replica_header = b""
         self.token_ids: list[int] = []
         self.id_texts: list[str] = []

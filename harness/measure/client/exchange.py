@@ -17,6 +17,7 @@ from harness.measure.client.answer import (
     MAX_ID_CHARS,
     MIN_FINAL_STATUS,
     NO_KERNEL_STAMP,
+    SESSION_TOKEN_HEADER,
     Answer,
     Piece,
 )
@@ -118,6 +119,8 @@ class Exchange:
             self._is_compressed = True
         elif name == self.answer.replica_header:
             self.answer.replica = value.decode("latin-1")[:MAX_ID_CHARS]
+        elif name == SESSION_TOKEN_HEADER.encode() and value.isascii():
+            self.answer.session_token = value.decode()
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from harness.clock import NS_PER_MS
-from harness.measure.client.answer import Answer
+from harness.measure.client.answer import SESSION_TOKEN_HEADER, Answer
 from harness.measure.client.prompts import prompts_of
 from harness.measure.client.request_options import RequestOptions, Values, request_values
 from harness.measure.client.rows import ChunkRows, RequestRows
@@ -93,6 +93,8 @@ class ReplayState:
         self._replica_header = target.replica_header.lower().encode()
         # By request id: what the response's header said.
         self.replicas: dict[str, str] = {}
+        # By whole session: what goes back to a router with its next request.
+        self._session_tokens: dict[int, str] = {}
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
         self.has_all_fresh = False
@@ -210,8 +212,10 @@ class ReplayState:
         self._copy_counts(row, answer, token_digest(answer.token_ids) if is_whole else "")
 
     def _carry(self, row: int, answer: Answer) -> None:
-        """Keep what the server generated where a later prompt contains it."""
+        """Keep what the server generated where a later prompt contains it, and its router's token of the session."""
         session = self.rows.session[row]
+        if answer.session_token:
+            self._session_tokens[self._whole_sessions[session]] = answer.session_token
         if self.is_continued[row]:
             self._prompts.carry(session, answer)
         elif self.is_last[row]:
@@ -362,7 +366,11 @@ class ReplayState:
 
     def headers(self, row: int) -> dict[str, str]:
         """The further headers of the row's request."""
-        return self._request_options.headers(partial(self._values, row))
+        token = self._session_tokens.get(self._whole_sessions[self.rows.session[row]])
+        headers = self._request_options.headers(partial(self._values, row))
+        if token is not None and SESSION_TOKEN_HEADER not in map(str.lower, headers):
+            headers[SESSION_TOKEN_HEADER] = token
+        return headers
 
     def _values(self, row: int) -> Values:
         rows = self.rows

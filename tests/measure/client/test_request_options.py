@@ -62,6 +62,30 @@ def test_the_parts_of_a_session_have_one_name_and_say_when_the_next_part_begins(
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("own", [{}, {"X-Session-Token": "s{session}"}])
+def test_a_routers_token_goes_back_with_the_next_request_of_its_session_alone(own: dict[str, str]) -> None:
+    seen: dict[tuple[int, int], str | None] = {}
+
+    def answer(asked: Asked) -> Reply:
+        seen[asked.session, asked.request] = asked.header("x-session-token")
+        # The second answer of a session has none: the first stays.
+        line = b"" if asked.request else b"X-Session-Token: pod-%d==\r\n" % asked.session
+        head = CHUNKED_HEAD.replace(b"\r\nContent-Type", b"\r\n" + line + b"Content-Type")
+        return Reply([head, *chunked(events(asked))])
+
+    goes_on = session(2, after=0, continues=0, keep_first=60, num_requests=1)
+    with RawServer(answer) as server:
+        plan = plan_of(session(0), session(1, num_requests=3), goes_on)
+        rows = rows_of(run(plan, server, "epoll", request=RequestSpec(headers=own)))
+    assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
+    if own:
+        assert seen == {key: f"s{key[0]}" for key in seen}
+    else:
+        first, then = {(0, 0): None, (1, 0): None}, {(0, 1): "pod-0==", (1, 1): "pod-1==", (1, 2): "pod-1=="}
+        assert seen == {**first, **then, (2, 0): "pod-0=="}
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])
 def test_each_request_carries_what_its_workload_names(client: str) -> None:
     seen: list[Asked] = []
