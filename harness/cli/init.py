@@ -466,13 +466,14 @@ def doctor(
     runs: RunsOption = Path("runs"),
     url: Annotated[str, typer.Option(help="Ask this server alone: what would a measurement of it lack?")] = "",
     api_key_env: Annotated[str, typer.Option(help="With --url: environment variable with the server's key.")] = "",
+    metrics_url: Annotated[str, typer.Option(help="With --url: where its metrics are, if not at /metrics.")] = "",
 ) -> None:
     """Say what this machine can run, what is missing, and how to get it.
 
     Example: `harness doctor --url http://127.0.0.1:8000`
     """
     if url:
-        _ask_server(url, api_key_env)
+        _ask_server(url, api_key_env, metrics_url)
         return
     from harness.measure.server.doctor import run_checks
     from harness.runner.backends import readiness, what_you_can_do
@@ -517,15 +518,15 @@ def _lines_of(name: str, place: str) -> list[str]:
         return [f"{name} of a plug-in failed ({place}): {in_one_line(error)}"]
 
 
-def _ask_server(url: str, api_key_env: str) -> None:
+def _ask_server(url: str, api_key_env: str, metrics_url: str) -> None:
     """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
     from harness.measure.client.target import endpoint_of
     from harness.measure.server.probe import Needs, probe
     from harness.model.spec import ServerSpec
     from harness.runner.backends.attached import AttachedBackend
 
-    server, console = ServerSpec(url=url, api_key_env=api_key_env), terminal()
-    report = probe(endpoint_of(server), Needs(asks_again=True))
+    server, console = ServerSpec(url=url, api_key_env=api_key_env, metrics_url=metrics_url), terminal()
+    report = probe(endpoint_of(server), Needs(asks_again=True, metrics_url=metrics_url))
     shown = {"model": report.model, "version": report.version}
     shown |= AttachedBackend().all_shown(server) if report.model else {}
     for name, value in shown.items() if report.model else ():

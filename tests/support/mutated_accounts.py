@@ -32,10 +32,13 @@ ROWS_INSIDE["opencode"] = "messages"
 WAYS = ("removed", "doubled", "moved", "renamed")
 # LMCache's rows have no type: what would be renamed is a role in a prompt, which makes it another prompt.
 UNTYPED = ("lmcache", "mooncake", "csv")
-TYPES = re.compile(r'"(type|source|role|kind|event_type|gen_ai\.operation\.name)": "(\w+)"')
+# A line of a vLLM's recorder is of the type of its first key.
+TYPES = re.compile(
+    r'("(?:type|source|role|kind|event_type|gen_ai\.operation\.name)": "\w+|^\{"(?:request|end|vllm_sessions))"'
+)
 SHARE_OF_DOCUMENTS = 0.2
 # Arrivals count where sessions are replayed as recorded.
-WITH_ARRIVALS = ("mooncake", "bailian", "agentic-mooncake", "otel", "csv")
+WITH_ARRIVALS = ("mooncake", "bailian", "agentic-mooncake", "otel", "csv", "vllm-sessions")
 # Rows have numbers, links or sums, which say that a call between two others is missing.
 COUNTS_CALLS = ("claude", "codex", "tracelab", "csv", "atif", "openhands", "opencode", "swe-agent", "agentic-mooncake")
 
@@ -93,7 +96,29 @@ def _with_calls(rows: Iterable[Any]) -> Iterator[Any]:
         yield row | {"info": row["info"] | {"model_stats": {"api_calls": answers}}}
 
 
+def _with_shared(rows: Iterable[Any]) -> Iterator[Any]:
+    """Requests with a fork, an answer that its client leaves, and two sessions that begin with the same blocks."""
+    yield from rows
+    for number, (like, known, prompt, generated, reason) in enumerate(
+        (
+            (2, 16, 300, 60, "length"),
+            (1, 10, 200, 60, "stop"),  # a fork
+            (-1, 0, 100, 20, "abort"),
+            (8, 7, 200, 60, "stop"),
+            (8, 4, 90, 60, "stop"),  # another session with the blocks of that first prompt
+        ),
+        start=6,
+    ):
+        at_ns = 1_000_000_000 * (300 + 10 * number)
+        lengths = {"prompt_tokens": prompt, "max_tokens": 60, "blocks": prompt // 16}
+        yield {"request": number, "arrival_ns": at_ns, "queued_ns": at_ns + 5, **lengths, "like": like, "known": known}
+        counts = {"cached_tokens": 16 * known, "generated_tokens": generated, "preemptions": 0, "reason": reason}
+        chain = {"like": -1, "known": prompt // 16, "blocks": (prompt + generated) // 16}
+        yield {"end": number, "admitted_ns": at_ns + 9, "end_ns": at_ns + 2_000_000_000, **counts, **chain}
+
+
 RICHER = {"claude": _linked, "codex": _numbered, "otel": _with_tools, "atif": _with_totals, "swe-agent": _with_calls}
+RICHER["vllm-sessions"] = _with_shared
 
 
 def mutated(kind: str, rng: random.Random) -> tuple[list[str], str]:
@@ -130,7 +155,7 @@ def _changed(rows: list[str], changes: list[str], what: str, rng: random.Random)
         return rest
     if what == "moved":
         return [*rest[:to], row, *rest[to:]]
-    again = row if what == "doubled" else TYPES.sub(r'"\1": "\2_2"', row, count=1)
+    again = row if what == "doubled" else TYPES.sub(r'\1_2"', row, count=1)
     return (
         [*rows[:place], row, again, *rows[place + 1 :]]
         if what == "doubled"

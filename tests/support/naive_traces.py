@@ -378,6 +378,40 @@ def _sizes(messages: Rows) -> int:
     return sum(-(-len(json.dumps(message, sort_keys=True)) // 4) for message in messages)
 
 
+def vllm_sessions(rows: Rows) -> Sessions:
+    """A request continues the longest prompt and answer, over by then, whose KV blocks it begins with."""
+    came: dict[int, Any] = {}
+    ends: dict[int, Any] = {}
+    for row in rows:
+        came.setdefault(row["request"], row) if "request" in row else ends.setdefault(row.get("end"), row)
+    streams: dict[int, tuple[list[Any], list[Any]]] = {-1: ([], [])}  # blocks of a prompt, and with its answer
+    for number, row in sorted(came.items()):
+        prompt = _begun(streams, row["like"], row["known"], row["blocks"], number)
+        end = ends.get(number, {"like": -1, "known": 0, "blocks": 0})
+        whole = _begun(streams, end["like"], end["known"], end["blocks"], number)
+        streams[number] = (prompt, whole if end["like"] >= 0 else prompt + whole[len(prompt) :])
+    calls: list[Call] = []
+    over = sorted((number for number in came if number in ends), key=lambda number: came[number]["arrival_ns"])
+    for number in over:
+        row, best = came[number], -1
+        for other in over:
+            length = len(streams[other][1])
+            begins = 0 < length > len(streams[best][1]) and streams[number][0][:length] == streams[other][1]
+            best = other if begins and ends[other]["end_ns"] <= row["arrival_ns"] else best
+        since = came[over[0]]["arrival_ns"] if best < 0 else ends[best]["end_ns"]
+        keep = 0 if best < 0 else came[best]["prompt_tokens"] + ends[best]["generated_tokens"]
+        left = ends[number]["reason"] == "abort"
+        generate = row["max_tokens"] if left else ends[number]["generated_tokens"]
+        calls.append(Call(row["prompt_tokens"], keep, generate, row["arrival_ns"] - since))
+    return [calls]
+
+
+def _begun(streams: Any, like: int, known: int, blocks: int, number: int) -> list[Any]:
+    """Names of so many blocks, the first ``known`` of them those of another request."""
+    first = streams[like][1][:known] if like in streams else [None] * known
+    return first + [(number, place) for place in range(len(first), blocks)]
+
+
 NAIVE: dict[str, Callable[[Rows], Sessions]] = {
     "claude": claude,
     "codex": codex,
@@ -393,4 +427,5 @@ NAIVE: dict[str, Callable[[Rows], Sessions]] = {
     "swe-agent": swe_agent,
     "opencode": opencode,
     "lmcache": lmcache,
+    "vllm-sessions": vllm_sessions,
 }

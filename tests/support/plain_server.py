@@ -27,7 +27,8 @@ class PlainServer:
     tokenized: its answer instead; num_tokenized: such requests.
     cached_tokens: of every prompt, as usage has them; 0: not stated.
     repeats: what it adds to a header and to the names in its answers.
-    model, version, metrics: as it states them. on_answer: called with the server before each completion."""
+    model, version, metrics: as it states them, the last at metrics_path. on_answer: called with the server before each
+    completion."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
     gives_token_ids: bool = False
@@ -48,6 +49,7 @@ class PlainServer:
     model: str = "plain"
     version: str = ""
     metrics: str = METRICS
+    metrics_path: str = "/metrics"
     on_answer: Callable[[PlainServer], object] | None = None
     max_model_len: int = 0
     cached_tokens: int = 0
@@ -120,7 +122,7 @@ def _page(server: PlainServer, path: str) -> tuple[int, str]:
         return server.health, ""
     limit = {"max_model_len": server.max_model_len} if server.max_model_len else {}
     bodies = {"/v1/models": json.dumps({"object": "list", "data": [{"id": server.model, **limit}]})}
-    bodies |= {"/metrics": server.metrics} if server.has_metrics else {}
+    bodies |= {server.metrics_path: server.metrics} if server.has_metrics else {}
     bodies |= {"/version": json.dumps({"version": server.version})} if server.version else {}
     return (200, bodies[path]) if path in bodies else (404, '{"detail": "Not Found"}')
 

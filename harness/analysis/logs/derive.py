@@ -111,11 +111,14 @@ def _derived(folder: Path, manifest: Manifest, scrapes: Iterable[bytes]) -> Deri
 
 
 def of_model(metrics: pa.Table, model: str) -> tuple[pa.Table, tuple[str, ...]]:
-    """(the samples without those of other models, names of these). All are kept where none names ``model``."""
+    """(the samples without those of other models, names of these).
+
+    All are kept where none names ``model``; the names are then told where there are several.
+    """
     names = {labels: match[1] for labels in metrics["labels"].unique().to_pylist() if (match := _MODEL.search(labels))}
     others = tuple(sorted({name for name in names.values() if name != model}))
     if not others or model not in names.values():
-        return metrics, ()
+        return metrics, others if len(others) > 1 else ()
     is_kept = [names.get(labels, model) == model for labels in metrics["labels"].to_pylist()]
     return metrics.filter(pa.array(is_kept)), others
 

@@ -36,7 +36,14 @@ def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
     """Whether the scrapes could be read, and whether they hold the counts of other models too."""
     if derived.other_models:
         named = ", ".join(map(printable, derived.other_models))
-        yield warning("other-models", f"the metrics count other models too, which are left out: {named}", _SHARED)
+        left = " ".join(derived.tables["metrics"]["labels"].unique().to_pylist())
+        is_summed = f'model_name="{derived.other_models[0]}"' in left
+        what = (
+            "several models and none by the run's name, so all are summed"
+            if is_summed
+            else "other models too, which are left out"
+        )
+        yield warning("other-models", f"the metrics count {what}: {named}", _SHARED)
     if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
         is_needed = limits_of(manifest).needs_metrics
         yield (invalid if is_needed else warning)(

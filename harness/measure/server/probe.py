@@ -123,9 +123,8 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
         answer = metrics.error or f"status {metrics.status}" + (
             " without a sample" if metrics.status == HTTP_OK else ""
         )
-        remedy = "Set limits.needs_metrics = false to measure without"
-        if "a redirect to" in metrics.error:
-            remedy = f"Set server.metrics_url to that address, or {remedy[0].lower()}{remedy[1:]}"
+        where = "to that address" if "a redirect to" in metrics.error else "where they have another address"
+        remedy = f"Set server.metrics_url {where}, or set limits.needs_metrics = false to measure without"
         address = needs.metrics_url or METRICS
         lack = f"GET {address} gives {answer}: load and the server's count of reuse cannot be checked"
         (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)

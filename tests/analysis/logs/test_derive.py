@@ -252,4 +252,5 @@ def test_metrics_of_two_models_give_the_runs_model_and_name_the_other() -> None:
     metrics = pa.table({"labels": pa.array(labels).dictionary_encode(), "value": [1.0, 2.0, 3.0]})
     kept, others = of_model(metrics, "mine")
     assert (kept["value"].to_pylist(), others) == ([1.0, 3.0], ("theirs",))
-    assert of_model(metrics, "unnamed") == (metrics, ())
+    assert of_model(kept, "an alias") == (kept, ()), "the only model there is the run's"
+    assert of_model(metrics, "unnamed") == (metrics, ("mine", "theirs"))

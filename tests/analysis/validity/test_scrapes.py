@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.analysis.logs.derive import of_model
 from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.parse import ParseCounts, metrics_table
 from harness.analysis.validity.scrapes import (
@@ -184,6 +185,14 @@ def test_without_the_first_or_the_last_scrape_a_run_that_needs_metrics_is_invali
     assert (found.code, found.severity, found.evidence) == ("scrape-failed", "invalid", words)
     without = manifest(requested={"limits": {"needs_metrics": False}})
     assert [one.severity for one in check_scrapes(without, scraped(*bodies))] == ["warning"]
+
+
+def test_models_of_which_none_has_the_runs_name_are_named_and_called_summed() -> None:
+    body = "".join(f'vllm:prompt_tokens_total{{model_name="{name}"}} 1\n' for name in ("a", "b"))
+    derived = scraped(body, body)
+    derived.tables["metrics"], derived.other_models = of_model(derived.tables["metrics"], "mine")
+    (found,) = check_scrapes(manifest(), derived)
+    assert found.evidence == "the metrics count several models and none by the run's name, so all are summed: a, b"
 
 
 def test_several_engines_behind_one_address_are_named_with_what_that_means_for_reuse() -> None:

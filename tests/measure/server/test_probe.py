@@ -54,7 +54,7 @@ def test_everything_that_a_plain_server_lacks_is_in_one_error_with_remedies(tmp_
         "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer",
         'set workload.prompt_form = "text"',
         "GET /metrics gives status 404: load and the server's count of reuse cannot be checked",
-        "Set limits.needs_metrics = false",
+        "Set server.metrics_url where they have another address, or set limits.needs_metrics = false",
         "Nothing was performed",
     ):
         assert words in str(refused.value)
@@ -217,6 +217,19 @@ name = "only"
 def over_https(certificate: Path) -> PlainServer:
     key = certificate.with_name("key_and.pem")
     return PlainServer(gives_token_ids=True, has_metrics=True, health=200, version="0.30.0", certificate=key)
+
+
+@pytest.mark.parametrize(("later", "is_said"), [(16, False), (0, True)])
+def test_the_doctor_asks_one_prompt_twice_before_it_says_that_reuse_is_unknown(later: int, is_said: bool) -> None:
+    def where_it_was_asked_before(server: PlainServer) -> None:
+        *before, now = (asked["prompt"] for asked in server.asked)
+        server.cached_tokens = later if now in before else 0
+
+    served = PlainServer(has_metrics=True, gives_token_ids=True, on_answer=where_it_was_asked_before)
+    with plain_server(served) as server:
+        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
+    assert ("usage does not state cached tokens, nor when a prompt is asked again" in done.output) == is_said
+    assert len(served.asked) == 3
 
 
 def test_the_doctor_asks_a_server_over_https(certificate: Path) -> None:

@@ -151,6 +151,19 @@ def test_a_server_that_is_replaced_or_fails_during_the_run_makes_it_invalid(
     assert any(each.startswith(reason) for each in found), found
 
 
+def test_metrics_at_another_address_are_read_there_and_the_other_model_in_them_is_named(tmp_path: Path) -> None:
+    body = start_body(1.8e9, 4000) + start_body(1.8e9, 7, model="other").splitlines()[-1] + "\n"
+    server = PlainServer(has_metrics=True, health=200, metrics=body, metrics_path="/stats", gives_token_ids=True)
+    with plain_server(server) as there:
+        with pytest.raises(ServerError, match=r"GET /metrics gives status 404.*Set server\.metrics_url where"):
+            run_experiment(attached(there.url), runs_root=tmp_path)
+        elsewhere = {"metrics_url": f"{there.url}/stats"}
+        assert "missing" not in harness("doctor", "--url", there.url, "--metrics-url", f"{there.url}/stats")
+        run, *_ = run_experiment(attached(there.url, server=elsewhere), runs_root=tmp_path).runs
+    found = [each.evidence for each in run.manifest.findings if each.code == "other-models"]
+    assert found == ["the metrics count other models too, which are left out: other"]
+
+
 def test_a_counter_that_steps_back_during_the_run_makes_it_invalid(tmp_path: Path) -> None:
     found = replaced_by(tmp_path, becomes(metrics=start_body(1.8e9, 16)))
     assert any("fell from 4000 to 16" in each for each in found), found
