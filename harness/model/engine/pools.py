@@ -18,13 +18,15 @@ from harness.model.engine.state import (
 
 # 2**64 divided by the golden ratio, as an int64; the products below wrap.
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
+# So many bits of a key leave its bucket near those of its neighbours.
+_RUN_BITS = 6
 
 
 @jit
 def bucket_of(key: int, mask: int) -> int:
-    """The bucket of a chain key."""
-    mixed = key * _MIX
-    return (mixed ^ (mixed >> 29)) & mask
+    """The bucket of a chain key. Keys that follow each other are used together, and so are their buckets."""
+    mixed = (key >> _RUN_BITS) * _MIX
+    return ((mixed ^ (mixed >> 29)) + key) & mask
 
 
 @jit
