@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
-from harness.measure.emulator.virtual import run_virtually
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec, WorkloadSpec
 from tests.measure.emulator.test_virtual import workloads
 from tests.model.sim.test_simulate_aborts import plans
+from tests.support.emulated_paged import compare_runs
 
 
 def server(**changed: object) -> ServerSpec:
@@ -39,33 +39,18 @@ def servers(draw: st.DrawFn) -> ServerSpec:
     )
 
 
-def assert_same_run(plan: Plan, spec: ServerSpec) -> None:
-    steps = [end for end in run_virtually(plan, spec) if end.start.step.num_seqs]
-    result = simulate(plan, spec)
-    assert [
-        (end.start.start_ns, end.start.step.kind.lower(), end.start.step.num_seqs, end.start.step.duration_ns)
-        for end in steps
-    ] == [(row["start_ns"], row["kind"], row["n"], row["duration_ns"]) for row in result.steps.to_pylist()]
-    rows = {f"{row['session']}-{row['request']}": row for row in result.requests.to_pylist()}
-    completed = {request.external_id: end.start.end_ns for end in steps for request in end.finished}
-    assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
-    assert result.preemptions == sum(len(end.start.step.preempted) for end in steps)
-    assert result.computed_tokens == sum(end.start.step.computed_tokens for end in steps)
-    assert result.end_ns == max([row["completed_ns"] for row in rows.values()] + [end.start.end_ns for end in steps])
-
-
 @settings(max_examples=40)
 @given(spec=servers(), workload=workloads(), seed=st.integers(0, 10_000))
 def test_the_emulators_loop_on_a_virtual_clock_equals_the_simulator(
     spec: ServerSpec, workload: WorkloadSpec, seed: int
 ) -> None:
-    assert_same_run(build_plan(workload, seed, 0), spec)
+    compare_runs(build_plan(workload, seed, 0), spec)
 
 
 @settings(max_examples=30)
 @given(plan=plans(), spec=servers())
 def test_any_planned_abort_takes_the_same_time_in_both(plan: Plan, spec: ServerSpec) -> None:
-    assert_same_run(plan, spec)
+    compare_runs(plan, spec)
 
 
 def one_user(*requests: tuple[int, int, int, int]) -> Plan:
