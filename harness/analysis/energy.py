@@ -1,16 +1,17 @@
 """Energy of a run: power samples of its devices, integrated over the time in flight.
 
 Between two samples power is taken to go straight from one to the other. What it did between them is not known: the
-error is half of what their difference makes. Fewer than one sample a second say nothing, and give no energy.
+error is half of what their difference makes, which holds where power moved one way only between them. Fewer than one
+sample a second say nothing, and give no energy.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.clock import NS_PER_S
 from harness.measure.records import layout
@@ -22,12 +23,25 @@ MOST_BETWEEN_NS = NS_PER_S
 Interval = tuple[int, int]
 
 
-class Energy(NamedTuple):
-    """Joules while requests were in flight, and how far sampling can have moved them either way."""
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Joules while requests were in flight, and how far sampling can have moved them either way.
 
-    joules: float
-    error_joules: float
-    num_samples: int
+    is_emulated: no device was measured: the power is that of a model, or of a host whose devices did not serve.
+    """
+
+    joules: float = 0.0
+    error_joules: float = 0.0
+    num_samples: int = 0
+    is_emulated: bool = False
+
+    def __add__(self, other: Energy) -> Energy:
+        return Energy(
+            self.joules + other.joules,
+            self.error_joules + other.error_joules,
+            self.num_samples + other.num_samples,
+            self.is_emulated or other.is_emulated,
+        )
 
 
 def energy_of(samples: Sequence[tuple[int, float]], flights: Sequence[Interval]) -> Energy | None:
@@ -86,5 +100,5 @@ def run_energy(run: SealedRun) -> Energy | None:
     for name in (layout.DEVICE_METRICS, layout.DEVICES):
         samples = power_samples(run.file(name))
         if samples and (energy := energy_of(samples, flights)) is not None:
-            return energy
+            return replace(energy, is_emulated=run.manifest.kind.has_device is False)
     return None

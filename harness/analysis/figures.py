@@ -26,6 +26,7 @@ from harness.analysis.cost.reconstruct import (
     waiting_session_ns,
 )
 from harness.analysis.cost.step_parts import StepParts, step_parts
+from harness.analysis.energy import Energy, run_energy
 from harness.analysis.logs.core_requests import engines_of, servers_in
 from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.logs.replicas import Server, requests_of
@@ -40,6 +41,7 @@ from harness.analysis.run_tables import (
     counter_increment,
     with_logged_prefills,
 )
+from harness.analysis.server_counts import Counts, counts_of, counts_over
 from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
 from harness.measure.records import schema
@@ -183,7 +185,8 @@ class Figures:
     has_steps: whether the decode steps are known, from a step log or because nothing was decoded.
     computed_prefill_tokens: None where reuse is unknown. ceilings: None without the plan or where reuse is unknown.
     parts: what lies between A and B; None where no engine core stamped its steps. second_memory: None where none was
-    asked.
+    asked. counts: what the server counts of itself, by column of ``server_counts``. energy: None
+    where power was not sampled once a second.
     """
 
     a: ChannelA | None
@@ -198,6 +201,8 @@ class Figures:
     ceilings: Ceilings | None = None
     parts: StepParts | None = None
     second_memory: SecondMemory | None = None
+    counts: Counts = field(default_factory=dict[str, int])
+    energy: Energy | None = None
 
     @property
     def steps_ns(self) -> int | None:
@@ -317,6 +322,8 @@ def sums_over(runs: Sequence[RunFigures]) -> dict[str, Any]:
         "ceilings": total("ceilings", Ceilings()),
         "parts": total("parts", StepParts()),
         "second_memory": total("second_memory", SecondMemory()),
+        "counts": counts_over([run.counts for run in runs]),
+        "energy": total("energy", Energy()),
     }
 
 
@@ -384,6 +391,8 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         if log is None
         else step_parts(log, requests, ScaledClock(run.manifest.clock.scale), None if a is None else cost_model),
         second_memory=second_memory_of(run.table("metrics")),
+        counts=counts_of(run.table("metrics")),
+        energy=run_energy(run),
         invalid_reasons=run.invalid_reasons,
         plan=run.manifest.drawn_hash,
         **place_of(run),

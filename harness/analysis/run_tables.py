@@ -87,14 +87,17 @@ def join_request_id(log_id: str, response_ids: Mapping[str, Any]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def counter_increment(metrics: pa.Table, name: str) -> float | None:
+def counter_increment(metrics: pa.Table, name: str, label: str = "") -> float | None:
     """Last minus first scraped value of a counter, summed over its labels; None unless scraped before and after.
 
-    NaN and infinity are no values.
+    label: only samples with it, such as ``source="host"``. NaN and infinity are no values.
     """
     by_scrape: dict[int, float] = {}
     reasons: dict[int, str] = {}
-    for scrape, reason, value in values_of(rows_where(metrics, "name", name), "scrape", "reason", "value"):
+    samples = values_of(rows_where(metrics, "name", name), "scrape", "reason", "labels", "value")
+    for scrape, reason, labels, value in samples:
+        if label not in labels:
+            continue
         by_scrape[scrape] = by_scrape.get(scrape, 0.0) + value
         reasons[scrape] = reason
     before = [scrape for scrape, reason in reasons.items() if reason == "before"]

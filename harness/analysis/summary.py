@@ -35,6 +35,8 @@ from harness.analysis.figures import (
 )
 from harness.analysis.overload import overloads
 from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
+from harness.analysis.server_counts import COLUMNS as COUNT_COLUMNS
+from harness.analysis.server_counts import count_cells
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.sessions import SessionFigures, session_figures, session_rows
 from harness.analysis.speeds import Speeds, device_findings, device_tables, speeds
@@ -265,10 +267,12 @@ class ExperimentSummary:
         return _arrow(self._without_unknown(rows))
 
     def _without_unknown(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows without the columns of time in steps and of a second memory, where no run has these."""
+        """Rows without the columns of what no run has: time in steps, a second memory, counts, energy."""
         steps = {*OF_STEPS, *OF_SPEED, *RATIO_OF_STEPS} if self.parts is None else set[str]()
         memory = set[str]() if any(run.second_memory for run in self.runs) else {*OF_MEMORY}
-        return [{name: cell for name, cell in row.items() if name not in steps | memory} for row in rows]
+        others = {name for name in (*COUNT_COLUMNS, *OF_ENERGY) if all(row.get(name) is None for row in rows)}
+        unknown = steps | memory | others
+        return [{name: cell for name, cell in row.items() if name not in unknown} for row in rows]
 
     @property
     def parts(self) -> Table | None:
@@ -283,6 +287,31 @@ class ExperimentSummary:
             rows,
             self.origin,
         )
+
+    @property
+    def energy(self) -> Table | None:
+        """Joules of each condition's counted runs, and their error from sampling; None where no run has any."""
+        known = [one for one in self.conditions if one.energy is not None]
+        if not known:
+            return None
+        is_emulated = any(one.energy is not None and one.energy.is_emulated for one in known)
+        return table_of(
+            f"Energy in flight ({'emulated power' if is_emulated else 'measured power'})",
+            "Power between two samples is taken to go straight; the error is half of what each two differ by, which is "
+            "what sampling can have hidden where power moved one way only between two samples."
+            + (" The power is emulated: no device that served was measured." if is_emulated else ""),
+            [_energy_row(one) for one in known],
+            self.origin,
+        )
+
+
+def _energy_row(condition: ConditionFigures) -> dict[str, Any]:
+    energy, tokens = condition.energy, sum(run.generated_tokens for run in condition.counted)
+    assert energy is not None
+    row = {"condition": condition.name, "samples": energy.num_samples, "J": energy.joules}
+    row["sampling error, J"] = energy.error_joules
+    row |= {"J/token": energy.joules / tokens if tokens else None}
+    return {**row, "sampling error, %": 100 * energy.error_joules / energy.joules if energy.joules else None}
 
 
 def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -488,6 +517,12 @@ OF_MEMORY = {
     for name in ("asked_tokens", "loaded_tokens", "loaded_bytes", "stored_bytes")
 }
 
+OF_ENERGY = {
+    "energy_J": "energy.joules",
+    "energy_sampling_error_J": "energy.error_joules",
+    "energy_is_emulated": "energy.is_emulated",
+}
+
 
 WORK = {
     "padding_ratio": "padding.ratio",
@@ -535,6 +570,8 @@ def _condition_row(condition: ConditionFigures, every: Sequence[Answer]) -> dict
         **ends,
         **cells(condition.comparison, COMPARED),
         **cells(condition if condition.counted else None, {**WORK, **OF_MEMORY}),
+        **count_cells(condition.counts),
+        **cells(condition, OF_ENERGY),
         **cells(condition, LATENESS),
         **cells(main_answers(every).get(condition.name), ANSWERED),
         **condition.measures,
@@ -556,6 +593,8 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
         **cells(run, COSTS),
         **cells(run, {**OF_STEPS, **OF_SPEED}),
         **cells(run, {**WORK, **OF_MEMORY}),
+        **count_cells(run.counts),
+        **cells(run, OF_ENERGY),
         "evictions": run.num_evictions,
         "evictions_dummy": None if run.evictions is None else run.evictions["dummy"],
         **cells(run.lateness, LATENESS),

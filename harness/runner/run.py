@@ -80,6 +80,7 @@ from harness.stacks.rbln.launch.device_watch import (
 )
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
 from harness.stacks.rbln.rules.kv_rules import RULE_SETS, rule_set, rules_for_vllm
+from harness.stacks.vllm.step_log import StepLog
 
 
 class LaunchOptions(NamedTuple):
@@ -397,14 +398,21 @@ class _LiveLateness:
 def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Measured) -> SealedRun:
     launch = measured.launch
     all_shown = read_launch_files(writer.folder, len(launch.servers))
-    shown, in_force = all_shown[0], _in_force(run, writer.folder, launch, all_shown[0])
+    log, _ = read_run_steps(writer.folder)
+    shown, in_force = all_shown[0], _in_force(run, log, launch, all_shown[0])
+    engine = {} if log is None or not log.engine_settings else {"engine": log.engine_settings}
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
         run,
         context,
         clock=measured.clock,
         observation=launch.observation,
-        effective={"server": in_force, "shown": sorted(in_force), "launch": shown.report.model_dump(mode="json")},
+        effective={
+            "server": in_force,
+            "shown": sorted(in_force),
+            "launch": shown.report.model_dump(mode="json"),
+            **engine,
+        },
         server=ServerRecord(
             pid=measured.pid,
             is_alive_until_stop=measured.is_alive_until_stop,
@@ -439,9 +447,8 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
 
 
-def _in_force(run: PlannedRun, folder: Path, launch: LaunchPlan, shown: LaunchFacts) -> dict[str, Any]:
+def _in_force(run: PlannedRun, log: StepLog | None, launch: LaunchPlan, shown: LaunchFacts) -> dict[str, Any]:
     """Settings in force, from the launch, the log, the metrics and the step log."""
-    log, _ = read_run_steps(folder)
     paged = shown.paged if changed_keys(run.server) & PAGED_KEYS else {}
     in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate, cycle
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.analysis.compare.measures import MEASURES
 from harness.analysis.energy import energy_of, run_energy
 from harness.analysis.figures import run_figures
+from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
 from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from tests.support.report_runs import Shape, seal_run
 
 
@@ -52,17 +59,79 @@ def test_fewer_than_a_sample_a_second_of_the_time_in_flight_give_no_energy(sampl
     assert energy_of(samples, [(NS_PER_S // 2, 5 * NS_PER_S)]) is None
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_joules_are_those_of_a_second_opinion_that_adds_up_milliseconds(data: st.DataObject) -> None:
+    ms = 1_000_000
+    gaps = data.draw(st.lists(st.integers(50, 1000), min_size=2, max_size=12))
+    times = list(accumulate(gaps, initial=0))
+    watts = [float(data.draw(st.integers(0, 400))) for _ in times]
+    ends = st.integers(0, times[-1])
+    flights = [tuple(sorted((data.draw(ends), data.draw(ends)))) for _ in range(data.draw(st.integers(1, 4)))]
+    samples = [(at * ms, each) for at, each in zip(times, watts, strict=True)]
+
+    # A straight line between samples, in the middle of each millisecond in which a request was in flight.
+    joules = error = 0.0
+    for at in range(times[-1]):
+        if any(start <= at < end for start, end in flights):
+            joules += float(np.interp(at + 0.5, times, watts)) / 1000
+            place = max(place for place, time in enumerate(times) if time <= at)
+            error += abs(watts[place + 1] - watts[place]) / 2 / 1000
+    found = energy_of(samples, [(start * ms, end * ms) for start, end in flights])
+    if found is None:
+        assert joules == 0
+    else:
+        assert found.joules == pytest.approx(joules, abs=1e-6)
+        assert found.error_joules == pytest.approx(error, abs=1e-6)
+
+
+@pytest.mark.parametrize("per_s", [2, 10])
+def test_the_joules_of_a_known_power_are_within_the_error_where_power_moves_one_way(per_s: int) -> None:
+    # 100 W + 50 W/s^2 t^2 over 4 s: 400 J + 50/3 * 64 J.
+    times_s = [place / per_s for place in range(4 * per_s + 1)]
+    found = energy_of(every(1 / per_s, [100 + 50 * at * at for at in times_s]), [(0, 4 * NS_PER_S)])
+    assert found is not None
+    known = 400 + 50 / 3 * 64
+    assert 0 < abs(found.joules - known) <= found.error_joules
+    assert found.error_joules == pytest.approx(50 * 16 / 2 / per_s)
+
+
+@pytest.mark.parametrize(("backend", "word"), [("emulator", "emulated power"), ("attached", "measured power")])
+def test_emulated_joules_are_called_emulated_and_their_sampling_error_stands_beside(
+    tmp_path: Path, backend: str, word: str
+) -> None:
+    run = run_with_power(tmp_path, [40.0, 60.0], backend=backend)
+    energy, summary = run_energy(run), summarise([run])
+    assert energy is not None
+    assert energy.is_emulated == (backend == "emulator")
+    assert energy.error_joules == pytest.approx(10 / 50 * energy.joules, rel=0.2)
+    assert summary.energy is not None
+    assert word in summary.energy.name
+    (row,) = summary.runs_to_arrow().to_pylist()
+    assert row["energy_is_emulated"] == energy.is_emulated
+    assert row["energy_sampling_error_J"] == energy.error_joules
+    plain = summarise([seal_run(tmp_path / "plain")])
+    assert plain.energy is None
+    assert not [name for name in plain.runs_to_arrow().column_names if name.startswith("energy_J")]
+
+
+def run_with_power(folder: Path, watts: list[float], **shape: Any) -> SealedRun:
+    """A sealed run whose exporter was asked twice a second and gave these watts in turn."""
+    spans = seal_run(folder / "spans").table("requests").select(["sent_ns", "done_ns"]).to_pylist()
+    first_ns, last_ns = min(row["sent_ns"] for row in spans), max(row["done_ns"] for row in spans)
+    at_ns = range(first_ns - NS_PER_S, last_ns + NS_PER_S, NS_PER_S // 2)
+    reading = {"device": "rbln0", "card": "A", "units": {}}
+    lines = [
+        json.dumps({"at_ns": at, "reason": "interval", "readings": [reading | {"card_power_w": each}]})
+        for at, each in zip(at_ns, cycle(watts), strict=False)
+    ]
+    return seal_run(folder / "with", Shape(files={layout.DEVICE_METRICS: "\n".join(lines)}, **shape))
+
+
 def test_a_run_whose_exporter_was_asked_often_has_joules_a_token_and_a_session(tmp_path: Path) -> None:
     without = seal_run(tmp_path / "without")
     assert MEASURES["energy"].of(without) is None
-    spans = without.table("requests").select(["sent_ns", "done_ns"]).to_pylist()
-    first_ns, last_ns = min(row["sent_ns"] for row in spans), max(row["done_ns"] for row in spans)
-    reading = {"device": "rbln0", "card": "A", "card_power_w": 50.0, "units": {}}
-    lines = [
-        json.dumps({"at_ns": at_ns, "reason": "interval", "readings": [reading]})
-        for at_ns in range(first_ns - NS_PER_S, last_ns + NS_PER_S, NS_PER_S // 2)
-    ]
-    run = seal_run(tmp_path / "with", Shape(files={layout.DEVICE_METRICS: "\n".join(lines)}))
+    run = run_with_power(tmp_path, [50.0])
     energy, value = run_energy(run), MEASURES["energy"].of(run)
     assert energy is not None
     assert value is not None

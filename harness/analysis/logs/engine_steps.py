@@ -258,6 +258,13 @@ def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
             f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
         )
     yield from _check_engines(log, manifest)
+    if log.unknown_rules:
+        yield warning(
+            "rules-unknown",
+            f"the scheduler's rules were never held to this: {log.unknown_rules}. Predictions of this server are not "
+            "known to hold",
+            "Replay what it recorded: harness predict replay",
+        )
     if log.unseen:
         yield warning("steps-unseen", "; ".join(log.unseen))
     counts = log.num_by_kind

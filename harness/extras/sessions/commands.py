@@ -35,7 +35,7 @@ def replay(
 
     Example: `harness predict replay sessions.jsonl --steps core_steps.jsonl`
     """
-    from harness.extras.sessions.replay import check_settings, unknown_rules
+    from harness.extras.sessions.replay import check_settings
     from harness.extras.sessions.replay import replay as replay_steps
     from harness.model.engine import load_cost_model
     from harness.stacks.vllm.step_log import read_step_log
@@ -51,8 +51,8 @@ def replay(
     check_settings(config, block_tokens)
     costs = load_cost_model(cost_model or DEFAULT_COSTS)
     found = replay_steps(config, costs, requests, chains, core.steps, has_costs=bool(cost_model))
-    if unknown := unknown_rules(log.effective):
-        found.notes.insert(0, unknown)
+    if log.unknown_rules:
+        found.notes.insert(0, f"the rules are unknown here: {log.unknown_rules}")
     typer.echo("\n".join(lines_of(found, config, cost_model)))
     if found.num_differ:
         raise typer.Exit(ExitCode.RULE_FAILED)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from harness.analysis.stats import median
 from harness.errors import RecordsError
@@ -23,8 +23,6 @@ from harness.stacks.vllm.core_steps import CoreStep
 
 DIFFERENCES = ("admitted", "cached tokens", "preempted", "batch", "tokens of a prompt", "padded size")
 """Kinds of decisions, in the order in which a step is compared."""
-KNOWN_POOL = "FullAttentionSpec"
-"""Kind of the layers that the rules are compared with vLLM's own scheduler for."""
 ENDLESS = 1 << 30
 ENDLESS_NS = 1 << 62
 
@@ -280,15 +278,6 @@ def _difference(
 
 def _of(cached: Mapping[int, int], numbers: Iterable[int]) -> dict[int, int]:
     return {number: cached[number] for number in sorted(numbers)}
-
-
-def unknown_rules(effective: Mapping[str, Any]) -> str:
-    """Why the rules are not known to hold for a server with these settings; "" where they are, or it does not show."""
-    groups = effective.get("kv_groups")
-    if not isinstance(groups, list) or groups == [KNOWN_POOL]:
-        return ""
-    kinds = ", ".join(map(str, cast("list[object]", groups)))
-    return f"KV memory is kept in groups of {kinds}: the rules are held to one of {KNOWN_POOL}, and unknown here"
 
 
 def check_settings(config: EngineConfig, block_tokens: int) -> None:

@@ -143,7 +143,7 @@ def status_lines(status: SequentialStatus) -> list[str]:
 
 def summary_tables(summary: ExperimentSummary) -> list[Table]:
     """Costs, what users felt, and where several devices made the runs, these."""
-    parts = () if summary.parts is None else (summary.parts,)
+    parts = [table for table in (summary.parts, summary.energy) if table is not None]
     return [
         conditions_table(summary),
         *parts,

@@ -80,6 +80,12 @@ _SETTINGS = {
     "long_prefill_tokens": "long_prefill_token_threshold",
     "async_scheduling": "async_scheduling",
 }
+ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", "num_hash_lookahead_tokens")
+"""What the header of an engine core shows of its scheduler and its KV memory, beside the keys of a ServerSpec."""
+OTHER_STACK = "vllm_rbln"
+KNOWN_SCHEDULERS = ("Scheduler", "AsyncScheduler")
+KNOWN_COORDINATORS = ("UnitaryKVCacheCoordinator", "KVCacheCoordinatorNoPrefixCache")
+KNOWN_GROUPS = ["FullAttentionSpec"]
 STEP_LOG_KEYS = frozenset(_SETTINGS)
 """Keys of a ServerSpec whose values in force the header shows."""
 _IS_LOWER = (("unpadded_tokens", "padded_tokens"), ("prefix_hits", "prefix_queries"))
@@ -114,6 +120,32 @@ class StepLog:
         if self.has_graphs and sizes:
             shown["decode_buckets"] = sorted(sizes)
         return shown
+
+    @property
+    def engine_settings(self) -> dict[str, Any]:
+        """Of ``ENGINE_SETTINGS`` those that are shown."""
+        return {key: self.effective[key] for key in ENGINE_SETTINGS if self.effective.get(key) is not None}
+
+    @property
+    def unknown_rules(self) -> str:
+        """Why the scheduler's rules are not known to hold here; "" where they are, or nothing shows.
+
+        They are compared with vLLM's own schedulers and one pool of full attention.
+        """
+        shown = self.engine_settings
+        scheduler = str(shown.get("scheduler", ""))
+        if scheduler.startswith(OTHER_STACK):
+            return ""
+        groups, coordinator = shown.get("kv_groups", KNOWN_GROUPS), shown.get("kv_coordinator", KNOWN_COORDINATORS[0])
+        named = ", ".join(map(str, groups)) if isinstance(groups, list) else str(groups)
+        is_own = scheduler.startswith("vllm.") and scheduler.rpartition(".")[2] in KNOWN_SCHEDULERS
+        differing = {
+            f"the scheduler is {scheduler}": bool(scheduler) and not is_own,
+            f"KV memory is kept in groups of {named}": groups != KNOWN_GROUPS,
+            f"it is coordinated by {coordinator}": coordinator not in KNOWN_COORDINATORS,
+            "a block's hash covers tokens after it": bool(shown.get("num_hash_lookahead_tokens")),
+        }
+        return "; ".join(why for why, differs in differing.items() if differs)
 
     @property
     def num_declared_engines(self) -> int:
@@ -275,7 +307,7 @@ def _renumbered(requests: pa.Table, first: int) -> pa.Table:
 
 def _log_of_core(core: CoreSteps) -> StepLog:
     """The steps of an engine core in the columns of a step log; what only the API server sees is null."""
-    effective = cast("dict[str, Any]", core.header["effective"])
+    effective = {"scheduler": core.header.get("scheduler"), **cast("dict[str, Any]", core.header["effective"])}
     num_blocks = effective.get("num_gpu_blocks")
     has_drafts = effective.get("num_speculative_tokens") is not None
     rows: list[list[Any]] = []

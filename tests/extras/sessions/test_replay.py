@@ -128,12 +128,22 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
     assert "times emulated-gpu" in done.stdout
 
 
-@pytest.mark.parametrize(("groups", "is_known"), [(["FullAttentionSpec"], True), (["MambaSpec", "X"], False)])
+@pytest.mark.parametrize(
+    ("shown", "is_known"),
+    [
+        ({"kv_groups": ["FullAttentionSpec"], "kv_coordinator": "UnitaryKVCacheCoordinator"}, True),
+        ({"scheduler": "vllm.v1.core.sched.async_scheduler.AsyncScheduler", "num_hash_lookahead_tokens": 0}, True),
+        ({"kv_groups": ["MambaSpec", "X"]}, False),
+        ({"kv_coordinator": "HybridKVCacheCoordinator"}, False),
+        ({"scheduler": "mine.Scheduler"}, False),
+        ({"num_hash_lookahead_tokens": 1}, False),
+    ],
+)
 def test_rules_are_called_unknown_beside_another_pool_than_full_attention(
-    tmp_path: Path, groups: list[str], is_known: bool
+    tmp_path: Path, shown: dict[str, Any], is_known: bool
 ) -> None:
     files = record(2, tmp_path)
-    changed(files.steps, lambda line: line.get("effective", {}).update(kv_groups=groups))
+    changed(files.steps, lambda line: line.get("effective", {}).update(shown))
     done = harness("predict", "replay", str(files.sessions), "--steps", str(files.steps))
     assert ("unknown here" in done.stdout) != is_known
 

@@ -82,13 +82,14 @@ from vllm.plugins import load_general_plugins
 load_general_plugins()
 load_general_plugins()
 
-def core(engine=0, is_async=False):
+def core(engine=0, is_async=False, **more):
     SchedulerConfig.is_async = is_async
     config = Space(
         model_config=Space(model="m", max_model_len=64),
         scheduler_config=Space(max_num_seqs=4),
         cache_config=Space(num_gpu_blocks=10, block_size=16, enable_prefix_caching=True),
         parallel_config=Space(data_parallel_index=engine, data_parallel_size=1),
+        **more,
     )
     return SchedulerConfig().get_scheduler_cls()(config)
 

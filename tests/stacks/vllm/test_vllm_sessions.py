@@ -11,6 +11,7 @@ import pytest
 
 from harness.stacks.vllm.core_steps import read_core_steps
 from harness.stacks.vllm.launch import CORE_STEPS
+from harness.stacks.vllm.step_log import read_step_log
 from tests.stacks.vllm.test_core_steps import run_core
 
 SESSIONS = "VLLM_SESSIONS_FILE"
@@ -127,10 +128,19 @@ def test_the_kinds_of_kv_memory_are_among_the_settings(tmp_path: Path) -> None:
         "from vllm.sched import Scheduler\n"
         "class FullAttentionSpec: pass\n"
         "Scheduler.kv_cache_config = Space(kv_cache_groups=[Space(kv_cache_spec=FullAttentionSpec())])\n"
-        "core()\n"
+        "core(num_hash_lookahead_tokens=3)\n"
     )
-    run_core(tmp_path, script, **{SESSIONS: str(tmp_path / "s.jsonl")})
-    assert lines_of(tmp_path / "s.jsonl")[0]["effective"]["kv_groups"] == ["FullAttentionSpec"]
+    run_core(tmp_path, script, **{SESSIONS: str(tmp_path / "s.jsonl"), **CORE_STEPS.variables(tmp_path / "core.jsonl")})
+    effective = lines_of(tmp_path / "s.jsonl")[0]["effective"]
+    assert effective["kv_groups"] == ["FullAttentionSpec"]
+    assert effective["num_hash_lookahead_tokens"] == 3
+    log = read_step_log((tmp_path / "core.jsonl").read_bytes())
+    assert log.engine_settings == {
+        "scheduler": "vllm.sched.Scheduler",
+        "kv_groups": ["FullAttentionSpec"],
+        "num_hash_lookahead_tokens": 3,
+    }
+    assert log.unknown_rules == "a block's hash covers tokens after it"
 
 
 def test_each_engine_writes_its_own_file(tmp_path: Path) -> None:

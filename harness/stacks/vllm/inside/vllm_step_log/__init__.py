@@ -79,13 +79,22 @@ def header_of(config: Any) -> dict[str, Any]:
 
 
 def kv_of(scheduler: Any) -> dict[str, Any]:
-    """How KV memory is kept: the kind of each group of layers, and who coordinates them; empty where neither shows."""
+    """How KV memory is kept: the kind of each group of layers, who coordinates them, and how many tokens after a block
+    its hash covers. What does not show is left out."""
     groups = value_at(scheduler, "kv_cache_config.kv_cache_groups") or ()
     coordinator = value_at(scheduler, "kv_cache_manager.coordinator")
     specs = [value_at(group, "kv_cache_spec") for group in groups]
-    kinds = [type(spec).__name__ for spec in specs if spec is not None]
-    shown = {"kv_groups": kinds, "kv_coordinator": type(coordinator).__name__ if coordinator is not None else ""}
-    return {name: value for name, value in shown.items() if value}
+    shown = {
+        "kv_groups": [type(spec).__name__ for spec in specs if spec is not None],
+        "kv_coordinator": type(coordinator).__name__ if coordinator is not None else "",
+        "num_hash_lookahead_tokens": plain(value_at(scheduler, "vllm_config.num_hash_lookahead_tokens")),
+    }
+    return {name: value for name, value in shown.items() if value not in (None, "", [])}
+
+
+def class_of(value: Any) -> str:
+    """Module and name of the class of a value."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def value_at(owner: Any, place: str) -> Any:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import LOG, LineFile, engine_file, header_of, is_there, kv_of, now_ns, plain, sessions, value_at
+from . import LOG, LineFile, class_of, engine_file, header_of, is_there, kv_of, now_ns, plain, sessions, value_at
 
 FILE_VARIABLE = "VLLM_CORE_STEPS_FILE"
 FORMAT = 1
@@ -167,9 +167,8 @@ class Observer:
         config = value_at(scheduler, "vllm_config")
         engine = value_at(config, "parallel_config.data_parallel_index") or 0
         self._file = LineFile(engine_file(os.environ[FILE_VARIABLE], engine))
-        kind = type(scheduler)
         names = {"vllm_core_steps": FORMAT, "columns": COLUMNS, "engine": engine}
-        header = {**names, "scheduler": f"{kind.__module__}.{kind.__qualname__}", **header_of(config)}
+        header = {**names, "scheduler": class_of(scheduler), **header_of(config)}
         header["effective"]["data_parallel_external_lb"] = value_at(config, "parallel_config.data_parallel_external_lb")
         header["effective"] |= kv_of(scheduler)
         header["effective"]["is_data_parallel"] = AMONG_OTHERS in multiprocessing.current_process().name

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import LOG, LineFile, header_of, kv_of, now_ns, plain, value_at
+from . import LOG, LineFile, class_of, header_of, kv_of, now_ns, plain, value_at
 
 FILE_VARIABLE = "VLLM_SESSIONS_FILE"
 FILE_BYTES_VARIABLE = "VLLM_SESSIONS_FILE_BYTES"
@@ -237,10 +237,9 @@ class SessionObserver:
     def __init__(self, scheduler: Any) -> None:
         config = value_at(scheduler, "vllm_config")
         engine = value_at(config, "parallel_config.data_parallel_index") or 0
-        kind = type(scheduler)
         size = value_at(scheduler, "kv_cache_manager.block_pool.hash_block_size")
         size = value_at(config, "cache_config.block_size") if size is None else size
-        header = {"engine": engine, "scheduler": f"{kind.__module__}.{kind.__qualname__}", "block_tokens": plain(size)}
+        header = {"engine": engine, "scheduler": class_of(scheduler), "block_tokens": plain(size)}
         header |= header_of(config)
         header["effective"] |= kv_of(scheduler)
         path = engine_path(os.environ[FILE_VARIABLE], engine)
