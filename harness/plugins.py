@@ -1,4 +1,4 @@
-"""What packages add to the harness: commands, backends, export formats, trace formats and analyses.
+"""What packages add to the harness: commands, backends, formats of exports and recordings, analyses and rules.
 
 A package names a ``Plugin`` in an entry point of the group ``rbln_harness.plugins``; the harness's own extras do the
 same. A part is named by its place, "package.module:attribute", and imported at first use. A plug-in that does not load
@@ -53,9 +53,9 @@ class Plugin:
     name: as ``harness doctor`` lists it. summary: what it adds, in one line. commands: functions by the command's
     words, e.g. "paper tables". groups: help of a group of commands that is new with it, by its words. kinds: facts of
     its backends. backends: a ``Backend`` for each kind. export_formats: a ``Format``. trace_formats: a ``TraceFormat``.
-    analyses: an ``Analysis``. result_files: readers of other benchmarks' results, from paths to a ``PeerSide`` or None.
-    services: what the core asks for by name and does without: see ``service``. doctor: functions that give lines of
-    ``harness doctor``.
+    analyses: an ``Analysis``. rules: a kind of rules, as a subclass of ``DecisionRule``. result_files: readers of other
+    benchmarks' results, from paths to a ``PeerSide`` or None. services: what the core asks for by name and does
+    without: see ``service``. doctor: functions that give lines of ``harness doctor``.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Plugin:
     export_formats: Parts = field(default_factory=dict[str, str])
     trace_formats: Parts = field(default_factory=dict[str, str])
     analyses: Parts = field(default_factory=dict[str, str])
+    rules: Parts = field(default_factory=dict[str, str])
     result_files: Parts = field(default_factory=dict[str, str])
     services: Parts = field(default_factory=dict[str, str])
     doctor: Parts = field(default_factory=dict[str, str])

@@ -180,6 +180,7 @@ def test_every_part_of_an_extra_loads(plugin: Plugin) -> None:
         "export_formats",
         "trace_formats",
         "analyses",
+        "rules",
         "result_files",
         "services",
         "doctor",

@@ -17,7 +17,7 @@ import pyarrow.parquet  # noqa: F401
 import scipy.stats  # noqa: F401
 
 import harness.cli
-import harness.judge.catalogue
+import harness.extras.paper.catalogue
 import harness.judge.prereg
 import harness.measure.emulator.server
 import harness.measure.server.doctor
@@ -31,7 +31,7 @@ from harness.present.report.svg import Sheet
 from tests.support.one_audit import audit_once, audited_once
 from tests.support.patience import be_patient
 
-for package in (harness.cli, harness.judge.catalogue, harness.runner.backends):
+for package in (harness.cli, harness.extras.paper.catalogue, harness.runner.backends):
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 

@@ -20,7 +20,7 @@ from harness.judge.prereg.ledger import Instant, Ledger
 from harness.measure.records.manifest import PreregistrationRecord
 from harness.model.experiment import PlannedRuns
 from harness.model.spec import ExperimentSpec, Spec, describe_validation_error
-from harness.model.spec.rules import DecisionRule
+from harness.model.spec.rules import AnyRule
 
 FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"
 
@@ -46,7 +46,7 @@ class FrozenRule(Spec):
     """A decision rule, whole, and the file it was read from."""
 
     file: NamedFile
-    rule: DecisionRule
+    rule: AnyRule
 
 
 class FrozenPerturbation(Spec):

@@ -15,7 +15,7 @@ from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.compare.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError, UndecidedError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
-from harness.judge.decisions.verdicts import CASES, EXPLORATORY, decide_experiment
+from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_experiment
 from harness.judge.prereg.account import Account, account_of
 from harness.judge.prereg.authorize import check_sealed_runs
 from harness.judge.prereg.frozen import Preregistration
@@ -253,7 +253,7 @@ def _applicable(runs: Sequence[SealedRun]) -> Iterator[str]:
         rule = load_rule(name)
         # A rule over factors that are ambiguous here does not apply.
         with suppress(HarnessError):
-            if any(not case.missing for case in CASES[type(rule)](rule, experiment)):
+            if any(not case.missing for case in cases_of(rule, experiment)):
                 yield name
 
 

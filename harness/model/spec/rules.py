@@ -9,25 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
+    SerializeAsAny,
     StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
-    TypeAdapter,
     ValidationError,
-    model_validator,
 )
 
 from harness.errors import SpecError
 from harness.model.spec.base import Spec, describe_validation_error, load_toml
 from harness.model.spec.sections import Basis
+from harness.plugins import Registry
 from harness.shipped import find_shipped
 
 Factor = StrictBool | StrictInt | StrictFloat | StrictStr
@@ -109,16 +109,19 @@ def factor_names(conditions: Iterable[Factors]) -> list[str]:
 
 
 Band = tuple[float, float]
-TimesSource = Literal["reported", "steps"]
 # Conditions of an experiment: name -> factors.
 Conditions = Mapping[str, Factors]
 
 
-class _Rule(Spec):
+class DecisionRule(Spec):
     """Keys of every rule. conditions, exploratory: conditions by the values of factors, or by patterns of names.
 
-    A condition that ``exploratory`` selects is computed and reported, but NOT SUBJECT to the rule.
+    A condition that ``exploratory`` selects is computed and reported, but NOT SUBJECT to the rule. cases_at: place of
+    the function from the rule and ``ExperimentRuns`` to its ``harness.judge.decisions.verdicts.Case``s.
     """
+
+    cases_at: ClassVar[str]
+    kind: str
 
     name: str
     version: int = Field(default=1, ge=1)
@@ -152,12 +155,13 @@ class _Rule(Spec):
         )
 
 
-class CostRule(_Rule):
+class CostRule(DecisionRule):
     """Predicted against measured cost ratio of a condition to its baseline (paper 4-3).
 
     tolerance: which rule of channel agreement decides; the other one is reported beside it.
     """
 
+    cases_at: ClassVar[str] = "harness.judge.decisions.verdicts:cost_cases"
     kind: Literal["cost-validation"]
     tau0: float = Field(default=0.02, gt=0)
     tolerance: Literal["revised", "initial"] = "revised"
@@ -165,116 +169,13 @@ class CostRule(_Rule):
     equivalence_band: Band = (0.98, 1.02)
 
 
-class DirectionRule(_Rule):
-    """Occupancy ratio R = (1 - p_A) / (1 - p_C) of a condition with waits to its baseline without (paper S4)."""
-
-    kind: Literal["direction"]
-    band: Band = (0.97, 1.03)
-    min_blocks_outside: int = Field(default=5, ge=1)
-    num_blocks: int = Field(default=6, ge=1)
-
-
-class OccupancyPredictionRule(_Rule):
-    """Predicted against measured R, blocks pooled (paper S4)."""
-
-    kind: Literal["occupancy-prediction"]
-    max_error: float = Field(default=0.05, gt=0)
-    equivalence_band: Band = (0.97, 1.03)
-
-
-class SaturationRule(_Rule):
-    """Adjacent slot counts whose cost no longer differs (paper 5-4).
-
-    levels: values of ``factor``, ascending. strata: factors whose values must be equal in what is compared.
-    is_stratified: resample within each stratum.
-    """
-
-    kind: Literal["saturation"]
-    factor: str = "configuration"
-    levels: tuple[Factor, ...] = Field(min_length=2)
-    strata: tuple[str, ...] = ("stratum",)
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    max_width: float = Field(default=0.04, gt=0)
-    resamples: int = Field(default=10_000, ge=100)
-    seed: int = Field(ge=0)
-    is_stratified: bool = False
-
-    def has_subject_in(self, conditions: Conditions) -> bool:
-        return len({factors.get(self.factor) for factors in conditions.values()} & set(self.levels)) > 1
-
-    def missing_from(self, conditions: Conditions) -> list[str]:
-        return unmatched({self.factor: self.levels}, conditions)
-
-    @property
-    def factors_named(self) -> tuple[str, ...]:
-        return (self.factor, *self.strata)
-
-
-class RecompilationRule(_Rule):
-    """Medians of two artifacts against the differences of session pairs of one artifact (paper S2).
-
-    Conditions have the factors ``artifact`` and ``bucket``; replicates are an artifact's sessions. resolution_ms: step
-    times are rounded to it before anything is compared, as the paper's were recorded. times: the server's own report of
-    its model time ("reported", as in the paper), whole step periods ("steps"), or the report where every session has
-    one ("any").
-    """
-
-    kind: Literal["recompilation"]
-    comparisons: tuple[tuple[str, str], ...] = Field(min_length=1)
-    null_quantile: float = Field(default=0.95, gt=0, lt=1)
-    resolution_ms: float = Field(default=0.01, ge=0)
-    times: Literal[TimesSource, "any"] = "any"
-
-    def has_subject_in(self, conditions: Conditions) -> bool:
-        artifacts = {factors.get("artifact") for factors in conditions.values()}
-        return any({x, y} <= artifacts for x, y in self.comparisons)
-
-    def missing_from(self, conditions: Conditions) -> list[str]:
-        artifacts = dict.fromkeys(artifact for pair in self.comparisons for artifact in pair)
-        return unmatched({"artifact": tuple(artifacts)}, conditions)
-
-    @property
-    def factors_named(self) -> tuple[str, ...]:
-        return ("artifact", "bucket")
-
-
-class NoTreatmentRule(_Rule):
-    """Whether tau covers the run-to-run difference of the two channels for the same input (paper S1)."""
-
-    kind: Literal["no-treatment"]
-    tau0: float = Field(default=0.02, gt=0)
-    sum_size: int = Field(default=3, ge=1)
-    tau0_grid: tuple[float, ...] = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.045, 0.05)
-
-
-class InterferenceRule(_Rule):
-    """Injected prefill against background sessions (paper 3-3): existence, simultaneity, growth with length.
-
-    control: the condition without an injection. A control that crosses the threshold makes existence PARTIAL.
-    """
-
-    kind: Literal["interference"]
-    control: str = "control"
-    threshold: float = Field(default=5.0, gt=1, description="spike / baseline interval")
-    background_group: str = "background"
-    injected_group: str = "injected"
-
-    def has_subject_in(self, conditions: Conditions) -> bool:
-        return self.control in conditions and len(conditions) > 1
-
-    @model_validator(mode="after")
-    def _distinct(self) -> InterferenceRule:
-        if self.background_group == self.injected_group:
-            raise ValueError("background_group and injected_group are the same")
-        return self
-
-
-class EquivalenceRule(_Rule):
+class EquivalenceRule(DecisionRule):
     """Whether a cost ratio lies within a margin of 1, shown by two one-sided tests (Schuirmann 1987).
 
     Where the experiment declares a stopping rule, its sequence decides, on the same channel and at most at this alpha.
     """
 
+    cases_at: ClassVar[str] = "harness.judge.decisions.verdicts:margin_cases"
     kind: Literal["equivalence"]
     min_replicates: int = Field(default=3, ge=2, description="fewer valid ones: WITHHELD")
     margin: float = Field(gt=0, lt=1, description="ratios from 1 / (1 + margin) to 1 + margin count as equal")
@@ -282,13 +183,14 @@ class EquivalenceRule(_Rule):
     channel: Basis = "a"
 
 
-class SuperiorityRule(_Rule):
+class SuperiorityRule(DecisionRule):
     """Whether a condition is cheaper than its baseline by at least a margin: a one-sided test of the ratio of sums.
 
     The ratio is of the costs on the same plans. Where the experiment declares a stopping rule, its sequence decides, on
     the same channel and at most at twice this alpha (it has two sides). Where no run has a step log, channel B decides.
     """
 
+    cases_at: ClassVar[str] = "harness.judge.decisions.verdicts:margin_cases"
     kind: Literal["superiority"]
     min_replicates: int = Field(default=3, ge=3, description="fewer valid ones: WITHHELD")
     margin: float = Field(default=0.0, ge=0, lt=1, description="ratios below 1 - margin count as cheaper")
@@ -303,33 +205,34 @@ class SuperiorityRule(_Rule):
         return 1 - self.margin
 
 
-DecisionRule = Annotated[
-    CostRule
-    | DirectionRule
-    | OccupancyPredictionRule
-    | SaturationRule
-    | RecompilationRule
-    | NoTreatmentRule
-    | InterferenceRule
-    | EquivalenceRule
-    | SuperiorityRule,
-    Field(discriminator="kind"),
-]
+RULE_KINDS: Mapping[str, type[DecisionRule]] = Registry(
+    "rules", {"cost-validation": CostRule, "equivalence": EquivalenceRule, "superiority": SuperiorityRule}
+)
 
 
-@cache
-def _adapter() -> TypeAdapter[DecisionRule]:
-    return TypeAdapter(DecisionRule)
+def _of_its_kind(table: Any) -> Any:
+    """The rule in a table, as the class of its kind; ValueError for a kind that neither the core nor a plug-in has."""
+    if not isinstance(table, dict):
+        return table
+    kind = str(cast("dict[str, Any]", table).get("kind", ""))
+    if kind not in RULE_KINDS:
+        raise ValueError(f"kind: unknown kind of rule {kind!r}; use one of {', '.join(RULE_KINDS)}")
+    try:
+        return RULE_KINDS[kind].model_validate(table)
+    except ValidationError as error:
+        raise ValueError(describe_validation_error(error)) from error
+
+
+AnyRule = Annotated[SerializeAsAny[DecisionRule], BeforeValidator(_of_its_kind)]
+"""A rule of any kind, as a key of another specification."""
 
 
 def parse_rule(table: dict[str, Any], *, where: str) -> DecisionRule:
     """A rule from a TOML table; raises SpecError naming every key that is wrong."""
     try:
-        return _adapter().validate_python(table)
-    except ValidationError as error:
-        raise SpecError(
-            describe_validation_error(error), where=where, hint="Compare with plans/rules/*.toml"
-        ) from error
+        return _of_its_kind(table)
+    except ValueError as error:
+        raise SpecError(str(error), where=where, hint="Compare with plans/rules/*.toml") from error
 
 
 def find_rule(name_or_path: str) -> Path:

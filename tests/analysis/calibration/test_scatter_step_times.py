@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.calibration.scatter import steady_step_ns
-from harness.judge.decisions.interference import chunk_instants, prefill_elapsed_ms
+from harness.extras.paper.rules.interference import chunk_instants, prefill_elapsed_ms
 from harness.measure.records import schema
 
 

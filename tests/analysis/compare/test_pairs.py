@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from harness.analysis.compare.across import Side, compare_all, pairs_of
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.summary import ExperimentSummary, summarise
-from harness.judge.catalogue.costs import cost_table
-from harness.judge.catalogue.reuse import prefill_kinds_table
+from harness.extras.paper.catalogue.costs import cost_table
+from harness.extras.paper.catalogue.reuse import prefill_kinds_table
 from harness.measure.records.run import SealedRun
 from harness.present.report.page import render_page
 from harness.present.report.terminal import answer_lines, summary_tables

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import SpecError
+from harness.extras.paper.catalogue.reuse import dummy_requests
 from harness.extras.paper.rows import contributions, loaded_memory_gib
 from harness.extras.paper.source import Source
 from harness.extras.paper.tables import paper_tables
-from harness.judge.catalogue.reuse import dummy_requests
 from harness.measure.records.store import RunStore
 from harness.model.spec import PerturbationSpec, load_experiment
 from harness.runner import run_experiment

@@ -11,11 +11,13 @@ import pytest
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.figures import RunFigures
 from harness.errors import SpecError
+from harness.extras.paper.rules import DirectionRule, NoTreatmentRule, SaturationRule
+from harness.extras.paper.rules.cases import Contrast, adjacent_ratios, waits_pairs
 from harness.judge.decisions.decide import Outcome
-from harness.judge.decisions.verdicts import Contrast, adjacent_ratios, decide_experiment, waits_pairs
+from harness.judge.decisions.verdicts import decide_experiment
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
-from harness.model.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, SuperiorityRule
+from harness.model.spec.rules import CostRule, SuperiorityRule
 from harness.runner import run_experiment
 
 SLOTS = SaturationRule(

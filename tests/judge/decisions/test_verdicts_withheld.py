@@ -15,22 +15,19 @@ from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.compare.predictions import Prediction
 from harness.analysis.compare.stopping import declared_status
 from harness.analysis.summary import summarise
-from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
-from harness.judge.decisions.verdicts import CASES, decide_experiment
-from harness.judge.prereg.judge import decide
-from harness.measure.records.run import SealedRun
-from harness.model.spec.rules import (
-    CostRule,
-    DecisionRule,
+from harness.extras.paper.rules import (
     DirectionRule,
-    EquivalenceRule,
     InterferenceRule,
     NoTreatmentRule,
     OccupancyPredictionRule,
     RecompilationRule,
     SaturationRule,
-    SuperiorityRule,
 )
+from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
+from harness.judge.decisions.verdicts import decide_experiment
+from harness.judge.prereg.judge import decide
+from harness.measure.records.run import SealedRun
+from harness.model.spec.rules import RULE_KINDS, CostRule, DecisionRule, EquivalenceRule, SuperiorityRule
 from tests.support.drawn_runs import Change, draw, sealed_runs
 
 NUM_BLOCKS = 8
@@ -69,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
 
 
 def test_every_rule_is_held_to_the_answer_or_rests_on_no_cost() -> None:
-    assert set(CASES) == {type(rule) for rule in ON_COSTS} | ON_COUNTS
+    assert set(RULE_KINDS.values()) == {type(rule) for rule in ON_COSTS} | ON_COUNTS
 
 
 @pytest.mark.parametrize("which", Drawn._fields)

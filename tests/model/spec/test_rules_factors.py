@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
+from harness.extras.paper.rules import SaturationRule
 from harness.model.spec import factors_from_name, factors_text, parse_experiment
-from harness.model.spec.rules import SaturationRule, is_selected, unmatched
+from harness.model.spec.rules import is_selected, unmatched
 
 
 def experiment(*conditions: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from harness.analysis import run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.summary import summarise
 from harness.errors import RunInvalidError, SpecError
-from harness.judge.decisions.interference import measured_waiting_session_ns
+from harness.extras.paper.rules.interference import measured_waiting_session_ns
 from harness.judge.prereg.proof import judged_again
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore

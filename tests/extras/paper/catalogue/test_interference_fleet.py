@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.summary import summarise
-from harness.judge.catalogue.interference import duet_table, neighbours_table
+from harness.extras.paper.catalogue.interference import duet_table, neighbours_table
 from harness.judge.decisions.verdicts import decide_experiment
 from harness.measure.records.run import SealedRun
 from harness.model.spec.rules import load_rule

@@ -15,9 +15,9 @@ from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.cost.reconstruct import waiting_session_ns
 from harness.analysis.logs.observer import FORMAT, SCHEMA
 from harness.errors import SpecError
-from harness.judge.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
-from harness.judge.catalogue.reuse import exceptions_table
-from harness.judge.decisions.interference import injection_of
+from harness.extras.paper.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
+from harness.extras.paper.catalogue.reuse import exceptions_table
+from harness.extras.paper.rules.interference import injection_of
 from harness.measure.records import layout, schema
 from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model

@@ -12,9 +12,9 @@ from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.cost.padding import bucket_rule, direction, removed_slots, shapley_split
 from harness.analysis.figures import RunFigures, total_of, totals
 from harness.analysis.stats import ratio
+from harness.extras.paper.rules.cases import waits_pairs
+from harness.extras.paper.rules.decide import Block
 from harness.judge.catalogue import Rows, table
-from harness.judge.decisions.decide import Block
-from harness.judge.decisions.verdicts import waits_pairs
 from harness.table import Cell
 
 

@@ -13,17 +13,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from harness.analysis import stats
-from harness.analysis.compare.answer import source_of, source_of_prediction
 from harness.analysis.compare.channels import work_of
 from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.predictions import drawn_ratio, predicted_ratio
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.cost.reconstruct import agreement_tolerance
 from harness.analysis.figures import RunFigures, cells, figure_at, same, totals
 from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.clock import NS_PER_S
+from harness.extras.paper.rules.cases import Contrast, adjacent_ratios
 from harness.judge.catalogue import Rows, table
-from harness.judge.decisions.verdicts import Contrast, adjacent_ratios, costs_of
+from harness.judge.decisions.verdicts import costs_of
 from harness.table import Cell
 
 INTERVAL_SEED = 20260912
@@ -116,38 +115,6 @@ def decomposition_table(experiment: ExperimentRuns) -> Rows:
                 "reused": own.reuse.num_reused,
                 "rearrivals": own.reuse.num_rearrivals,
             }
-
-
-@table(
-    "predictions",
-    "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
-    "(ratio of sums, and the interval of `harness table`; on channel A, or B where A is missing); error > 0: "
-    "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured",
-)
-def prediction_table(experiment: ExperimentRuns) -> Rows:
-    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
-    for condition, baseline in experiment.compared():
-        pairs = experiment.seen_pairs(condition, baseline)
-        compared = experiment.compare(condition, baseline)
-        predicted = experiment.predicted(pairs)
-        result = experiment.result(condition, baseline)
-        if compared is None or predicted is None or result is None:
-            continue
-        ratio_predicted = predicted_ratio(*predicted)
-        yield {
-            "condition": condition,
-            "prediction": source_of_prediction(predicted[0]).value,
-            "observation": source_of(experiment.runs[condition][0].manifest.kind.name).value,
-            "predicted_ratio": ratio_predicted,
-            **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
-            "observed_ratio_A": compared.ratio_a,
-            "observed_ratio_B": compared.ratio_b,
-            **cells(result.interval, {"observed_low": "low", "observed_high": "high"}),
-            "error": compared.main.ratio - ratio_predicted,
-            "predicted_reuse": sum(run.num_reused for run in predicted[0]),
-            "observed_reuse": totals(pairs)[0].reuse.num_reused,
-            "has_filled_in_buckets": any(run.filled_in_buckets for run in predicted[0]),
-        }
 
 
 @table("tau sensitivity", "tau = max(tau0, r / B of the baseline)")

@@ -21,10 +21,10 @@ from harness.analysis.cost.reconstruct import received_ns, with_tokens
 from harness.analysis.run_tables import join_request_id
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.extras.paper.rules import InterferenceRule
 from harness.judge.decisions.decide import Decision, Number, Outcome
 from harness.measure.records.run import SealedRun, by_condition
 from harness.measure.records.schema import rows_where, values_of
-from harness.model.spec.rules import InterferenceRule
 
 IntArray = NDArray[np.int64]
 PREFILL_SUM, PREFILL_COUNT = "vllm:request_prefill_time_seconds_sum", "vllm:request_prefill_time_seconds_count"

@@ -16,6 +16,7 @@ import pytest
 from harness.analysis import run_figures
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.errors import SpecError
+from harness.extras.paper.rules import RecompilationRule
 from harness.judge.catalogue import AnalysisResult, analyse, analyses
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
@@ -23,7 +24,7 @@ from harness.judge.prereg import predict_experiment, predict_runs
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
-from harness.model.spec.rules import RecompilationRule, load_rule
+from harness.model.spec.rules import load_rule
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_names
 from tests.support.checkout import ROOT

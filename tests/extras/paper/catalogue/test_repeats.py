@@ -10,7 +10,8 @@ import pytest
 
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.summary import summarise
-from harness.judge.catalogue import costs, repeats
+from harness.extras.paper.catalogue import costs, repeats
+from harness.judge.catalogue import prediction_table
 from harness.judge.prereg import predict_runs
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
@@ -61,7 +62,7 @@ def test_a_decomposition_ends_with_the_sum_of_its_replicates(experiment: Experim
 
 
 def test_predictions_of_simulated_runs_come_true(experiment: ExperimentRuns) -> None:
-    for row in costs.prediction_table(experiment).records():
+    for row in prediction_table(experiment).records():
         assert row["error"] == pytest.approx(0)
         assert row["predicted_reuse"] == row["observed_reuse"]
 

@@ -20,11 +20,11 @@ from harness.analysis.cost.devices import mean_interval
 from harness.analysis.figures import RunFigures, run_figures, total_of
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.stats import Interval, ratio, seconds, when_known
+from harness.extras.paper.rules import InterferenceRule
+from harness.extras.paper.rules.interference import Injection, injection_of, measured_waiting_session_ns
 from harness.judge.catalogue import Rows, table
-from harness.judge.decisions.interference import Injection, injection_of, measured_waiting_session_ns
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, once_per_run
-from harness.model.spec.rules import InterferenceRule
 from harness.table import Cell
 
 INTERFERENCE = InterferenceRule(name="interference", kind="interference")

@@ -1,4 +1,4 @@
-"""The analyses that an experiment can name, and their results: of the modules here (``ANALYSES``) and of plug-ins.
+"""The analyses that an experiment can name, and their results; plug-ins have them (``harness.plugins``).
 
 An analysis turns valid sealed runs into a few small tables. It decides nothing.
 Definitions: docs/reference/method.md, "Experiments".
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, wraps
-from importlib import import_module
-from pkgutil import iter_modules
+from functools import wraps
 
 from harness.analysis import stats
+from harness.analysis.compare.answer import source_of, source_of_prediction
 from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.predictions import Predictions
+from harness.analysis.compare.predictions import Predictions, drawn_ratio, predicted_ratio
+from harness.analysis.figures import cells, totals
 from harness.analysis.speeds import device_tables, speeds
 from harness.analysis.stats import Interval
 from harness.errors import SpecError
@@ -144,13 +144,9 @@ def table(name: str, caption: str) -> Callable[[Callable[[ExperimentRuns], Rows]
     return decorate
 
 
-@cache
 def analyses() -> dict[str, Analysis]:
     """Every analysis by name, in the order of the names."""
-    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    registered: list[Analysis] = [analysis for module in modules for analysis in getattr(module, "ANALYSES", ())]
-    own = {analysis.name: analysis for analysis in registered}
-    return dict(sorted(Registry("analyses", own).items()))
+    return dict(sorted(Registry("analyses", {}).items()))
 
 
 def analysis_named(name: str, where: str) -> Analysis:
@@ -194,3 +190,35 @@ def _by_device(experiment: ExperimentRuns) -> list[Table]:
     if by_device is None:
         return []
     return device_tables(by_device, {names[0]: experiment.compare(*names) for names in experiment.compared()})
+
+
+@table(
+    "predictions",
+    "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
+    "(ratio of sums, and the interval of `harness table`; on channel A, or B where A is missing); error > 0: "
+    "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured",
+)
+def prediction_table(experiment: ExperimentRuns) -> Rows:
+    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
+    for condition, baseline in experiment.compared():
+        pairs = experiment.seen_pairs(condition, baseline)
+        compared = experiment.compare(condition, baseline)
+        predicted = experiment.predicted(pairs)
+        result = experiment.result(condition, baseline)
+        if compared is None or predicted is None or result is None:
+            continue
+        ratio_predicted = predicted_ratio(*predicted)
+        yield {
+            "condition": condition,
+            "prediction": source_of_prediction(predicted[0]).value,
+            "observation": source_of(experiment.runs[condition][0].manifest.kind.name).value,
+            "predicted_ratio": ratio_predicted,
+            **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
+            "observed_ratio_A": compared.ratio_a,
+            "observed_ratio_B": compared.ratio_b,
+            **cells(result.interval, {"observed_low": "low", "observed_high": "high"}),
+            "error": compared.main.ratio - ratio_predicted,
+            "predicted_reuse": sum(run.num_reused for run in predicted[0]),
+            "observed_reuse": totals(pairs)[0].reuse.num_reused,
+            "has_filled_in_buckets": any(run.filled_in_buckets for run in predicted[0]),
+        }

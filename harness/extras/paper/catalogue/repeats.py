@@ -16,10 +16,10 @@ from harness.analysis.calibration.scatter import run_steady_step_ns
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.figures import cells
 from harness.clock import NS_PER_MS
+from harness.extras.paper.catalogue.costs import TAU0_GRID
+from harness.extras.paper.rules import decide
+from harness.extras.paper.rules.cases import artifact_times_ms, channels_s
 from harness.judge.catalogue import Rows, table
-from harness.judge.catalogue.costs import TAU0_GRID
-from harness.judge.decisions import decide
-from harness.judge.decisions.verdicts import artifact_times_ms, channels_s
 from harness.measure.records.schema import values_of
 from harness.table import Cell, Table, table_of
 

@@ -1,0 +1,1 @@
+"""The paper's analyses: tables from ``ExperimentRuns``, and which of them each analysis shows."""
