@@ -20,11 +20,12 @@ from harness.analysis.serving import CONFIDENCE, QUANTILES, QUEUED, Percentile, 
 from harness.analysis.sessions import session_percentiles
 from harness.analysis.stats import DEFAULT_LEVEL, FloatArray, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.extras.cases.cases import run_draw
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
+from harness.model.sim.draws import Draws, draw, perturbation_of, run_draws
 from harness.model.sim.kernel.arrays import PlanArrays, with_column
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import Draws, draw, perturbation_of, run_draw, run_draws
 from harness.model.spec import load_experiment
 
 EXPERIMENTS, SEED = 1_000, 20261125

@@ -20,8 +20,8 @@ from harness.analysis.cost.devices import BlockRatio, device_effect
 from harness.analysis.stats import FloatArray, Interval, mean_interval
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.draws import Perturbation, jittered_draw, run_draws
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import Perturbation, jittered_draw, run_draws
 from harness.model.spec import ExperimentSpec, load_experiment
 from harness.model.spec.sections import EmulatedDevice
 

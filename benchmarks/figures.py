@@ -90,8 +90,8 @@ def bench_simulator() -> Iterator[Figure]:
 
     yield from simulator_figures()
     code = (
-        "from harness.model.sim.search.evaluate import Evaluator\n"
-        "from harness.model.sim.search.space import load_space\n"
+        "from harness.extras.search.evaluate import Evaluator\n"
+        "from harness.extras.search.space import load_space\n"
         "evaluator = Evaluator(load_space('paper'))\n"
         "evaluator.evaluate(evaluator.candidates[0], evaluator.groups)\n"
     )

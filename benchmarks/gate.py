@@ -21,15 +21,16 @@ from harness.analysis.cost.padding import padding_of_histogram
 from harness.analysis.cost.reconstruct import union_ns
 from harness.analysis.stats import FloatArray, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.compiled.records import Records
+from harness.extras.cases.cases import outcome_of_plan
 from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge, pair_keys
 from harness.judge.planning.power import superiority_power
 from harness.measure.records.manifest import Manifest
-from harness.model.compiled.records import Records
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.draws import draw, perturbation_of, run_draws
 from harness.model.sim.kernel.arrays import RequestResult
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import draw, outcome_of_plan, perturbation_of, run_draws
 from harness.model.spec import ExperimentSpec, load_experiment
 
 EXPERIMENTS, POPULATION, SEED = 1_000, 400, 20261123

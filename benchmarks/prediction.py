@@ -17,24 +17,24 @@ import typer
 
 from benchmarks.figure import Figure
 from harness.analysis.stats import FloatArray, binomial_cdf, prediction_interval
-from harness.cli.predict import read_space
 from harness.clock import NS_PER_MS
+from harness.compiled.records import records_of
 from harness.errors import HarnessError, SpecError
+from harness.extras.search.commands import read_space
+from harness.extras.search.intervals import Figures, Predictor, interval
+from harness.extras.search.space import SpaceSpec
+from harness.extras.search.windows import user_timelines, window_bounds, window_stats
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
 from harness.measure.emulator.virtual import run_virtually
-from harness.model.compiled.records import records_of
 from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.model.engine.core import StepEnd
 from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.model.experiment import PlannedRuns, build_plan, resolve
 from harness.model.plan.build import derive_seed
 from harness.model.plan.model import Plan
+from harness.model.sim.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import is_rearrival, plan_arrays
-from harness.model.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
-from harness.model.sim.predict.intervals import Figures, Predictor, interval
-from harness.model.sim.predict.windows import user_timelines, window_bounds, window_stats
-from harness.model.sim.search.space import SpaceSpec
 from harness.model.spec import ServerShape, ServerSpec, load_experiment
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 

@@ -16,8 +16,11 @@ import numpy as np
 
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
-from harness.analysis.compare.predictions import drawn_ratio
+from harness.analysis.compare.drawn import DrawnCosts
 from harness.clock import NS_PER_S, process_cpu_ns
+from harness.extras.search.evaluate import Evaluator
+from harness.extras.search.run import compute_here, search
+from harness.extras.search.space import load_space
 from harness.judge.prereg import predict_experiment
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import load_cost_model
@@ -25,9 +28,6 @@ from harness.model.experiment import build_plan, resolve
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.search.evaluate import Evaluator
-from harness.model.sim.search.run import compute_here, search
-from harness.model.sim.search.space import load_space
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import PerturbationSpec, WorkloadSpec, load_experiment
 from harness.model.traces.lower import Lowering, sessions_of
@@ -136,7 +136,8 @@ def drawn() -> Iterator[Figure]:
     def draw() -> None:
         predictions = predict_experiment(planned)
         for name, base in pairs:
-            drawn_ratio(list(predictions[name].values()), list(predictions[base].values()))
+            own, other = (DrawnCosts.of(list(predictions[each].values())) for each in (name, base))
+            own.interval_to(other)
 
     def naive() -> None:
         for run in planned:

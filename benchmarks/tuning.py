@@ -18,7 +18,7 @@ from benchmarks.figure import Figure
 from harness.analysis.compare.stopping import bonferroni, looks_at
 from harness.errors import HarnessError
 from harness.model.engine.cost import find_cost_file, load_cost_model
-from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, StopSpec, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.confirm import ALPHA, BEST, MOST_BLOCKS, SMALLEST, candidates_of, looks_within

@@ -86,8 +86,11 @@ TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
     *("analysis", "judge", "present", "model/engine", "model/plan", "model/sim", "model/traces"),
     *("differential", "stacks/vllm"),
-    *(f"extras/{name}" for name in ("formats", "history", "otel", "other_stacks", "paper", "peers", "perfetto")),
-    *(f"extras/{name}" for name in ("prometheus", "releases")),
+    *(
+        f"extras/{name}"
+        for name in ("cases", "formats", "history", "otel", "other_stacks", "paper", "peers", "perfetto")
+    ),
+    *(f"extras/{name}" for name in ("prometheus", "releases", "search")),
     *(f"stacks/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes"),
 )

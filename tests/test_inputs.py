@@ -14,9 +14,9 @@ import pytest
 from harness import inputs
 from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
+from harness.extras.formats.waits import is_duckdb, rounds_of
 from harness.measure.records import layout
 from harness.model.traces.importing import import_trace
-from harness.model.traces.waits import is_duckdb, rounds_of
 from tests.support.command_line import harness
 
 CALL = {"timestamp": 0, "input_length": 6, "output_length": 2, "hash_ids": [1]}

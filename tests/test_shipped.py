@@ -13,8 +13,8 @@ from harness.analysis.compare.verdict import Verdict
 from harness.analysis.stats import of_blocks
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.draws import FloatArray, Perturbation, draw, run_draws
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import FloatArray, Perturbation, draw, run_draws
 from harness.model.spec import load_experiment
 
 TRIES = 200

@@ -83,40 +83,6 @@ def waits_show(
     print(f"  below 1 s {100 * waits.cdf(1000.0):.2f} %   capped {100 * waits.capped_share(cap_s):.2f} %")
 
 
-def waits_import(
-    source: Annotated[Path, typer.Argument(help="TraceLab release (.duckdb, .jsonl, .jsonl.gz), or recorded agents.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
-    kind: Annotated[
-        str, typer.Option("--format", help="tracelab: tool by tool; else as `harness trace import`, tools as one.")
-    ] = "tracelab",
-    name: Annotated[str, typer.Option(help="Name of the distribution; default: the file's stem.")] = "",
-    tables: Annotated[
-        list[str] | None, typer.Option("--table", help="Which table of a DuckDB file holds the tools. Repeatable.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another file of this name.")] = False,
-) -> None:
-    """Make a tool-wait distribution from a TraceLab release, or from any recording that `harness trace import` reads.
-
-    Example: `harness plan waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
-    """
-    if kind != "tracelab":
-        from harness.model.traces.waits import import_recorded_waits
-
-        check_trace_format(kind)
-        counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
-        print_folded(
-            f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out"
-        )
-        print_folded(f"wrote {output}")
-        return
-    from harness.model.traces.waits import import_tracelab
-
-    summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force)
-    for line in summary.lines():
-        print_folded(line)
-    print_folded(f"wrote {output}")
-
-
 BlockTokensOption = Annotated[
     int, typer.Option(min=0, help="Tokens of a named block, where the format does not say; 0: its usual size.")
 ]

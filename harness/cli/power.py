@@ -181,8 +181,8 @@ def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | No
 
 def _given(spec: ExperimentSpec) -> dict[str, str]:
     """Which sizes of each comparison have no measured cost, in words, by condition."""
+    from harness.judge.planning.deciding import unmeasured_of_runs
     from harness.model.experiment import resolve
-    from harness.model.sim.predict.deciding import unmeasured_of_runs
 
     runs = resolve(spec.model_copy(update={"replicates": 1})).by_condition
     pairs = {one.name: (runs[one.name][0], runs[spec.baseline_of(one)][0]) for one in spec.condition}

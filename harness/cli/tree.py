@@ -153,7 +153,7 @@ GROUPS = {
             "waits": _group(
                 "plan waits",
                 "Distributions of tool waits.\n\nExample: `harness plan waits show tracelab-v0.0.2`",
-                {"show": "inputs:waits_show", "import": "inputs:waits_import"},
+                {"show": "inputs:waits_show"},
             ),
         },
     ),
@@ -173,8 +173,6 @@ GROUPS = {
         {
             "power": "power:power",
             "noise": "power:noise",
-            "search": "predict:search",
-            "ratios": "predict:ratios",
         },
     ),
     "prereg": _group(
@@ -227,7 +225,6 @@ HEADINGS: dict[str, dict[str, Any]] = {
         "explain": "explain:explain",
         "simulate": "predict:simulate",
         "power": "power:power",
-        "search": "predict:search",
     },
     "Run": {
         "run": "run:run",

@@ -13,8 +13,9 @@ from functools import wraps
 
 from harness.analysis import stats
 from harness.analysis.compare.answer import source_of, source_of_prediction
+from harness.analysis.compare.drawn import DrawnCosts
 from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.predictions import Predictions, drawn_ratio, predicted_ratio
+from harness.analysis.compare.predictions import Predictions, predicted_ratio
 from harness.analysis.figures import cells, totals
 from harness.analysis.speeds import device_tables, speeds
 from harness.analysis.stats import Interval
@@ -208,12 +209,13 @@ def prediction_table(experiment: ExperimentRuns) -> Rows:
         if compared is None or predicted is None or result is None:
             continue
         ratio_predicted = predicted_ratio(*predicted)
+        own, base = map(DrawnCosts.of, predicted)
         yield {
             "condition": condition,
             "prediction": source_of_prediction(predicted[0]).value,
             "observation": source_of(experiment.runs[condition][0].manifest.kind.name).value,
             "predicted_ratio": ratio_predicted,
-            **cells(drawn_ratio(*predicted), {"predicted_low": "low", "predicted_high": "high"}),
+            **cells(own.interval_to(base), {"predicted_low": "low", "predicted_high": "high"}),
             "observed_ratio_A": compared.ratio_a,
             "observed_ratio_B": compared.ratio_b,
             **cells(result.interval, {"observed_low": "low", "observed_high": "high"}),

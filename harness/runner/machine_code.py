@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from harness.children import own_command
+from harness.compiled import has_machine_code
 from harness.kinds import kind_named
-from harness.model.compiled import has_machine_code
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.paged import ENTRYPOINTS as PAGED_ENTRYPOINTS
 from harness.model.engine.paged import warm_up as warm_up_paged_engine

@@ -10,21 +10,14 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.compare.monte_carlo import DrawnRatio
+from harness.analysis.compare.drawn import DrawnCosts, DrawnRatio
 from harness.errors import HarnessError, PlanError, SpecError
-from harness.model.engine.config import EngineConfig
-from harness.model.engine.cost import CostModel
-from harness.model.experiment import build_plan
-from harness.model.plan.build import derive_seed
-from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import Input, input_arrays, joined, plan_arrays
-from harness.model.sim.predict.deciding import (
+from harness.judge.planning.deciding import (
     NO_CHANGE,
     BreakEven,
     CostChange,
@@ -32,7 +25,11 @@ from harness.model.sim.predict.deciding import (
     deciding_sizes,
     unmeasured_in_words,
 )
-from harness.model.sim.predict.draws import (
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import CostModel
+from harness.model.experiment import build_plan
+from harness.model.plan.build import derive_seed
+from harness.model.sim.draws import (
     Draws,
     Perturbation,
     artifact_key,
@@ -42,6 +39,8 @@ from harness.model.sim.predict.draws import (
     perturbed,
     simulator_of,
 )
+from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.plans import Input, input_arrays, joined, plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, Treatment, WorkloadSpec
 from harness.tune.setups import (
@@ -670,9 +669,10 @@ class _Predictor:
         return np.asarray(self._play(setup, costs)[0] / self._play(self._base, base)[0])
 
     def ratio(self, setup: Setup) -> DrawnRatio:
-        ratios = self.ratios(setup)
-        error = NormalDist().inv_cdf(0.975) * float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
-        return DrawnRatio(float(ratios.mean()), error, len(ratios))
+        own, base = (DrawnCosts(self._play(each)[0]) for each in (setup, self._base))
+        ratio = own.ratio_to(base)
+        assert ratio is not None, "both sides have the same draws"
+        return ratio
 
     def reuse(self, setup: Setup, endless: Setup) -> float:
         """Tokens reused, as a share of those that memory without end reuses."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harness.analysis.compare.monte_carlo import DrawnRatio
+from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import RecordsError, SpecError
-from harness.model.sim.predict.deciding import BreakEven
+from harness.judge.planning.deciding import BreakEven
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.outputs import check_runs_folder, write_atomic

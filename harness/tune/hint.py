@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun
 from harness.model.plan.build import derive_seed
-from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.draws import perturbation_of
 from harness.model.spec import ExperimentSpec
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import MARGIN, QUICK, SEED_RANGE, Effort, Explored, Option, Question, explore

@@ -11,10 +11,10 @@ import pytest
 
 from harness.analysis import reuse, stats
 from harness.analysis.cost import reconstruct as rec
+from harness.extras.search.space import DeviceSpec
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Costs, Outcome
 from harness.model.engine import load_cost_model
-from harness.model.sim.search.space import DeviceSpec
 from harness.model.spec import ServerShape
 from harness.model.spec.rules import CostRule, load_rule
 

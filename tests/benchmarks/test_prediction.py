@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.prediction import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
 from harness.errors import SpecError
+from harness.extras.search.space import SpaceSpec, parse_space
+from harness.extras.search.windows import window_figures
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.sim import plan_arrays, simulate
-from harness.model.sim.predict.draws import perturbation_of
-from harness.model.sim.predict.windows import window_figures
-from harness.model.sim.search.space import SpaceSpec, parse_space
+from harness.model.sim.draws import perturbation_of
 
 
 def space(**changes: Any) -> SpaceSpec:

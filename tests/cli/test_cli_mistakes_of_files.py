@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import SpecError
+from harness.extras.search.space import parse_space
 from harness.model.engine.cost import load_cost_model
 from harness.model.plan.waits import load_waits
-from harness.model.sim.search.space import parse_space
 from harness.model.spec import load_experiment, load_toml
 
 pytestmark = pytest.mark.same_everywhere

@@ -22,8 +22,11 @@ from harness.analysis.logs.glance import glance
 from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
 from harness.analysis.logs.parse import metrics_table, parse_log
 from harness.api import override_table
+from harness.extras.cases.cases import simulate_jsonl
+from harness.extras.formats.waits import summarise_tracelab
 from harness.extras.other_stacks.steps import read_steps, step_tables
 from harness.extras.peers.results import peer_side
+from harness.extras.search.space import load_space
 from harness.judge.prereg.frozen import load_preregistration
 from harness.judge.prereg.ledger import object_hash, read_chain
 from harness.judge.prereg.publish import check
@@ -37,14 +40,11 @@ from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.plan.files import read_plan, write_plan
 from harness.model.plan.waits import load_waits
-from harness.model.sim.cases import simulate_jsonl
-from harness.model.sim.search.space import load_space
 from harness.model.spec import WorkloadSpec, load_experiment
 from harness.model.spec.recorded import recorded_changes, recorded_command
 from harness.model.spec.rules import load_rule
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.recording import read_trace
-from harness.model.traces.waits import summarise_tracelab
 from harness.redact import redacted_text
 from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, read_artifact
 from harness.stacks.rbln.launch.device_watch import exporter_report

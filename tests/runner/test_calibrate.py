@@ -17,7 +17,7 @@ from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from harness.model.engine.cost import attended_tokens
 from harness.model.sim import simulate
-from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec
 from harness.present.report.pages import decode_residuals, extrapolated, write_calibration_report
 from harness.runner import run_experiment

@@ -13,8 +13,8 @@ from itertools import count
 
 import numpy as np
 
+from harness.compiled.records import IntArray
 from harness.errors import PlanError
-from harness.model.compiled.records import IntArray
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.cost import CostModel, attended_tokens
 from harness.model.engine.paged import PagedScheduler, PrefixCounts

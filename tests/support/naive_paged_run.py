@@ -8,7 +8,8 @@ from itertools import count
 
 import numpy as np
 
-from harness.model.compiled.records import IntArray, records_from
+from harness.compiled.records import IntArray, records_from
+from harness.extras.replicas.plans import plans_of
 from harness.model.engine import DECODE, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.scheduler import CALLERS, STEP_KINDS
@@ -16,7 +17,6 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import plans_of
 from tests.support.naive_paged import NaivePagedScheduler
 
 _BY_REQUEST = CALLERS.index("request")

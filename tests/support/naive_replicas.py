@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.compiled.records import records_from
+from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import POLICIES, policy_named
 from harness.extras.replicas.predicted import DrawsOnReplicas
 from harness.extras.replicas.virtual import ReplicaRun
 from harness.measure.records.schema import values_of
-from harness.model.compiled.records import records_from
 from harness.model.engine import EngineConfig
+from harness.model.sim.draws import Draws, noise_table
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import one_plan, plan_arrays, plans_of
-from harness.model.sim.predict.draws import Draws, noise_table
+from harness.model.sim.plans import one_plan, plan_arrays
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED

@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.model.engine.cost import find_cost_file, load_cost_model
-from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.explore import QUICK, Effort, Explored, Plans, Question, explore

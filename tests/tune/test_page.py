@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from harness.analysis.compare.monte_carlo import DrawnRatio
+from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import ExitCode
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib

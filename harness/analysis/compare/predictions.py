@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from harness.analysis.compare.monte_carlo import DrawnRatio, ratio_of_means
 from harness.analysis.cost.padding import Padding
-from harness.analysis.stats import Interval, prediction_interval
 from harness.model.spec import Spec
 
 
@@ -58,36 +53,6 @@ class Prediction(Spec):
 def predicted_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> float:
     """Ratio of summed device times of runs beside their baselines."""
     return sum(one.device_ns for one in own) / sum(one.device_ns for one in base)
-
-
-def drawn_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> Interval | None:
-    """Interval of the ratio of summed device times of runs beside their baselines; None where nothing was drawn."""
-    costs = [_drawn_sums(runs, "device_ns") for runs in (own, base)]
-    if costs[0] is None or costs[1] is None or len(costs[0]) != len(costs[1]):
-        return None
-    return prediction_interval(costs[0] / costs[1], own[0].level)
-
-
-def mean_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> DrawnRatio | None:
-    """The ratio with its Monte Carlo error; None where nothing was drawn. Both sides of a draw share true costs."""
-    costs, base_costs = (_drawn_sums(runs, "device_ns") for runs in (own, base))
-    if costs is None or base_costs is None or len(costs) != len(base_costs):
-        return None
-    return ratio_of_means(costs, base_costs)
-
-
-def drawn_interval(runs: Sequence[Prediction], figure: str) -> Interval | None:
-    """Interval of a figure of DrawnFigures summed over runs; None where nothing was drawn."""
-    sums = _drawn_sums(runs, figure)
-    return None if sums is None else prediction_interval(sums, runs[0].level)
-
-
-def _drawn_sums(runs: Sequence[Prediction], figure: str) -> NDArray[np.float64] | None:
-    """A figure summed over runs, per draw; None where some run has no draws, or another number of them."""
-    drawn = [getattr(run.draws, figure) for run in runs if run.draws is not None]
-    if not drawn or len(drawn) != len(runs) or len({len(values) for values in drawn}) > 1:
-        return None
-    return np.sum(np.array(drawn, dtype=np.float64), axis=0)
 
 
 # condition -> replicate -> prediction

@@ -6,6 +6,7 @@ _AT = "harness.extras.formats"
 PLUGIN = Plugin(
     name="formats",
     summary="traces of Codex, other agents, OpenTelemetry, TraceLab, Mooncake, Bailian, Weka, LMCache and vLLM itself",
+    commands={"plan waits import": f"{_AT}.commands:waits_import"},
     trace_formats={
         "tracelab": f"{_AT}.tracelab:FORMAT",
         "codex": f"{_AT}.codex:FORMAT",

@@ -16,14 +16,15 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.clock import NS_PER_S
+from harness.extras.search.ablation import ABLATIONS, LABEL, with_arrivals_of
+from harness.extras.search.result import TOP, SearchResult, sensitivity
+from harness.extras.search.run import search
+from harness.extras.search.space import load_space
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
 from harness.model.sim.kernel.arrays import Outcome, PlanArrays
 from harness.model.sim.plans import Input, input_arrays
-from harness.model.sim.search.result import TOP, SearchResult, sensitivity
-from harness.model.sim.search.run import search
-from harness.model.sim.search.space import load_space
-from harness.model.sim.simulate import ABLATIONS, LABEL, run_batch, with_arrivals_of
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerShape, Treatment, WorkloadSpec, load_toml
 from harness.processes import parallel_map
 from harness.table import markdown_rows
@@ -267,7 +268,11 @@ def _ablation_rows() -> Iterator[tuple[object, ...]]:
             if changed.is_fixed_arrivals:
                 arrays = with_arrivals_of(arrays, EngineConfig.of_shape(BASELINE, rules), cost)
             baseline_s, *others_s = (
-                _device_s(run_batch(arrays, EngineConfig.of_shape(candidate, rules), cost, changed))
+                _device_s(
+                    run_batch(
+                        arrays, EngineConfig.of_shape(candidate, rules), cost, evicts_by_last_use=changed.is_lru_slots
+                    )
+                )
                 for candidate in (BASELINE, MORE_SLOTS, SELECTED)
             )
             ratios = [f"{each / baseline_s:.4f}" for each in others_s]

@@ -12,13 +12,14 @@ from typing import Any
 
 from harness.analysis.figures import total_of
 from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
+from harness.extras.search.result import sensitivity
+from harness.extras.search.run import search
+from harness.extras.search.space import SpaceSpec
 from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
-from harness.model.sim.search.result import sensitivity
-from harness.model.sim.search.run import search
-from harness.model.sim.search.space import DeviceSpec, SpaceSpec
+from harness.model.engine.device import DeviceSpec
 from harness.model.spec import ServerShape
 from harness.model.spec.rules import load_rule
 from harness.runner.calibrate import fit_runs

@@ -17,12 +17,12 @@ import numpy as np
 from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.figures import totals
 from harness.analysis.stats import grouped, ratio
+from harness.compiled.records import record_as_dict
 from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
 from harness.judge.prereg import check_sealed_runs, decide, predict_runs, predictions_for
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
-from harness.model.compiled.records import record_as_dict
 from harness.model.engine import EngineConfig
 from harness.model.sim.kernel.arrays import with_column
 from harness.model.sim.plans import plan_arrays

@@ -6,9 +6,9 @@ sent. Equal decode steps of a replica are taken at once, when they are over or w
 
 from __future__ import annotations
 
+from harness.compiled import compiled, jit
+from harness.compiled.records import Records, Several
 from harness.extras.replicas.routing import RoutedReplica, Router, reset_router, route
-from harness.model.compiled import compiled, jit
-from harness.model.compiled.records import Records, Several
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import more_equal_steps, paged_has_work, reset_paged
 from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState

@@ -8,21 +8,21 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from harness.compiled.records import Several, new_records, record_fields
 from harness.extras.replicas.kernel import run_routed_paged, run_routed_slots
 from harness.extras.replicas.routing import new_router
 from harness.extras.replicas.simulated import check_simulated_router
-from harness.model.compiled.records import Several, new_records, record_fields
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.config import new_state
 from harness.model.engine.cost import load_cost_model
 from harness.model.engine.paged_state import new_paged_state
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
+from harness.model.sim.draws import Draws, nominal
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
 from harness.model.sim.kernel.paged_events import SessionReturn
 from harness.model.sim.paged import check_admitted
 from harness.model.sim.plans import check_slots, plan_arrays
-from harness.model.sim.predict.draws import Draws, nominal
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 

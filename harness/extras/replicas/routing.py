@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.compiled import jit
+from harness.compiled.records import IntArray, Records, Several, new_records
+from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import (
     BLOCK_TOKENS,
     KEPT_BLOCKS,
@@ -18,8 +21,6 @@ from harness.extras.replicas.policies import (
     RoundRobin,
     SessionAffinity,
 )
-from harness.model.compiled import jit
-from harness.model.compiled.records import IntArray, Records, Several, new_records
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.paged_state import PagedState, new_paged_state
 from harness.model.engine.paged_steps import reset_paged
@@ -28,7 +29,7 @@ from harness.model.engine.steps import FAR
 from harness.model.plan.event_queue import whole_sessions
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.kernel.arrivals import load_keys
-from harness.model.sim.plans import one_plan, plans_of
+from harness.model.sim.plans import one_plan
 
 ROUND_ROBIN, LEAST_REQUESTS, SESSION_AFFINITY, PREFIX_AWARE = range(4)
 _NUMBERS = {

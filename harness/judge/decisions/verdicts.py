@@ -13,8 +13,8 @@ from typing import NamedTuple, cast
 
 from harness.analysis.compare.answer import ChannelWords
 from harness.analysis.compare.channels import BASIS_NAMES
+from harness.analysis.compare.drawn import DrawnCosts
 from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.predictions import drawn_ratio
 from harness.analysis.compare.stopping import (
     LogRatios,
     SequentialStatus,
@@ -101,7 +101,8 @@ def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs
     own, base = totals(pairs)
     predicted_ns = (sum(run.device_ns for run in side) for side in predicted)
     sums_ns = (own.a_ns, own.b_ns, base.a_ns, base.b_ns, *predicted_ns)
-    return Costs(*((ns or 0) / NS_PER_S for ns in sums_ns), predicted_interval=drawn_ratio(*predicted))
+    changed, unchanged = map(DrawnCosts.of, predicted)
+    return Costs(*((ns or 0) / NS_PER_S for ns in sums_ns), predicted_interval=changed.interval_to(unchanged))
 
 
 def cost_cases(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Case]:

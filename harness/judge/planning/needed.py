@@ -30,10 +30,10 @@ from harness.judge.planning.power import (
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
+from harness.model.engine.device import DeviceSpec
 from harness.model.experiment import PlannedRun, resolve
+from harness.model.sim.draws import draw, perturbation_of, simulator_of
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import draw, perturbation_of, simulator_of
-from harness.model.sim.search.space import DeviceSpec
 from harness.model.spec import ExperimentSpec, StopSpec
 from harness.model.spec.rules import SuperiorityRule
 

@@ -27,7 +27,7 @@ from harness.measure.records.manifest import table_at
 from harness.measure.server.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.model.experiment import PlannedRuns, resolve
 from harness.model.plan.files import save_plan
-from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.draws import perturbation_of
 from harness.model.spec import ExperimentSpec, RulesName, load_toml
 from harness.model.spec.experiment import DEFAULT_SEED
 from harness.model.spec.recorded import recorded_changes

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import chain
 
-from harness.analysis.compare.predictions import drawn_ratio, predicted_ratio
+from harness.analysis.compare.drawn import DrawnCosts
+from harness.analysis.compare.predictions import predicted_ratio
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
 from harness.html import plain_page
@@ -17,7 +18,7 @@ from harness.judge.decisions.decide import Decision
 from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement
-from harness.model.sim.predict.draws import if_assumed
+from harness.model.sim.draws import if_assumed
 
 # Lines of one kind that a terminal shows; the page has all.
 MOST_LINES = 4
@@ -83,7 +84,8 @@ def _predicted(frozen: Preregistration) -> Iterator[tuple[str, str, float, Inter
         if baseline == condition.name or not base:
             yield condition.name, "", 1.0, None, seconds
         else:
-            yield condition.name, baseline, predicted_ratio(own, base), drawn_ratio(own, base), seconds
+            interval = DrawnCosts.of(own).interval_to(DrawnCosts.of(base))
+            yield condition.name, baseline, predicted_ratio(own, base), interval, seconds
 
 
 def _shortened(lines: Iterable[str]) -> Iterator[str]:

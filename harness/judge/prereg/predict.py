@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis.compare.monte_carlo import DrawnRatio
-from harness.analysis.compare.predictions import DrawnFigures, Prediction, Predictions, mean_ratio
+from harness.analysis.compare.drawn import DrawnCosts, DrawnRatio
+from harness.analysis.compare.predictions import DrawnFigures, Prediction, Predictions
 from harness.analysis.stats import grouped
 from harness.clock import NS_PER_S, Clock, MonotonicClock
+from harness.compiled.records import IntArray
 from harness.judge.prereg.frozen import Preregistration
 from harness.measure.records.run import SealedRun
-from harness.model.compiled.records import IntArray
 from harness.model.engine import EngineConfig
 from harness.model.experiment import PlannedRun, PlannedRuns
+from harness.model.sim.draws import draw, nominal, perturbation_of_run, simulator_of
 from harness.model.sim.kernel.arrays import Outcome, PlanArrays
 from harness.model.sim.plans import is_rearrival, plan_arrays
-from harness.model.sim.predict.draws import draw, nominal, perturbation_of_run, simulator_of
 from harness.model.spec import ExperimentSpec, RulesName
 
 MOST_DRAWS, MOST_NS = 4_000, 20 * NS_PER_S
@@ -147,8 +147,8 @@ def drawn_ratios(spec: ExperimentSpec, predictions: Predictions) -> Iterator[tup
     """Each condition with its predicted ratio to its baseline and its Monte Carlo error, where draws were made."""
     for condition in spec.condition:
         if (baseline := spec.baseline_of(condition)) != condition.name:
-            own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
-            if (ratio := mean_ratio(own, base)) is not None:
+            own, base = (DrawnCosts.of(list(predictions[name].values())) for name in (condition.name, baseline))
+            if (ratio := own.ratio_to(base)) is not None:
                 yield condition.name, ratio
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.model.compiled.records import IntArray
+from harness.compiled.records import IntArray
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import FinishReason, TokenArray
 from harness.model.plan.blocks import token_block_keys

@@ -7,7 +7,7 @@ Source: vLLM 0.30.0, v1/core/block_pool.py.
 
 from __future__ import annotations
 
-from harness.model.compiled import always_inline, jit
+from harness.compiled import always_inline, jit
 from harness.model.engine.paged_state import NO_KEY, NO_PIN, NOT_FIRST, PagedState
 from harness.model.engine.pools import bucket_of
 from harness.model.engine.retention import add_pin, next_pinned, order_pins, put_second, remove_pin, reset_retention

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.clock import NS_PER_S, NS_PER_US
+from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.errors import SpecError
-from harness.model.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import PAGED_KEYS, ROUTED_KEYS

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.model.compiled.records import IntArray
+from harness.compiled.records import IntArray
 from harness.model.engine.paged import AnyScheduler, PagedScheduler
 from harness.model.engine.scheduler import DECODE, Admission, KvEvent, Scheduler, Step
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
+from harness.compiled.records import IntArray
 from harness.errors import SpecError
-from harness.model.compiled.records import IntArray
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.model.engine.state import FS_PER_NS
 from harness.model.spec import Spec, load_toml

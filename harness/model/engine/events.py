@@ -6,7 +6,7 @@ written unless the state was made with events.
 
 from __future__ import annotations
 
-from harness.model.compiled import jit
+from harness.compiled import jit
 from harness.model.engine.state import (
     CALLER_NONE,
     CALLER_PREEMPT,

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from harness.compiled import bind, compiled
+from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.errors import PlanError, SpecError
-from harness.model.compiled import bind, compiled
-from harness.model.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.model.engine import paged_steps
 from harness.model.engine.config import EngineConfig, PagedConfig
 from harness.model.engine.cost import CostModel

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model.compiled.records import IntArray, Records, new_records, records_of
+from harness.compiled.records import IntArray, Records, new_records, records_of
 from harness.model.engine.config import PagedConfig
 
 ROW_SKIPPED = 3

@@ -6,7 +6,7 @@ Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py and async_scheduler.py
 
 from __future__ import annotations
 
-from harness.model.compiled import always_inline, jit
+from harness.compiled import always_inline, jit
 from harness.model.engine.blocks import (
     find_block,
     forget_content,

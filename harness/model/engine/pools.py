@@ -6,7 +6,7 @@ first-out. Nothing here decides when.
 
 from __future__ import annotations
 
-from harness.model.compiled import jit
+from harness.compiled import jit
 from harness.model.engine.events import log_eviction, log_mapping_remove
 from harness.model.engine.state import (
     HASHED_MATCHED,

@@ -8,7 +8,7 @@ Both are models of what servers offer under several names; vLLM by itself has ne
 
 from __future__ import annotations
 
-from harness.model.compiled import jit
+from harness.compiled import jit
 from harness.model.engine.paged_state import NO_PIN, PagedState
 from harness.model.engine.pools import bucket_of
 

@@ -8,7 +8,7 @@ admission has chosen its victim; no inner blocks, no dummy block. Whose turn it 
 
 from __future__ import annotations
 
-from harness.model.compiled import jit
+from harness.compiled import jit
 from harness.model.engine.events import log_alloc, log_free_request, log_lookup, log_mapping_search, log_preempt
 from harness.model.engine.pools import (
     append_to_slot,

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.compiled import bind, compiled
+from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.errors import PlanError
-from harness.model.compiled import bind, compiled
-from harness.model.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.model.engine import steps
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig, new_state
 from harness.model.engine.cost import CostModel, fs_to_ns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.model.compiled.records import IntArray, Records
+from harness.compiled.records import IntArray, Records
 
 # Costs are summed in femtoseconds before the one rounding to nanoseconds.
 FS_PER_NS = 1_000_000

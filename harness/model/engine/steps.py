@@ -5,7 +5,7 @@ Exactly one prefill per step, never mixed with decode, and always before it. No 
 
 from __future__ import annotations
 
-from harness.model.compiled import always_inline, jit
+from harness.compiled import always_inline, jit
 from harness.model.engine.events import log_free_request
 from harness.model.engine.pools import make_room
 from harness.model.engine.rules import paper_admit, paper_release, vendor_admit, vendor_grow, vendor_release

@@ -5,6 +5,5 @@ No sockets, no processes, no clock.
 
 from __future__ import annotations
 
-from harness.model.sim.cases import simulate_batches, simulate_jsonl
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import SimResult, simulate

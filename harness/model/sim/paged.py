@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.compiled.records import IntArray, new_records, record_as_dict
 from harness.errors import PlanError
-from harness.model.compiled.records import IntArray, new_records, record_as_dict
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.paged_state import new_paged_state
 from harness.model.engine.steps import FAR

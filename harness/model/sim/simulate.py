@@ -1,8 +1,6 @@
 """Simulates plans on a server: every admission, reuse, step and completion, in virtual time.
 
-Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine. An ablation
-changes one rule of the stack and keeps everything else; no released server behaves so, and no figure of an ablation is
-compared with a measurement.
+Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.errors import SpecError
-from harness.model.compiled.records import Records, record_as_dict, record_fields
+from harness.compiled.records import Records, record_as_dict, record_fields
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import CostModel, load_cost_model
 from harness.model.engine.scheduler import CALLERS, STEP_KINDS
@@ -24,7 +21,7 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
 from harness.model.sim.paged import check_admitted, run_paged
 from harness.model.sim.plans import check_slots, plan_arrays
-from harness.model.spec import ServerSpec, Treatment
+from harness.model.spec import ServerSpec
 
 
 @dataclass(frozen=True)
@@ -66,46 +63,6 @@ class SimResult:
         return self.evictions.num_rows
 
 
-LABEL = "computed, not measured"
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """One changed rule.
-
-    rules: other KV rules. treatment: other waits. is_fixed_arrivals: re-arrivals come when they came in the baseline
-    configuration, but not before their session's completion (Table XI). is_lru_slots: KV slots are evicted by last
-    use (filled, read by a look-up, or finished) instead of by allocation.
-    """
-
-    name: str
-    meaning: str
-    rules: str = ""
-    treatment: Treatment = "as-drawn"
-    is_fixed_arrivals: bool = False
-    is_lru_slots: bool = False
-
-
-UNCHANGED = Ablation("", "")
-ABLATIONS = {
-    ablation.name: ablation
-    for ablation in (
-        Ablation("fixed-arrivals", "re-arrivals come when they came under the baseline", is_fixed_arrivals=True),
-        Ablation("paper+dummy", "the paper's rules with its dummy slot", rules="paper+dummy"),
-        Ablation("equal-waits", "every wait is the mean of its plan", treatment="equal-waits"),
-        Ablation("no-waits", "nobody waits for a tool", treatment="no-waits"),
-        Ablation("lru-slots", "KV slots are evicted by last use", is_lru_slots=True),
-    )
-}
-
-
-def ablation(name: str) -> Ablation:
-    """A shipped ablation; raises SpecError listing the names."""
-    if name not in ABLATIONS:
-        raise SpecError(f"no ablation {name!r}", where="--ablation", hint=f"Choose one of {', '.join(ABLATIONS)}")
-    return ABLATIONS[name]
-
-
 def simulate(
     plan: Plan,
     server: ServerSpec | EngineConfig,
@@ -135,12 +92,13 @@ def run_batch(
     arrays: layout.PlanArrays,
     config: EngineConfig,
     costs: CostModel | layout.CostArrays,
-    changed: Ablation = UNCHANGED,
+    *,
+    evicts_by_last_use: bool = False,
 ) -> layout.Outcome:
     """Many plans, each on a fresh server: their sums and every request, without records of steps.
 
-    costs: a model under paged rules; tables may differ from plan to plan. The caller applies treatment, rules and
-    arrivals of an ablation.
+    costs: a model under paged rules; tables may differ from plan to plan. evicts_by_last_use: slots go by last use
+    (filled, read by a look-up, or finished) instead of by allocation, which no released server does.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
     check_slots(arrays, config)
@@ -149,7 +107,7 @@ def run_batch(
         return run_paged(arrays, config, [costs])
     if isinstance(costs, CostModel):
         costs = layout.cost_arrays(config, costs)
-    return _run(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
+    return _run(arrays, config, costs, evicts_by_last_use=evicts_by_last_use)
 
 
 def _run(  # noqa: PLR0913  # what a call of the kernel depends on
@@ -262,9 +220,3 @@ def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
     return pa.table(
         {"at_ns": at_ns, "slot": slot, "caller": callers.cast(pa.string()), "session": session, "request": request}
     )
-
-
-def with_arrivals_of(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> layout.PlanArrays:
-    """The plans with each request at the instant at which it arrives under the baseline without an ablation."""
-    outcome = run_batch(plans, baseline, model)
-    return layout.with_column(plans, "pinned_ns", np.ascontiguousarray(outcome.requests["arrival_ns"]))

@@ -121,7 +121,7 @@ class DecisionRule(Spec):
     """
 
     cases_at: ClassVar[str]
-    kind: str
+    kind: Any  # a literal of each subclass
 
     name: str
     version: int = Field(default=1, ge=1)

@@ -141,7 +141,7 @@ class PerturbationSpec(Spec):
     """Perturbations of predicted runs: standard deviations; means for delays, which are exponential.
 
     A size that is left out comes from the calibration in the cost file. Without a calibration it is assumed, and
-    reports say so (``harness.model.sim.predict.draws``).
+    reports say so (``harness.model.sim.draws``).
     """
 
     draws: int = Field(default=20, ge=1, le=100_000, description="simulations of each run; 1: a single, nominal one")

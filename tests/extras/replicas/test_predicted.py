@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import run_figures
-from harness.analysis.compare.predictions import mean_ratio
+from harness.analysis.compare.drawn import DrawnCosts
 from harness.clock import NS_PER_MS
+from harness.compiled.records import record_fields
 from harness.errors import SpecError
 from harness.extras.replicas.policies import POLICIES
 from harness.extras.replicas.predicted import DrawsOnReplicas
 from harness.judge.prereg import predict_experiment
 from harness.judge.prereg.predict import predict_run
-from harness.model.compiled.records import record_fields
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan, resolve
 from harness.model.plan.model import Plan
+from harness.model.sim.draws import nominal, run_draws
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.predict.draws import nominal, run_draws
 from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec
 from harness.runner import run_experiment
 from tests.extras.replicas.test_virtual import PAGED
@@ -112,7 +112,7 @@ def test_draws_of_replicas_share_the_true_costs_of_their_baseline() -> None:
     predictions = predict_experiment(resolve(two_policies()), num_draws=6)
     own, base = (list(predictions[name].values()) for name in ("home", "in-turn"))
     assert all(each.draws is not None and len(set(each.draws.device_ns)) > 1 for each in (*own, *base))
-    ratio = mean_ratio(own, base)
+    ratio = DrawnCosts.of(own).ratio_to(DrawnCosts.of(base))
     assert ratio is not None
     assert predict_experiment(resolve(two_policies()), num_draws=6) == predictions
 

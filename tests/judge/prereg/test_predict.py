@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.compare.predictions import Predictions, drawn_interval, drawn_ratio
+from harness.analysis.compare.drawn import DrawnCosts
+from harness.analysis.compare.predictions import Predictions
 from harness.analysis.stats import t_quantile
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError
 from harness.judge.prereg.predict import drawn_ratios, predict_experiment, predict_runs, predict_until_sure
 from harness.model.experiment import PlannedRuns, resolve
 from harness.model.sim import simulate
-from harness.model.sim.predict.draws import perturbation_of
+from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, parse_experiment
 from harness.runner import run_experiment
 
@@ -62,14 +63,14 @@ def test_a_single_draw_is_the_nominal_simulation() -> None:
         )
         assert found.waiting_session_ns == nominal.wait_session_ns
         assert found.draws is None
-        assert drawn_interval([found], "device_ns") is None
+        assert DrawnCosts.of([found]).interval is None
 
 
 def test_a_prediction_is_the_mean_of_its_draws_and_its_interval_holds_one_more_outcome() -> None:
     predictions = predict_experiment(planned(draws=12))
     (found, _other) = predictions["base"].values()
     assert found.draws is not None
-    device = drawn_interval([found], "device_ns")
+    device = DrawnCosts.of([found]).interval
     assert device is not None
     assert device.estimate == pytest.approx(found.device_ns, rel=1e-6)
     assert (device.num_units, device.level) == (12, 0.9)
@@ -81,12 +82,13 @@ def test_a_prediction_is_the_mean_of_its_draws_and_its_interval_holds_one_more_o
 
 def test_conditions_share_true_costs_so_that_their_ratio_is_surer_than_each() -> None:
     predictions = predict_experiment(planned(draws=20))
-    own, base = (list(predictions[name].values()) for name in ("finer", "base"))
-    ratio, alone = drawn_ratio(own, base), drawn_interval(base, "device_ns")
+    own, base = (DrawnCosts.of(list(predictions[name].values())) for name in ("finer", "base"))
+    ratio, alone = own.interval_to(base), base.interval
     assert ratio is not None
     assert alone is not None
     assert ratio.width / ratio.estimate < alone.width / alone.estimate
-    assert drawn_ratio(own, [one.model_copy(update={"draws": None}) for one in base]) is None
+    undrawn = [one.model_copy(update={"draws": None}) for one in predictions["base"].values()]
+    assert own.interval_to(DrawnCosts.of(undrawn)) is None
 
 
 def test_experiments_have_true_costs_of_their_own() -> None:

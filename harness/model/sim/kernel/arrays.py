@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model.compiled.records import IntArray, Records, new_records, records_of
+from harness.compiled.records import IntArray, Records, new_records, records_of
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 

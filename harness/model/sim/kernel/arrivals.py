@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from harness.model.compiled import always_inline, jit
-from harness.model.compiled.records import Records
+from harness.compiled import always_inline, jit
+from harness.compiled.records import Records
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.state import ROW_RUNNING, EngineState
 from harness.model.engine.steps import FAR, abort, submit

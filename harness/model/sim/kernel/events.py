@@ -6,7 +6,7 @@ nothing, so one call can run many plans. Steps and evictions are recorded as far
 
 from __future__ import annotations
 
-from harness.model.compiled import always_inline, compiled, jit
+from harness.compiled import always_inline, compiled, jit
 from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, reset, schedule
 from harness.model.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch, noise_place

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.compiled import always_inline, jit
+from harness.compiled.records import IntArray, Records, new_records, records_of
 from harness.errors import SpecError
-from harness.model.compiled import always_inline, jit
-from harness.model.compiled.records import IntArray, Records, new_records, records_of
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import PagedStep

@@ -5,8 +5,8 @@ It plays a plan as ``events`` does on a server with slots: the same clients, the
 
 from __future__ import annotations
 
-from harness.model.compiled import always_inline, compiled, jit
-from harness.model.compiled.records import Records
+from harness.compiled import always_inline, compiled, jit
+from harness.compiled.records import Records
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import (
     abort_paged,

@@ -1,0 +1,45 @@
+"""``harness plan waits import``: a wait distribution from recordings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.inputs import check_trace_format
+from harness.cli.terminal import print_folded
+
+
+def waits_import(
+    source: Annotated[Path, typer.Argument(help="TraceLab release (.duckdb, .jsonl, .jsonl.gz), or recorded agents.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
+    kind: Annotated[
+        str, typer.Option("--format", help="tracelab: tool by tool; else as `harness trace import`, tools as one.")
+    ] = "tracelab",
+    name: Annotated[str, typer.Option(help="Name of the distribution; default: the file's stem.")] = "",
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="Which table of a DuckDB file holds the tools. Repeatable.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another file of this name.")] = False,
+) -> None:
+    """Make a tool-wait distribution from a TraceLab release, or from any recording that `harness trace import` reads.
+
+    Example: `harness plan waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
+    """
+    if kind != "tracelab":
+        from harness.extras.formats.waits import import_recorded_waits
+
+        check_trace_format(kind)
+        counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
+        print_folded(
+            f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out"
+        )
+        print_folded(f"wrote {output}")
+        return
+    from harness.extras.formats.waits import import_tracelab
+
+    summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force)
+    for line in summary.lines():
+        print_folded(line)
+    print_folded(f"wrote {output}")

@@ -1,0 +1,10 @@
+"""Search over configurations: every one of a space simulated, the best compared with intervals."""
+
+from harness.plugins import Plugin
+
+_AT = "harness.extras.search.commands"
+PLUGIN = Plugin(
+    name="search",
+    summary="configurations of a search space, simulated and compared",
+    commands={"search": f"{_AT}:search", "predict search": f"{_AT}:search", "predict ratios": f"{_AT}:ratios"},
+)

@@ -1,0 +1,194 @@
+"""``harness search`` and ``harness predict ratios``: configurations compared before any of them is compiled.
+
+Prints how sure each prediction is; writes only ledgers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.api import override_table
+from harness.cli.terminal import format_duration, say, show, terminal, time_left
+from harness.errors import ExitCode, SpecError
+from harness.shipped import find_shipped, shipped_names
+from harness.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.extras.search.result import SearchResult
+    from harness.extras.search.run import Progress
+    from harness.extras.search.space import SpaceSpec
+
+SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
+
+
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key of the space. Repeatable.")]
+
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(help="`local`, or a Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine."),
+]
+
+
+def search(
+    space: SpaceArgument = "paper",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the ledger.")] = None,
+    budget_s: Annotated[
+        float | None, typer.Option("--budget-s", min=0.001, help="Seconds to search; halving when all does not fit.")
+    ] = None,
+    cluster: ClusterOption = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Processes of a local cluster.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many candidates to show.")] = 10,
+    intervals: Annotated[bool, typer.Option(help="Compare the best with intervals.")] = True,
+    changes: SetOption = None,
+) -> None:
+    """Simulate every configuration of a search space, best first.
+
+    After Ctrl-C the same command continues the ledger.
+
+    Example: `harness search paper -o runs/search-paper --set rules=paper`
+    """
+    from harness.extras.search.run import compute_here
+    from harness.extras.search.run import search as run_search
+
+    console = terminal()
+    spec = read_space(space, changes)
+    folder = output or Path("runs") / f"search-{spec.name}"
+    with _runner(cluster, workers, compute_here) as run_chunks, _progress(console, spec) as on_progress:
+        try:
+            result = run_search(spec, folder, budget_s=budget_s, run_chunks=run_chunks, on_progress=on_progress)
+        except KeyboardInterrupt:
+            kept = len(list(folder.glob("rung-*.parquet")))
+            say(console, f"stopped; {kept} chunks are kept in {folder}; the same command goes on from there")
+            raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+    _show(console, result, top, with_intervals=intervals)
+    say(console, f"ledger: {folder / 'ledger.parquet'}")
+
+
+def ratios(
+    space: SpaceArgument = "paper",
+    ablations: Annotated[
+        list[str] | None,
+        typer.Option("--ablation", help="Also with one rule changed: computed, not measured. Repeatable."),
+    ] = None,
+    changes: SetOption = None,
+) -> None:
+    """Predicted cost ratios of named configurations, with intervals.
+
+    Example: `harness predict ratios paper --ablation lru-slots --ablation no-waits`
+    """
+    from harness.extras.search.ablation import LABEL, UNCHANGED, ablation
+    from harness.extras.search.intervals import Predictor
+    from harness.judge.planning.deciding import deciding_sizes, sizes_in_words
+
+    console = terminal()
+    spec = read_space(space, changes)
+    predictor = Predictor(spec)
+    rows: list[tuple[str, ...]] = []
+    for changed in (UNCHANGED, *(ablation(name) for name in ablations or ())):
+        for name, server in spec.named.items():
+            for users in spec.inputs.users:
+                prediction = predictor.predict(server.shape, users, changed)
+                note = f"{changed.name}: {LABEL}" if changed.name else ""
+                note = note or ("" if prediction.shows_difference else "=")
+                mean = f"{prediction.mean:.4f} +- {prediction.error:.4f}"
+                ratios = (f"{prediction.ratio_of_sums:.4f}", f"{prediction.median_of_pairs:.4f}", mean)
+                interval = f"{prediction.low:.4f}\u2013{prediction.high:.4f}"
+                turns = ""
+                if prediction.shows_difference and not changed.name:
+                    turns = predictor.break_even(server.shape, users).short
+                rows.append((name, str(users), prediction.rules, *ratios, interval, turns, note))
+    headings = ("configuration", "N", "rules", "sums", "median", "mean")
+    table = Table(
+        f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
+        "sums, median: nominal; mean: of draws, +- what they leave open (95 %); turns at: the error of the deciding "
+        "costs that makes the ratio 1; =: no difference from the baseline shown",
+        (*headings, f"{100 * spec.prediction.level:.0f} % interval", "turns at", ""),
+        tuple(rows),
+    )
+    show(console, table)
+    for name, server in spec.named.items():
+        sizes = deciding_sizes(server.shape.decode_buckets, spec.baseline.shape.decode_buckets)
+        parts = [f"turns at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
+        parts += filter(None, [predictor.unmeasured(server.shape, spec.baseline.shape)])
+        say(console, f"{name}: {'; '.join(parts)}")
+
+
+def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
+    """A search space by its name or file, with ``--set`` changes applied; SpecError for an experiment."""
+    from harness.extras.search.space import parse_space
+    from harness.model.spec import load_toml
+
+    if name_or_path in shipped_names("experiments") and name_or_path not in shipped_names("spaces"):
+        raise _not_a_space(name_or_path)
+    path = find_shipped("spaces", name_or_path, what="search space")
+    table = load_toml(path)
+    if "condition" in table:
+        raise _not_a_space(name_or_path)
+    given = "".join(f" --set {change}" for change in changes or ())
+    return parse_space(override_table(table, changes or []), where=f"{path}{given and ' with'}{given}")
+
+
+def _not_a_space(experiment: str) -> SpecError:
+    spaces = ", ".join(shipped_names("spaces"))
+    return SpecError(
+        "is an experiment, and a search space is wanted",
+        where=experiment,
+        hint=f"`harness simulate {experiment}` predicts its conditions; spaces: {spaces}, or a file like these",
+    )
+
+
+@contextmanager
+def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[Any]:
+    if cluster is None:
+        yield here
+        return
+    from harness.extras.search.run import cluster_runner
+
+    with cluster_runner(cluster, workers) as run_chunks:
+        yield run_chunks
+
+
+@contextmanager
+def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    bars = Bars(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bars.add_task(spec.name, total=spec.count(), left="")
+
+    def on_progress(progress: Progress) -> None:
+        left = "" if progress.left_s is None else f"{format_duration(progress.left_s)} left"
+        name = spec.name if progress.rungs == 1 else f"{spec.name}, pass {progress.rung + 1} of {progress.rungs}"
+        bars.update(task, description=name, completed=progress.done, total=progress.total, left=left)
+
+    with bars:
+        yield on_progress
+
+
+def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
+    from harness.extras.search.result import search_tables
+
+    with time_left("intervals") as tell:
+        parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=tell))
+    for part in parts:
+        if isinstance(part, str):
+            say(console, part, markup=False)
+        else:
+            show(console, part)
+        console.print()

@@ -1,0 +1,153 @@
+"""Figures of a window of a simulated run: device time, completed requests and reuse between two instants.
+
+A window begins when every user has finished a given number of requests, and lasts a given time. A step that straddles
+an edge of the window counts by the part inside, to the ns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.clock import NS_PER_S
+from harness.compiled.records import IntArray, Records
+from harness.errors import PlanError
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import CostModel
+from harness.model.engine.state import STEP_PREFILL
+from harness.model.plan.event_queue import UserTimelines, users_of
+from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.plans import check_slots, first_sessions, one_plan
+from harness.model.sim.simulate import run_arrays
+from harness.model.spec import WindowSpec
+
+
+class WindowFigures(NamedTuple):
+    """Figures of [start_ns, end_ns). Times in ns.
+
+    completed, latencies_ns: of the requests that completed inside. device_ns, wait_session_ns: the parts of steps
+    inside. rearrivals, reused, cached_tokens: of the re-arrivals admitted inside.
+    """
+
+    start_ns: int
+    end_ns: int
+    completed: int
+    device_ns: int
+    wait_session_ns: int
+    rearrivals: int
+    reused: int
+    cached_tokens: int
+    evictions: int
+    latencies_ns: IntArray
+
+
+def user_timelines(arrays: layout.PlanArrays, outcome: layout.Outcome) -> UserTimelines:
+    """When the requests of each user completed, in the simulation of a single plan."""
+    users = users_of(arrays.sessions["after"])
+    return UserTimelines.of(users[arrays.requests["session"]], outcome.requests["completed_ns"])
+
+
+def window_bounds(timelines: UserTimelines, window: WindowSpec) -> tuple[int, int]:
+    """[start, end) of the window; without ``measure_s`` it ends when the first user has no requests left."""
+    start_ns, end_ns = window.bounds_ns(0, timelines.window_start(window.after_requests))
+    return start_ns, timelines.last_full_ns() if window.measure_s is None else end_ns
+
+
+def window_figures(
+    arrays: layout.PlanArrays,
+    plan: int,
+    config: EngineConfig,
+    costs: CostModel | layout.CostArrays,
+    window: WindowSpec,
+) -> WindowFigures:
+    """Simulate one plan and count what happens in its window.
+
+    Raises PlanError when a user never finishes ``after_requests`` requests, or runs out of requests inside the window.
+    """
+    alone = one_plan(arrays, plan)
+    check_slots(alone, config)
+    figures = _figures_of_half(alone, config, costs, window)
+    if figures is not None:
+        return figures
+    outcome = run_arrays(alone, config, costs)
+    timelines = user_timelines(alone, outcome)
+    full_until_ns = timelines.last_full_ns()
+    start_ns, end_ns = window_bounds(timelines, window)
+    if end_ns > full_until_ns:
+        raise PlanError(
+            f"the window ends {end_ns / NS_PER_S:.1f} s after the start, when a user has already left "
+            f"({full_until_ns / NS_PER_S:.1f} s)",
+            where=f"plan {plan}",
+            hint="Give each user more sessions, or a shorter window",
+        )
+    return window_stats(alone, outcome, start_ns, end_ns)
+
+
+def _figures_of_half(
+    arrays: layout.PlanArrays, config: EngineConfig, costs: CostModel | layout.CostArrays, window: WindowSpec
+) -> WindowFigures | None:
+    """The same figures from the first half of the sessions; None where the window needs more of them.
+
+    Plans are long enough for the slowest configuration, so half is often enough. Until the first omitted session would
+    arrive, half a plan gives the same times as the whole plan, to the ns. A later request that can never be admitted
+    goes unnoticed.
+    """
+    size = len(arrays.sessions) // 2
+    if size == 0 or window.measure_s is None or np.any(arrays.sessions["num_before"][size:] == 0):
+        return None
+    half = first_sessions(arrays, size)
+    outcome = run_arrays(half, config, costs)
+    timelines = user_timelines(half, outcome)
+    if timelines.num_requests.min() < window.after_requests:
+        return None
+    last_request = half.sessions["first_request"] + half.sessions["num_requests"] - 1
+    is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]
+    known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), timelines.last_full_ns())
+    start_ns, end_ns = window_bounds(timelines, window)
+    return window_stats(half, outcome, start_ns, end_ns) if end_ns <= known_ns else None
+
+
+def window_stats(arrays: layout.PlanArrays, outcome: layout.Outcome, start_ns: int, end_ns: int) -> WindowFigures:
+    """Count what a simulated plan did in [start_ns, end_ns)."""
+    requests = outcome.requests
+    steps = outcome.steps[: outcome.totals["num_step_records"][0]]
+    # Most records of a long run lie outside; records at the edges may straddle them, or end before.
+    first, over = np.searchsorted(steps["start_ns"], (start_ns, end_ns))
+    steps = steps[max(int(first) - 1, 0) : int(over)]
+    begin, inside = steps["start_ns"], steps["duration_ns"] * steps["count"]
+    for edge in (0, -1)[: len(steps)]:
+        until = min(int(begin[edge] + inside[edge]), end_ns)
+        inside[edge] = max(0, until - max(int(begin[edge]), start_ns))
+    is_prefill = steps["kind"] == STEP_PREFILL
+    completed = requests["completed_ns"]
+    done = (start_ns <= completed) & (completed < end_ns)
+    number = np.arange(len(requests)) - arrays.sessions["first_request"][arrays.requests["session"]]
+    admitted = requests["admitted_ns"]
+    again = (number > 0) & (start_ns <= admitted) & (admitted < end_ns)
+    evicted_at = outcome.evictions["at_ns"][: outcome.totals["num_eviction_records"][0]]
+    return WindowFigures(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        completed=int(done.sum()),
+        device_ns=int(inside.sum()),
+        wait_session_ns=_waited(requests, begin[is_prefill], inside[is_prefill]),
+        rearrivals=int(again.sum()),
+        reused=int((requests["cached_tokens"][again] > 0).sum()),
+        cached_tokens=int(requests["cached_tokens"][again].sum()),
+        evictions=int(((start_ns <= evicted_at) & (evicted_at < end_ns)).sum()),
+        latencies_ns=(completed - requests["arrival_ns"])[done],
+    )
+
+
+def _waited(requests: Records[layout.RequestResult], begin: IntArray, inside: IntArray) -> int:
+    """W: time that admitted sessions waited for the prefills of others, in session ns.
+
+    begin, inside: start of each prefill, and how much of it counts.
+    """
+    # A request whose client left early may never have been admitted.
+    was_admitted = requests["admitted_ns"] >= 0
+    admitted = np.sort(requests["admitted_ns"][was_admitted])
+    completed = np.sort(requests["completed_ns"][was_admitted])
+    others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
+    return int((others * inside).sum())

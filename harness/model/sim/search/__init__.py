@@ -1,1 +1,0 @@
-"""The configuration search: thousands of candidates on the simulator, ranked. Nothing is measured here."""
