@@ -31,7 +31,7 @@ SYMBOL = "entrypoint"
 """The function's name in its object file: int32 entrypoint(int64 *result, const int64 *words)."""
 SUFFIX = ".aot.o"
 _log = logging.getLogger(__name__)
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 _announced: set[Path] = set()
 """Files whose compilation was announced: a person waits for it."""
 

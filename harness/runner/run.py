@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis import check_run
+from harness.analysis import Evidence, check_run
 from harness.analysis.figures import Lateness
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.logs.derived import Derived
@@ -502,7 +502,7 @@ def seal_run(
         writer.write(name, table)
     # Simulated channels are equal by construction: no limit on their difference applies.
     cost_model = None if kind_named(run.spec.backend).is_virtual else run.cost_model
-    checks = check_run(manifest, plan=run.plan, requests=requests, derived=derived, cost_model=cost_model)
+    checks = check_run(Evidence(manifest, requests, derived, run.plan, cost_model))
     judged = (*findings, *checks)
     reasons = [f"{finding.code}: {finding.evidence}" for finding in judged if finding.severity == "invalid"]
     return writer.seal(manifest.model_copy(update={"findings": judged}), reasons)

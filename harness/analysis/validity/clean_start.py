@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from harness.analysis.validity.evidence import Evidence
 from harness.kinds import kind_of_run
 from harness.measure.records.manifest import Finding, Manifest, invalid, table_at
 from harness.measure.records.schema import values_of
@@ -26,13 +25,13 @@ CHANCE_TOKENS = 4
 TEXT_MARGIN = 1.1
 
 
-def check_clean_start(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
+def check_clean_start(run: Evidence) -> Iterator[Finding]:
     """The finding ``cache-not-clean``; nothing is judged without the plan, or where reuse is not reported."""
-    is_fresh = kind_of_run(manifest.backend).is_restarted
-    if plan is None or (is_fresh and _has_unknown_template(manifest, plan)):
+    is_fresh = kind_of_run(run.manifest.backend).is_restarted
+    if run.plan is None or (is_fresh and _has_unknown_template(run.manifest, run.plan)):
         return
-    explained = _explained(manifest, plan)
-    columns = values_of(requests, "session", "request", "cached_tokens", "prompt_tokens")
+    explained = _explained(run.manifest, run.plan)
+    columns = values_of(run.requests, "session", "request", "cached_tokens", "prompt_tokens")
     first = [row for row in columns if (row[0], row[1]) in explained and row[2] is not None]
     stale = [row for row in first if row[2] > explained[row[0], row[1]] + CHANCE_TOKENS]
     if not stale:

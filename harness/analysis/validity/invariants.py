@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.cost.reconstruct import StepCost, channel_b, residual_ns
+from harness.analysis.cost.reconstruct import channel_b, residual_ns
 from harness.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.analysis.figures import lateness, modelled_of
 from harness.analysis.logs.engine_steps import check_step_log
@@ -24,7 +25,6 @@ from harness.analysis.logs.replicas import (
     requests_of,
     served_by,
     served_by_counters,
-    who_served,
 )
 from harness.analysis.reuse import cached_tokens
 from harness.analysis.run_tables import (
@@ -37,6 +37,7 @@ from harness.analysis.run_tables import (
     with_logged_prefills,
 )
 from harness.analysis.validity.clean_start import check_clean_start
+from harness.analysis.validity.evidence import Evidence
 from harness.analysis.validity.logged import check_log_lines
 from harness.analysis.validity.plan_answers import check_aborts, check_answers, check_tolerated
 from harness.analysis.validity.scrapes import (
@@ -67,95 +68,44 @@ from harness.model.spec.server import RETENTION_KEYS
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived
-    from harness.model.plan.model import Plan
 
 
 MAX_CLOCK_STEP_NS = NS_PER_MS
 
 
-def check_run(
-    manifest: Manifest,
-    *,
-    requests: pa.Table,
-    derived: Derived,
-    plan: Plan | None = None,
-    cost_model: StepCost | None = None,
-) -> list[Finding]:
-    """Findings of one run, the invalid ones first.
-
-    requests: REQUESTS schema. derived: of the same run. plan: what was to be sent; without it, the planned columns of
-    ``requests`` and the manifest's own counts stand for it. cost_model: prices channel A where a limit asks for it.
-    """
-    findings = [
-        *_check_server(manifest),
-        *check_settings(manifest),
-        *check_answers(manifest, requests, plan),
-        *check_tolerated(manifest),
-        *_check_declared_lines(manifest, requests, derived),
-        *check_scrapes(manifest, derived),
-        *check_same_server(manifest, derived),
-        *check_engines(derived),
-        *check_loaded(manifest, derived),
-        *check_moved_schedule(manifest, derived),
-        *check_counts(requests, derived),
-        *_check_log(derived),
-        *_check_each_server(manifest, requests, derived, cost_model),
-        *_check_decode_tokens(requests, derived),
-        *_check_reuse(manifest, requests, derived),
-        *check_clean_start(manifest, requests, plan),
-        *_check_ids(requests, derived),
-        *_check_lateness(manifest, requests, plan),
-        *_check_residual(manifest, requests, derived, cost_model),
-        *_time_in_steps(manifest, requests, derived, cost_model),
-        *_check_clock(manifest, derived),
-        *check_freezes(manifest),
-        *check_held_tokens(manifest),
-        *check_read_together(manifest),
-    ]
+def check_run(run: Evidence) -> list[Finding]:
+    """Findings of one run, the invalid ones first."""
+    findings = [finding for check in CHECKS for finding in check(run)]
     order = ("invalid", "warning", "info")
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def _check_each_server(
-    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
-) -> Iterator[Finding]:
+def _check_each_server(run: Evidence) -> Iterator[Finding]:
     """What a server's log says of it alone. Of several replicas each is judged by itself, and named."""
-    servers = servers_in_tables(derived)
-    if manifest.num_scraped > 1:
-        yield from _check_attribution(manifest, requests, derived, servers)
-    if not servers:
-        yield from _check_server_log(manifest, requests, derived, cost_model)
+    if run.manifest.num_scraped > 1:
+        yield from _check_attribution(run)
+    if not run.servers:
+        yield from _check_server_log(run)
         return
-    served = _served(requests, derived)
-    for number, part in enumerate(derived.parts):
-        own = requests_of(requests, served, number, len(servers))
-        for finding in _check_server_log(manifest, own, part, cost_model):
+    for number, part in enumerate(run.derived.parts):
+        own = requests_of(run.requests, run.served, number, len(run.servers))
+        for finding in _check_server_log(replace(run, requests=own, derived=part)):
             yield finding.model_copy(update={"evidence": f"replica {number}: {finding.evidence}"})
 
 
-def _check_server_log(
-    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
-) -> Iterator[Finding]:
-    yield from check_step_log(manifest, derived.step_log, derived.step_log_problem)
-    yield from check_log_lines(manifest, requests, derived)
-    yield from _check_server_stalls(manifest, requests, derived, cost_model)
+def _check_server_log(run: Evidence) -> Iterator[Finding]:
+    yield from check_step_log(run.manifest, run.derived.step_log, run.derived.step_log_problem)
+    yield from check_log_lines(run)
+    yield from _check_server_stalls(run)
 
 
-def _served(requests: pa.Table, derived: Derived) -> dict[tuple[int, int], int]:
-    if not derived.parts:
-        return {}
-    servers, metrics = servers_in_tables(derived), derived.tables["metrics"]
-    return who_served(requests, servers, derived.in_headers, metrics, len(servers))
-
-
-def _check_attribution(
-    manifest: Manifest, requests: pa.Table, derived: Derived, servers: Sequence[Server]
-) -> Iterator[Finding]:
-    """Which replica served each request, and how that is known. servers: whose logs the run has."""
+def _check_attribution(run: Evidence) -> Iterator[Finding]:
+    """Which replica served each request, and how that is known."""
+    manifest, requests, derived = run.manifest, run.requests, run.derived
     num_replicas = manifest.num_scraped
     answered = [*values_of(rows_where(requests, "status", "ok"), "session", "request")]
-    logged = served_by(requests, servers, {}) if servers else {}
-    named = served_by(requests, servers, derived.in_headers)
+    logged = served_by(requests, run.servers, {}) if run.servers else {}
+    named = served_by(requests, run.servers, derived.in_headers)
     known = {"the log of a replica": logged, "a response header": named}
     if not named:
         known["the counters of the replicas"] = served_by_counters(requests, derived.tables["metrics"], num_replicas)
@@ -206,21 +156,14 @@ def _check_witnesses(
         )
 
 
-def servers_in_tables(derived: Derived) -> list[Server]:
-    """Each replica of a run whose tables are being judged."""
-    return [Server(part.tables["steps"], part.tables["kv_events"], part.step_log) for part in derived.parts]
-
-
-def _check_server_stalls(
-    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
-) -> Iterator[Finding]:
-    if derived.step_log is not None:
-        return check_step_log_stalls(manifest, requests, derived.step_log, cost_model)
-    if derived.log_ns_source == "created" and abs(_moved_ns(manifest)) > NOTICED_MS * NS_PER_MS:
+def _check_server_stalls(run: Evidence) -> Iterator[Finding]:
+    if run.derived.step_log is not None:
+        return check_step_log_stalls(run.manifest, run.requests, run.derived.step_log, run.cost_model)
+    if run.derived.log_ns_source == "created" and abs(_moved_ns(run.manifest)) > NOTICED_MS * NS_PER_MS:
         # The log's own stamps stand still or jump with the wall clock.
         return iter(())
-    steps, kv_events = derived.tables["steps"], derived.tables["kv_events"]
-    return check_server_stalls(manifest, requests, steps, kv_events, cost_model)
+    steps, kv_events = run.derived.tables["steps"], run.derived.tables["kv_events"]
+    return check_server_stalls(run.manifest, run.requests, steps, kv_events, run.cost_model)
 
 
 def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
@@ -248,26 +191,27 @@ def _check_server(manifest: Manifest) -> Iterator[Finding]:
         yield invalid("server-died", evidence, "Read the end of server.log")
 
 
-def _check_declared_lines(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
-    declared = manifest.observation
-    has_decoded = bool((requests.column("completion_tokens").fill_null(0).to_numpy() > 1).any())
-    has_answered = requests.column("prompt_tokens").null_count < requests.num_rows
+def _check_declared_lines(run: Evidence) -> Iterator[Finding]:
+    declared = run.manifest.observation
+    has_decoded = bool((run.requests.column("completion_tokens").fill_null(0).to_numpy() > 1).any())
+    has_answered = run.requests.column("prompt_tokens").null_count < run.requests.num_rows
     lines = {
-        "bucket-log": ("[BUCKET]", derived.num_bucket_lines),
-        "iteration-log": ("iteration", derived.num_iteration_lines),
+        "bucket-log": ("[BUCKET]", run.derived.num_bucket_lines),
+        "iteration-log": ("iteration", run.derived.num_iteration_lines),
     }
     name, num_lines = lines.get(declared.steps, ("", 1))
     if has_decoded and not num_lines:
         yield invalid("observer-silent", f"the {name} lines that were declared are not in the log", _PATCH_HINT)
-    if declared.steps != "bucket-log" and derived.num_bucket_lines:
+    if declared.steps != "bucket-log" and run.derived.num_bucket_lines:
         yield invalid(
-            "patch-undeclared", f"the log has {derived.num_bucket_lines} [BUCKET] lines of a patch nobody declared"
+            "patch-undeclared", f"the log has {run.derived.num_bucket_lines} [BUCKET] lines of a patch nobody declared"
         )
-    if has_answered and declared.has_kv_log and not derived.num_kv_lines:
+    if has_answered and declared.has_kv_log and not run.derived.num_kv_lines:
         yield invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
 
 
-def _check_log(derived: Derived) -> Iterator[Finding]:
+def _check_log(run: Evidence) -> Iterator[Finding]:
+    derived = run.derived
     if derived.faults:
         yield invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
     if derived.failed_copies:
@@ -277,7 +221,7 @@ def _check_log(derived: Derived) -> Iterator[Finding]:
             "while the counters keep the hit",
             "Read the traceback in server.log",
         )
-    counts = derived.counts
+    counts = run.derived.counts
     if counts.unread or counts.fragments or counts.is_tail_ours:
         sample = f", e.g. {counts.unread_samples[0]!r}" if counts.unread_samples else ""
         torn = counts.unread + counts.fragments + counts.is_tail_ours
@@ -286,65 +230,65 @@ def _check_log(derived: Derived) -> Iterator[Finding]:
             f"{torn} of {counts.lines} log lines were torn or unknown and not read{sample}",
             "The counts below tell whether steps are missing",
         )
-    if derived.num_preemptions:
+    if run.derived.num_preemptions:
         yield warning(
             "preempted",
-            f"{derived.num_preemptions} preemptions: their second prefills are not in channel A",
+            f"{run.derived.num_preemptions} preemptions: their second prefills are not in channel A",
             "Use at least as many KV slots as the limit",
         )
 
 
-def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+def _check_decode_tokens(run: Evidence) -> Iterator[Finding]:
     """Whether the steps produced the tokens of the answers. Mixed steps of a vLLM produce some of them."""
-    generated = requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64)
+    generated = run.requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64)
     # Most decode tokens of the answers that the client left.
-    left = sum(row["planned_generate_tokens"] - 1 for row in aborted_rows(requests))
-    if derived.step_log is not None:
-        logged_tokens = derived.step_log.steps["generated_tokens"]
+    left = sum(row["planned_generate_tokens"] - 1 for row in aborted_rows(run.requests))
+    if run.derived.step_log is not None:
+        logged_tokens = run.derived.step_log.steps["generated_tokens"]
         is_shown = logged_tokens.null_count < len(logged_tokens)
         expected, logged = int(generated.sum()), sum(tokens or 0 for tokens in logged_tokens.to_pylist())
         evidence = f"the step log has {logged} generated tokens, the answers have {expected}"
     else:
-        is_shown = derived.steps_source != "none"
+        is_shown = run.derived.steps_source != "none"
         # A preempted request is prefilled again, and that prefill, not a decode step, yields its next token.
-        expected = int(np.maximum(generated - 1, 0).sum()) - derived.num_preemptions
-        logged = int(derived.tables["steps"].column("n").to_numpy().astype(np.int64).sum())
+        expected = int(np.maximum(generated - 1, 0).sum()) - run.derived.num_preemptions
+        logged = int(run.derived.tables["steps"].column("n").to_numpy().astype(np.int64).sum())
         evidence = f"the step log has {logged} decode tokens, the answers have {expected} (sum of G - 1)"
         evidence += f" to {expected + left} (with those that were left)" if left else ""
     if is_shown and not expected <= logged <= expected + left:
         yield invalid("decode-tokens", evidence, "Lines of the log were lost, or something else used the server")
 
 
-def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
-    increment = counter_increment(derived.tables["metrics"], CACHED_COUNTER)
-    reported = cached_tokens(requests)
+def _check_reuse(run: Evidence) -> Iterator[Finding]:
+    increment = counter_increment(run.derived.tables["metrics"], CACHED_COUNTER)
+    reported = cached_tokens(run.requests)
     if reported is None:
-        yield _unknown_reuse(requests, increment)
+        yield _unknown_reuse(run.requests, increment)
         return
     witnesses: dict[str, int] = {"responses": reported}
     # What the counter and the log may hold beside that: the unreported reuse of answers that the client left.
-    left = {name: row["planned_prompt_tokens"] for name, row in left_answers(requests).items()}
+    left = {name: row["planned_prompt_tokens"] for name, row in left_answers(run.requests).items()}
     if increment is not None:
         counted = round(increment)
         witnesses["counter"] = reported if reported < counted <= reported + sum(left.values()) else counted
-    elif manifest.observation.has_metrics:
+    elif run.manifest.observation.has_metrics:
         yield warning(
             "counter-missing",
             f"{CACHED_COUNTER} has no value in the scrape before the replay or in the one after it, so reuse "
             "was not held against the server's own count",
         )
-    if derived.num_kv_lines:
+    if run.derived.num_kv_lines:
         hits: Counter[str] = Counter()
-        events = rows_where(derived.tables["kv_events"], "kind", "cache_hit")
+        events = rows_where(run.derived.tables["kv_events"], "kind", "cache_hit")
         for log_id, tokens in values_of(events, "request_id", "reused_tokens"):
             if not left or join_request_id(log_id, left) is None:
                 hits[log_id] += tokens
         witnesses["reuse log"] = sum(hits.values())
-        yield from _check_reuse_by_request(requests, hits, has_preemptions=derived.num_preemptions > 0)
+        yield from _check_reuse_by_request(run.requests, hits, has_preemptions=run.derived.num_preemptions > 0)
     if len(set(witnesses.values())) > 1:
         named = ", ".join(f"{name} {tokens}" for name, tokens in witnesses.items())
         # The counter and the log count the second admission of a preempted request, the responses do not.
-        yield (warning if derived.num_preemptions else invalid)("reuse-disagrees", f"cached tokens differ: {named}")
+        yield (warning if run.derived.num_preemptions else invalid)("reuse-disagrees", f"cached tokens differ: {named}")
 
 
 def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
@@ -378,21 +322,21 @@ def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_
         )
 
 
-def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+def _check_ids(run: Evidence) -> Iterator[Finding]:
     """Every answer has an id of its own: nothing else separates the lines of the reuse log."""
-    named = Counter(name for (name,) in values_of(requests, "response_id") if name)
+    named = Counter(name for (name,) in values_of(run.requests, "response_id") if name)
     if repeated := [name for name, count in named.items() if count > 1]:
-        yield (invalid if derived.num_kv_lines else warning)(
+        yield (invalid if run.derived.num_kv_lines else warning)(
             "id-repeated",
             f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
             "Reuse by request cannot be checked where the server names its answers alike",
         )
 
 
-def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
-    limits = limits_of(manifest)
-    yield from check_aborts(requests, plan, manifest.clock.scale, limits.rearrival_lag_p99_ms)
-    late = lateness(requests, manifest.clock.scale)
+def _check_lateness(run: Evidence) -> Iterator[Finding]:
+    limits = limits_of(run.manifest)
+    yield from check_aborts(run.requests, run.plan, run.manifest.clock.scale, limits.rearrival_lag_p99_ms)
+    late = lateness(run.requests, run.manifest.clock.scale)
     remedy = "Run on an idler machine or with more client.processes, or raise limits.{} and say so"
     p99_ms, spread_ms = late.rearrival_p99_ms, late.start_spread_ms
     if p99_ms is not None and p99_ms > limits.rearrival_lag_p99_ms:
@@ -411,21 +355,18 @@ def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -
         yield invalid("sent-early", f"{late.num_early} requests left before they were due")
 
 
-def _check_residual(
-    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
-) -> Iterator[Finding]:
+def _check_residual(run: Evidence) -> Iterator[Finding]:
     """A and B apart within one run, by the experiment's own limit; without one the summary only tells."""
-    limit = limits_of(manifest).residual_share
-    served = _served(requests, derived)
-    b_ns = channel_b(requests, served)
-    if limit is None or cost_model is None or not b_ns or not derived.tables["steps"].num_rows:
+    limit = limits_of(run.manifest).residual_share
+    b_ns = channel_b(run.requests, run.served)
+    if limit is None or run.cost_model is None or not b_ns or not run.derived.tables["steps"].num_rows:
         return
-    kv_events = derived.tables["kv_events"]
-    known = with_logged_prefills(requests, kv_events)
+    kv_events = run.derived.tables["kv_events"]
+    known = with_logged_prefills(run.requests, kv_events)
     if cached_tokens(known) is None:
         return
-    alone = Server(derived.tables["steps"], kv_events, derived.step_log)
-    a = modelled_of(servers_in_tables(derived) or [alone], known, served, cost_model)
+    alone = Server(run.derived.tables["steps"], kv_events, run.derived.step_log)
+    a = modelled_of(run.servers or [alone], known, run.served, run.cost_model)
     if a is None:
         return
     share = residual_ns(b_ns, a.total_ns) / b_ns
@@ -438,12 +379,12 @@ def _check_residual(
         )
 
 
-def _time_in_steps(
-    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
-) -> Iterator[Finding]:
+def _time_in_steps(run: Evidence) -> Iterator[Finding]:
     """Where the time in flight went, and which steps the cost model prices otherwise than they took."""
-    log = derived.step_log
-    parts = None if log is None else step_parts(log, requests, ScaledClock(manifest.clock.scale), cost_model)
+    log = run.derived.step_log
+    parts = (
+        None if log is None else step_parts(log, run.requests, ScaledClock(run.manifest.clock.scale), run.cost_model)
+    )
     if parts is None or not parts.b_ns:
         return
     errors = [
@@ -474,13 +415,13 @@ def _moved_ns(manifest: Manifest) -> int:
     return 0 if after_ns is None else after_ns - manifest.clock.realtime_minus_monotonic_ns
 
 
-def _check_clock(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
-    moved_ns = _moved_ns(manifest)
+def _check_clock(run: Evidence) -> Iterator[Finding]:
+    moved_ns = _moved_ns(run.manifest)
     if abs(moved_ns) <= MAX_CLOCK_STEP_NS:
         return
     evidence = f"the wall clock moved by {moved_ns / NS_PER_MS:.3f} ms against the monotonic one during the run"
-    limit_ns = limits_of(manifest).server_stall_ms * NS_PER_MS
-    if abs(moved_ns) > limit_ns and derived.log_ns_source == "created" and derived.step_log is None:
+    limit_ns = limits_of(run.manifest).server_stall_ms * NS_PER_MS
+    if abs(moved_ns) > limit_ns and run.derived.log_ns_source == "created" and run.derived.step_log is None:
         hint = "Whether the server stood still cannot be told from its log. Keep the clock from being set during runs"
         yield invalid("clock-moved", evidence, hint)
         return
@@ -567,3 +508,32 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
             f"nothing shows {', '.join(sorted(unknown))}",
             "Check that INFO lines of vllm and vllm_rbln are in server.log" if is_fresh else "",
         )
+
+
+def _of_manifest(check: Callable[[Manifest], Iterator[Finding]]) -> Callable[[Evidence], Iterator[Finding]]:
+    return lambda run: check(run.manifest)
+
+
+CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    *map(_of_manifest, (_check_server, check_settings)),
+    check_answers,
+    _of_manifest(check_tolerated),
+    _check_declared_lines,
+    check_scrapes,
+    check_same_server,
+    check_engines,
+    check_loaded,
+    check_moved_schedule,
+    check_counts,
+    _check_log,
+    _check_each_server,
+    _check_decode_tokens,
+    _check_reuse,
+    check_clean_start,
+    _check_ids,
+    _check_lateness,
+    _check_residual,
+    _time_in_steps,
+    _check_clock,
+    *map(_of_manifest, (check_freezes, check_held_tokens, check_read_together)),
+)

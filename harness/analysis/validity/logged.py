@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.run_tables import join_request_id
+from harness.analysis.validity.evidence import Evidence
 from harness.errors import SpecError
 from harness.measure.records.manifest import Finding, Manifest, invalid
 from harness.measure.records.schema import rows_where, values_of
@@ -27,14 +28,14 @@ IntArray = NDArray[np.int64]
 _LOST = "Lines of the log were lost or changed: measure again, and keep server.log"
 
 
-def check_log_lines(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+def check_log_lines(run: Evidence) -> Iterator[Finding]:
     """Findings about the lines of a run's log. requests: REQUESTS schema."""
-    if derived.step_log is not None:
-        yield from _check_graph_sizes(derived.step_log)
-    elif derived.steps_source == "bucket-log":
-        yield from _check_compiled_sizes(derived.tables["steps"], manifest.decode_buckets)
-    if derived.num_kv_lines and _logs_slots(manifest):
-        yield from _check_slots(requests, derived)
+    if run.derived.step_log is not None:
+        yield from _check_graph_sizes(run.derived.step_log)
+    elif run.derived.steps_source == "bucket-log":
+        yield from _check_compiled_sizes(run.derived.tables["steps"], run.manifest.decode_buckets)
+    if run.derived.num_kv_lines and _logs_slots(run.manifest):
+        yield from _check_slots(run.requests, run.derived)
 
 
 def _logs_slots(manifest: Manifest) -> bool:

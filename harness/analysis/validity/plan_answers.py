@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.run_tables import KEY_BITS, ROUNDING_NS, aborted_rows, request_keys
+from harness.analysis.validity.evidence import Evidence
 from harness.clock import NS_PER_MS
 from harness.measure.client.answer import TOLERATED
 from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
@@ -45,28 +46,28 @@ MOST_DRIFT = 0.01
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
-def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
+def check_answers(run: Evidence) -> Iterator[Finding]:
     """Whether the requests of the plan were sent, each once, and answered as planned.
 
     requests: REQUESTS schema. plan: what was to be sent; without it only the manifest's count of requests is known.
     """
-    keys, counts = np.unique(request_keys(requests), return_counts=True)
+    keys, counts = np.unique(run.keys, return_counts=True)
     if len(repeated := keys[counts > 1]):
         yield invalid("request-repeated", f"{len(repeated)} requests have several rows, first {_names(repeated)}")
-    yield from _check_plan(manifest, requests, keys, plan)
-    status = requests.column("status").to_numpy()
+    yield from _check_plan(run, keys)
+    status = run.requests.column("status").to_numpy()
     if len(failed := np.flatnonzero((status != "ok") & (status != ABORTED))):
         kinds = Counter(status[failed].tolist())
         which = ", ".join(f"{count} {status}" for status, count in sorted(kinds.items()))
         yield invalid(
             "request-failed",
-            f"{len(failed)} of {requests.num_rows} requests were not answered as planned ({which}), "
-            f"first {_names(request_keys(requests)[failed])}{_words_of_first(requests, failed, status)}",
+            f"{len(failed)} of {run.requests.num_rows} requests were not answered as planned ({which}), "
+            f"first {_names(run.keys[failed])}{_words_of_first(run.requests, failed, status)}",
             "A proxy limits the size of requests: raise that (nginx: client_max_body_size), or shorten the prompts"
-            if TOO_LARGE in requests.column("http_status").to_numpy()[failed[:1]]
+            if TOO_LARGE in run.requests.column("http_status").to_numpy()[failed[:1]]
             else "See columns status, http_status and error of the requests table",
         )
-    answered = requests.filter(pa.array(status == "ok"))
+    answered = run.requests.filter(pa.array(status == "ok"))
     generated = answered.column("completion_tokens").fill_null(-1).to_numpy()
     if len(wrong := request_keys(answered)[generated != answered.column("planned_generate_tokens").to_numpy()]):
         yield invalid(
@@ -75,7 +76,7 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
             "The server must honour ignore_eos and max_tokens",
         )
     yield from _check_reasons(answered)
-    yield from _check_prompts(answered, plan, manifest.client_audit.get("text_sizes", {}))
+    yield from _check_prompts(answered, run.plan, run.manifest.client_audit.get("text_sizes", {}))
 
 
 def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, Any]) -> Iterator[Finding]:
@@ -139,22 +140,24 @@ def _words_of_first(requests: pa.Table, failed: NDArray[Any], status: NDArray[An
     return f'; the first says "{first}"' if first else ""
 
 
-def _check_plan(manifest: Manifest, requests: pa.Table, keys: IntArray, plan: Plan | None) -> Iterator[Finding]:
+def _check_plan(run: Evidence, keys: IntArray) -> Iterator[Finding]:
     """keys: of all rows, ascending, without repetition."""
-    if plan is None:
-        if len(keys) != manifest.planned_requests:
-            yield invalid("request-missing", f"{manifest.planned_requests} requests planned, {len(keys)} recorded")
+    if run.plan is None:
+        if len(keys) != run.manifest.planned_requests:
+            yield invalid("request-missing", f"{run.manifest.planned_requests} requests planned, {len(keys)} recorded")
         return
-    if plan.hash != manifest.plan_hash:
-        yield invalid("plan-mismatch", f"the run names plan {manifest.plan_hash[:12]}, the plan is {plan.hash[:12]}")
-    planned = _planned(plan)
+    if run.plan.hash != run.manifest.plan_hash:
+        yield invalid(
+            "plan-mismatch", f"the run names plan {run.manifest.plan_hash[:12]}, the plan is {run.plan.hash[:12]}"
+        )
+    planned = _planned(run.plan)
     if len(missing := np.setdiff1d(planned[:, 0], keys)):
         yield invalid("request-missing", f"{len(missing)} planned requests have no row, first {_names(missing)}")
     if len(unplanned := np.setdiff1d(keys, planned[:, 0])):
         yield invalid("request-unplanned", f"{len(unplanned)} rows were never planned, first {_names(unplanned)}")
-    of_rows = request_keys(requests)
+    of_rows = run.keys
     place = np.minimum(np.searchsorted(planned[:, 0], of_rows), len(planned) - 1)
-    lengths = [requests.column(name).to_numpy() for name in ("planned_prompt_tokens", "planned_generate_tokens")]
+    lengths = [run.requests.column(name).to_numpy() for name in ("planned_prompt_tokens", "planned_generate_tokens")]
     is_changed = (planned[place, 1] != lengths[0]) | (planned[place, 2] != lengths[1])
     if len(changed := of_rows[is_changed & (planned[place, 0] == of_rows)]):
         yield invalid(

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from harness.analysis.run_tables import EXTERNAL_COUNTER, MOVED_COUNTER, PREEMPTED_COUNTER, counter_increment
+from harness.analysis.validity.evidence import Evidence
 from harness.analysis.validity.stalls import limits_of
 from harness.clock import NS_PER_S
 from harness.errors import printable
-from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
+from harness.measure.records.manifest import Finding, info, invalid, warning
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:
-    from harness.analysis.logs.derived import Derived
+    pass
 
 NOTICED_MOVED_SHARE = 0.01
 PROCESS_START, START_SLACK_S = "process_start_time_seconds", 1.5
@@ -32,45 +33,45 @@ _SHARED = "Another model on the same device changes what is measured, if it is a
 _REPLACED = "The server was restarted or replaced during the run, or several answer at its address"
 
 
-def check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+def check_scrapes(run: Evidence) -> Iterator[Finding]:
     """Whether the scrapes could be read, and whether they hold the counts of other models too."""
-    if derived.other_models:
-        named = ", ".join(map(printable, derived.other_models))
-        left = " ".join(derived.tables["metrics"]["labels"].unique().to_pylist())
-        is_summed = f'model_name="{derived.other_models[0]}"' in left
+    if run.derived.other_models:
+        named = ", ".join(map(printable, run.derived.other_models))
+        left = " ".join(run.derived.tables["metrics"]["labels"].unique().to_pylist())
+        is_summed = f'model_name="{run.derived.other_models[0]}"' in left
         what = (
             "several models and none by the run's name, so all are summed"
             if is_summed
             else "other models too, which are left out"
         )
         yield warning("other-models", f"the metrics count {what}: {named}", _SHARED)
-    if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
-        is_needed = limits_of(manifest).needs_metrics
+    if run.manifest.observation.has_metrics and not run.derived.tables["metrics"].num_rows:
+        is_needed = limits_of(run.manifest).needs_metrics
         yield (invalid if is_needed else warning)(
             "metrics-missing",
-            f"none of {derived.num_scrapes} scrapes has a readable body with samples",
+            f"none of {run.derived.num_scrapes} scrapes has a readable body with samples",
             "Set limits.needs_metrics = false to measure without" if is_needed else "",
         )
-    elif derived.num_failed_scrapes:
-        evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
-        readable = set(derived.tables["metrics"]["scrape"].unique().to_pylist())
-        ends = {"first": 0, "last": derived.num_scrapes - 1}
+    elif run.derived.num_failed_scrapes:
+        evidence = f"{run.derived.num_failed_scrapes} of {run.derived.num_scrapes} scrapes have no readable body"
+        readable = set(run.derived.tables["metrics"]["scrape"].unique().to_pylist())
+        ends = {"first": 0, "last": run.derived.num_scrapes - 1}
         if lost := [name for name, scrape in ends.items() if scrape not in readable]:
             hint = "What the server counted is not known. Set limits.needs_metrics = false to measure without"
-            is_needed = limits_of(manifest).needs_metrics
+            is_needed = limits_of(run.manifest).needs_metrics
             evidence += f", the {' and the '.join(lost)} among them"
             yield (invalid if is_needed else warning)("scrape-failed", evidence, hint if is_needed else "")
         else:
             yield warning("scrape-failed", evidence)
 
 
-def check_same_server(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+def check_same_server(run: Evidence) -> Iterator[Finding]:
     """Whether one process with the same settings and models answered every scrape."""
-    metrics, counters = derived.tables["metrics"], derived.counters
+    metrics, counters = run.derived.tables["metrics"], run.derived.counters
     if counters.num_fallen:
         evidence = f"{counters.num_fallen:,} counters fell between two scrapes, first {counters.first}"
         yield invalid("server-replaced", evidence, _REPLACED)
-    clock = manifest.clock
+    clock = run.manifest.clock
     moved_ns = (clock.realtime_minus_monotonic_after_ns or 0) - clock.realtime_minus_monotonic_ns
     # A process may compute its start from the wall clock, in whole seconds, at each scrape.
     slack_s = START_SLACK_S + (0 if clock.realtime_minus_monotonic_after_ns is None else abs(moved_ns) / NS_PER_S)
@@ -84,13 +85,13 @@ def check_same_server(manifest: Manifest, derived: Derived) -> Iterator[Finding]
         yield from _changed_labels(name, rows_where(metrics, "name", name))
 
 
-def check_engines(derived: Derived) -> Iterator[Finding]:
+def check_engines(run: Evidence) -> Iterator[Finding]:
     """Whether several engines answer behind one address, each with a KV pool of its own."""
-    samples = rows_where(derived.tables["metrics"], "name", MODEL_SAMPLE)
+    samples = rows_where(run.derived.tables["metrics"], "name", MODEL_SAMPLE)
     labels = samples["labels"].unique().to_pylist()
     engines = sorted({match[1] for text in labels if (match := _ENGINE.search(text))})
     if len(engines) > 1:
-        log = derived.step_log
+        log = run.derived.step_log
         are_told = log is not None and bool(log.cores) and all("requests" not in core.absent for core in log.cores)
         known = (
             "The step logs of the engine cores say which served each request, and the ceilings of reuse go by it"
@@ -106,11 +107,11 @@ def check_engines(derived: Derived) -> Iterator[Finding]:
         )
 
 
-def check_loaded(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+def check_loaded(run: Evidence) -> Iterator[Finding]:
     """Whether KV came from a second memory, which no cost model prices."""
-    loaded = counter_increment(derived.tables["metrics"], EXTERNAL_COUNTER)
+    loaded = counter_increment(run.derived.tables["metrics"], EXTERNAL_COUNTER)
     if loaded:
-        price = manifest.server_spec.get("offload_block_us")
+        price = run.manifest.server_spec.get("offload_block_us")
         how = "is in B and S, not in A" if price is None else f"counts in A as {price:g} us a block"
         yield info("kv-loaded", f"{loaded:,.0f} tokens of KV were loaded from a second memory, the time of which {how}")
 
@@ -127,18 +128,18 @@ def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:
         yield invalid("server-replaced", evidence, _REPLACED)
 
 
-def check_counts(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+def check_counts(run: Evidence) -> Iterator[Finding]:
     """Whether the server counted what the client was answered, each sum by itself. requests: REQUESTS schema.
 
     Answers that the client left may be in each sum, up to what was planned of them. A prompt that was computed again
     after a preemption is counted again, so that prompts are then not held against their sum. Failed requests make a run
     INVALID by themselves, and nobody knows how the server counted them.
     """
-    status = requests["status"].to_pylist()
+    status = run.requests["status"].to_pylist()
     if not set(status) <= {"ok", ABORTED}:
         return
-    metrics = derived.tables["metrics"]
-    left = requests.filter(pa.array([one == ABORTED for one in status], pa.bool_()))
+    metrics = run.derived.tables["metrics"]
+    left = run.requests.filter(pa.array([one == ABORTED for one in status], pa.bool_()))
     preempted = counter_increment(metrics, PREEMPTED_COUNTER)
     expected = {
         "vllm:prompt_tokens_total": ("prompt_tokens", "planned_prompt_tokens"),
@@ -149,7 +150,7 @@ def check_counts(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
         counted = counter_increment(metrics, counter)
         if counted is None or (answered == "prompt_tokens" and preempted):
             continue
-        least = len(status) - left.num_rows if answered is None else sum(requests[answered].drop_null().to_pylist())
+        least = len(status) - left.num_rows if answered is None else sum(run.requests[answered].drop_null().to_pylist())
         most = least + (left.num_rows if planned is None else sum(left[planned].to_pylist()))
         if not least <= round(counted) <= most:
             span = f"{least:,}" if most == least else f"{least:,} to {most:,}"
@@ -158,21 +159,21 @@ def check_counts(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
                 f"{counter} rose by {counted:,.0f}, and the answers have {span}",
                 "Something else used the server, or it was restarted",
             )
-    if preempted is not None and derived.num_kv_lines and round(preempted) != derived.num_preemptions:
+    if preempted is not None and run.derived.num_kv_lines and round(preempted) != run.derived.num_preemptions:
         evidence = (
-            f"{PREEMPTED_COUNTER} rose by {preempted:,.0f}, and the log has {derived.num_preemptions} preemptions"
+            f"{PREEMPTED_COUNTER} rose by {preempted:,.0f}, and the log has {run.derived.num_preemptions} preemptions"
         )
         yield invalid("counts-differ", evidence, "Lines of the log were lost")
 
 
-def check_moved_schedule(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+def check_moved_schedule(run: Evidence) -> Iterator[Finding]:
     """Whether stalls of an emulator's host moved its schedule: then its steps are not those of the modelled server."""
-    moved_s = counter_increment(derived.tables["metrics"], MOVED_COUNTER)
-    begin_ns, end_ns = (manifest.timings.get(name) for name in ("replay_start_ns", "replay_end_ns"))
+    moved_s = counter_increment(run.derived.tables["metrics"], MOVED_COUNTER)
+    begin_ns, end_ns = (run.manifest.timings.get(name) for name in ("replay_start_ns", "replay_end_ns"))
     if not moved_s or begin_ns is None or end_ns is None:
         return
     span_s = (end_ns - begin_ns) / NS_PER_S
-    share, limit = moved_s / span_s if span_s > 0 else math.inf, limits_of(manifest).schedule_moved_share
+    share, limit = moved_s / span_s if span_s > 0 else math.inf, limits_of(run.manifest).schedule_moved_share
     if share < min(NOTICED_MOVED_SHARE, limit):
         return
     yield (invalid if share >= limit else warning)(

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationError
 
-from harness.analysis import check_run
+from harness.analysis import Evidence, check_run
 from harness.analysis.logs.derive import derived_of
 from harness.errors import HarnessError, RecordsError
 from harness.judge.prereg.authorize import first_request_s
@@ -234,13 +234,8 @@ def judged_again(run: SealedRun) -> Iterator[str]:
     for table, sealed in manifest.derived.items():
         if schema.content_sha256(derived.tables[table]) != sealed.content_sha256:
             yield f"the raw files of {run.label} give another table of {table}"
-    findings = check_run(
-        manifest,
-        plan=run.plan_if_readable,
-        requests=run.table("requests"),
-        derived=derived,
-        cost_model=None if kind_named(manifest.backend).is_virtual else run.cost_model,
-    )
+    cost_model = None if kind_named(manifest.backend).is_virtual else run.cost_model
+    findings = check_run(Evidence(manifest, run.table("requests"), derived, run.plan_if_readable, cost_model))
     broken = sorted({finding.code for finding in findings if finding.severity == "invalid"})
     if run.is_valid and broken:
         yield f"{run.label} was sealed valid, and its raw files break {', '.join(broken)}"

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.analysis import check_experiment, check_run
+from harness.analysis import Evidence, check_experiment, check_run
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.run_tables import CACHED_COUNTER
@@ -53,7 +53,7 @@ def findings(
     """Findings of a run whose raw files lie in ``folder``."""
     run_manifest = manifest(planned_requests=2, **facts)
     derived = derive_tables(folder, run_manifest)
-    return check_run(run_manifest, requests=requests_table(*rows), derived=derived, cost_model=cost_model)
+    return check_run(Evidence(run_manifest, requests_table(*rows), derived, cost_model=cost_model))
 
 
 def codes(folder: Path, rows: tuple[dict[str, Any], ...] = ROWS, **facts: Any) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis import check_run
+from harness.analysis import Evidence, check_run
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.parse import ParseCounts
@@ -32,7 +32,7 @@ BUCKET = "[BUCKET] request_nums={} padded_batch_size={}"
 def size_findings(pairs: list[tuple[int, int]], sizes: tuple[int, ...] = SIZES) -> list[Finding]:
     derived = Derived({"steps": steps_table(*pairs)}, ParseCounts(), steps_source="bucket-log")
     run = manifest(requested={"server": {"decode_buckets": list(sizes)}})
-    return list(check_log_lines(run, requests_table(), derived))
+    return list(check_log_lines(Evidence(run, requests_table(), derived)))
 
 
 def smallest(n: int) -> int:
@@ -73,7 +73,7 @@ def reasons(run: SealedRun, folder: Path, log: str) -> list[str]:
     shutil.copytree(run.path, folder, dirs_exist_ok=True)
     (folder / layout.SERVER_LOG).write_text(log)
     derived = derive_tables(folder, run.manifest)
-    found = check_run(run.manifest, requests=run.table("requests"), derived=derived, plan=run.plan)
+    found = check_run(Evidence(run.manifest, run.table("requests"), derived, run.plan))
     return [str(one) for one in found if one.severity == "invalid"]
 
 
@@ -127,7 +127,7 @@ def graph_findings(*steps: list[object], **effective: Any) -> list[str]:
     known = {**VLLM_HEADER["effective"], "cudagraph_capture_sizes": [8, 4, 2, 1], **effective}  # type: ignore[dict-item]
     log = read_step_log(lines({**VLLM_HEADER, "effective": known}, *steps))
     derived = Derived({}, ParseCounts(), steps_source="step-log", step_log=log)
-    return [found.code for found in check_log_lines(manifest(), requests_table(), derived)]
+    return [found.code for found in check_log_lines(Evidence(manifest(), requests_table(), derived))]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.analysis.logs.derive import of_model
 from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.parse import ParseCounts, metrics_table
+from harness.analysis.validity.evidence import Evidence
 from harness.analysis.validity.scrapes import (
     check_counts,
     check_engines,
@@ -22,6 +23,7 @@ from harness.analysis.validity.scrapes import (
 )
 from harness.clock import NS_PER_S
 from harness.measure.emulator.metrics import ServerMetrics
+from harness.measure.records.manifest import Manifest
 from harness.model.engine import EngineConfig
 from harness.model.spec import ServerSpec
 from tests.support.analysis_tables import manifest, request_row, requests_table
@@ -41,6 +43,11 @@ def scraped(*bodies: str | None) -> Derived:
     return derived
 
 
+def of(run: Manifest, derived: Derived) -> Evidence:
+    """A run of which nothing but its scrapes is judged."""
+    return Evidence(run, requests_table(), derived)
+
+
 @pytest.mark.parametrize(
     ("moved_s", "severity"), [(0.0, None), (0.9, None), (1.0, "warning"), (4.9, "warning"), (5.0, "invalid")]
 )
@@ -55,7 +62,7 @@ def test_an_emulators_moved_schedule_is_summed_and_judged(moved_s: float, severi
     def found(**limits: float) -> list[str]:
         times = {"replay_start_ns": 30 * NS_PER_S, "replay_end_ns": 130 * NS_PER_S}
         run = manifest(timings=times, requested={"limits": limits})
-        return [finding.severity for finding in check_moved_schedule(run, derived)]
+        return [finding.severity for finding in check_moved_schedule(of(run, derived))]
 
     assert found() == ([] if severity is None else [severity])
     if severity == "invalid":
@@ -85,7 +92,9 @@ def counters(start: int, **sums: float) -> str:
 def disagreeing(rows: tuple[dict[str, Any], ...], **changes: float) -> list[str]:
     zero = counters(70, **dict.fromkeys(SUMS, 0))
     derived = scraped(zero, counters(70, **{**SUMS, **changes}))
-    return [found.evidence.partition(" ")[0] for found in check_counts(requests_table(*rows), derived)]
+    return [
+        found.evidence.partition(" ")[0] for found in check_counts(Evidence(manifest(), requests_table(*rows), derived))
+    ]
 
 
 TWO = (request_row(0, 0), request_row(1, 0))
@@ -127,7 +136,7 @@ def test_a_counter_that_steps_back_between_any_two_readable_scrapes_is_found(
     bodies = [None if value is None else typed(kind, name, value) for value in values]
     seen = [value for value in values if value is not None]
     falls = any(after < before for before, after in pairwise(seen))
-    found = list(check_same_server(manifest(), scraped("a 1\n", *bodies, "a 1\n")))
+    found = list(check_same_server(of(manifest(), scraped("a 1\n", *bodies, "a 1\n"))))
     is_counter = sample == ("counter", "x_total")
     assert [one.code for one in found] == (["server-replaced"] if falls and is_counter else [])
     assert all(one.severity == "invalid" for one in found)
@@ -143,8 +152,8 @@ def test_a_histogram_that_starts_again_is_found_and_its_sum_may_fall() -> None:
         ]
         return "# TYPE h histogram\n" + "\n".join(lines) + "\n"
 
-    assert list(check_same_server(manifest(), scraped(body(3, 5.0), body(4, 4.0)))) == []
-    (found,) = check_same_server(manifest(), scraped(body(3, 5.0), body(2, 6.0)))
+    assert list(check_same_server(of(manifest(), scraped(body(3, 5.0), body(4, 4.0))))) == []
+    (found,) = check_same_server(of(manifest(), scraped(body(3, 5.0), body(2, 6.0))))
     assert found.evidence == '3 counters fell between two scrapes, first h_bucket{le="1.0"} fell from 3 to 2'
 
 
@@ -156,7 +165,7 @@ def test_a_process_that_started_later_is_another_one_unless_the_wall_clock_moved
 ) -> None:
     bodies = [typed("gauge", "process_start_time_seconds", at) for at in (1.8e9, 1.8e9, 1.8e9 + later_s)]
     clock = {"realtime_minus_monotonic_ns": 5, "realtime_minus_monotonic_after_ns": 5 + moved_s * NS_PER_S}
-    found = [one.code for one in check_same_server(manifest(clock=clock), scraped(*bodies))]
+    found = [one.code for one in check_same_server(of(manifest(clock=clock), scraped(*bodies)))]
     assert found == (["server-replaced"] if is_found else [])
 
 
@@ -165,8 +174,8 @@ def test_a_process_that_started_later_is_another_one_unless_the_wall_clock_moved
 )
 def test_labels_that_are_settings_versions_or_models_stay_the_same(name: str) -> None:
     before, after = f'{name}{{a="1",b="2"}} 1\n', f'{name}{{a="1",b="3"}} 1\n'
-    assert list(check_same_server(manifest(), scraped(before, None, before))) == []
-    (found,) = check_same_server(manifest(), scraped(before, before, after))
+    assert list(check_same_server(of(manifest(), scraped(before, None, before)))) == []
+    (found,) = check_same_server(of(manifest(), scraped(before, before, after)))
     assert found.evidence == f'the labels of {name} changed during the run, from a="1",b="2" to a="1",b="3"'
 
 
@@ -181,17 +190,17 @@ def test_labels_that_are_settings_versions_or_models_stay_the_same(name: str) ->
 def test_without_the_first_or_the_last_scrape_a_run_that_needs_metrics_is_invalid(
     bodies: tuple[str | None, ...], words: str
 ) -> None:
-    (found,) = check_scrapes(manifest(), scraped(*bodies))
+    (found,) = check_scrapes(of(manifest(), scraped(*bodies)))
     assert (found.code, found.severity, found.evidence) == ("scrape-failed", "invalid", words)
     without = manifest(requested={"limits": {"needs_metrics": False}})
-    assert [one.severity for one in check_scrapes(without, scraped(*bodies))] == ["warning"]
+    assert [one.severity for one in check_scrapes(of(without, scraped(*bodies)))] == ["warning"]
 
 
 def test_models_of_which_none_has_the_runs_name_are_named_and_called_summed() -> None:
     body = "".join(f'vllm:prompt_tokens_total{{model_name="{name}"}} 1\n' for name in ("a", "b"))
     derived = scraped(body, body)
     derived.tables["metrics"], derived.other_models = of_model(derived.tables["metrics"], "mine")
-    (found,) = check_scrapes(manifest(), derived)
+    (found,) = check_scrapes(of(manifest(), derived))
     assert found.evidence == "the metrics count several models and none by the run's name, so all are summed: a, b"
 
 
@@ -199,7 +208,7 @@ def test_several_engines_behind_one_address_are_named_with_what_that_means_for_r
     def body(*engines: int) -> str:
         return "".join(f'vllm:num_requests_running{{model_name="m",engine="{engine}"}} 0\n' for engine in engines)
 
-    assert list(check_engines(scraped(body(0), body(0)))) == []
-    (found,) = check_engines(scraped(body(0, 1), body(0, 1)))
+    assert list(check_engines(of(manifest(), scraped(body(0), body(0))))) == []
+    (found,) = check_engines(of(manifest(), scraped(body(0, 1), body(0, 1))))
     assert (found.code, found.severity) == ("engines-several", "warning")
     assert found.evidence.startswith("2 engines (0, 1) answer behind this address: each has a KV pool of its own")
