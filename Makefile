@@ -142,7 +142,7 @@ DISKS ?= 20
 # Disks of a size need mounts, which end with the command where it may have its own.
 PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 
-faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server and freezes for both clients, tampering, cheats
+faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server over http and https, freezes, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
 	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_processes.py \
 	  tests/measure/server tests/measure/server/test_ask.py tests/measure/server/test_ask_scraper.py tests/doors
@@ -158,11 +158,11 @@ catalogue: runtime  ## every experiment of the method on the simulator, the shor
 
 # A busy machine makes runs INVALID (exit code 3) and gates that cannot tell (5): both are printed and fail nothing.
 GATE_RUNS ?= runs/gate-$(shell date +%Y%m%d-%H%M%S)
-gate: runtime  ## is the default client slower than the one on aiohttp? three blocks each on the emulator
-	@for client in aiohttp epoll; do \
-	  $(BIN)/harness run examples/ci/gate.toml --replicates 3 --set client.name=$$client --runs $(GATE_RUNS)/$$client >/dev/null || [ $$? = 3 ] || exit 1; \
+gate: runtime  ## is the client slower than a second one, on aiohttp? three blocks each on the emulator
+	@for client in tests.support.aiohttp_client harness; do \
+	  $(BIN)/python -m $$client run examples/ci/gate.toml --replicates 3 --runs $(GATE_RUNS)/$$client >/dev/null || [ $$? = 3 ] || exit 1; \
 	done
-	@$(BIN)/harness gate $(GATE_RUNS)/epoll/gate --against $(GATE_RUNS)/aiohttp/gate --figure cost --figure tpot \
+	@$(BIN)/harness gate $(GATE_RUNS)/harness/gate --against $(GATE_RUNS)/tests.support.aiohttp_client/gate --figure cost --figure tpot \
 	  --fail-above cost=1.1 --fail-above tpot=1.1 --summary $(GATE_RUNS)/gate.md || [ $$? = 5 ]
 
 calibration: runtime  ## fit two known cost models from emulator runs and say how near: runs/calibration

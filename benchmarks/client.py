@@ -18,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -31,15 +31,20 @@ from benchmarks.memory import replay_growth_bytes, require_answered
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
 from harness.measure.client.null_server import NullServer, NullServerConfig
-from harness.measure.client.run import ReplayResult, replay
+from harness.measure.client.run import ReplayResult, Target, replay
 from harness.measure.client.self_audit import FloatArray, compare_with_server, null_target
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.spec import ClientName, ClientSpec
+from harness.model.spec import ClientSpec
+from tests.support.aiohttp_client import replay_by_aiohttp
+from tests.support.tls import tls_process
 
 # A replay client, "bare", "C", or a peer's own name.
 Column = str
+ClientName = Literal["epoll", "aiohttp"]
 
+# The client of the harness, and the second one of its tests.
 CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
+REPLAYS: dict[ClientName, Callable[[Plan, Target], ReplayResult]] = {"epoll": replay, "aiohttp": replay_by_aiohttp}
 FLOOR_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_NS = 60 * NS_PER_S
 CHUNK_INTERVAL_NS = NS_PER_S // 80
@@ -71,13 +76,19 @@ class Bench:
         self.figures.setdefault(quantity, {}).setdefault(client, []).append(value)
 
     def run(
-        self, plan: Plan, options: ClientSpec, *, token_interval_ns: int = 0, sees: bool = True
+        self,
+        plan: Plan,
+        options: ClientSpec,
+        client: ClientName = "epoll",
+        *,
+        token_interval_ns: int = 0,
+        sees: bool = True,
     ) -> tuple[ReplayResult, dict[str, FloatArray]]:
         """One replay against a fresh null server; without ``sees`` its stamps are not fetched."""
         config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
         with NullServer(config, self.server_command) as server:
             target = null_target(server.host, server.port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
-            result = replay(plan, target)
+            result = REPLAYS[client](plan, target)
             seen = server.stamps() if sees else {}
         require_answered(result)
         return result, compare_with_server(result, seen) if sees else {}
@@ -123,7 +134,7 @@ def rearrival_plan(*, is_quick: bool) -> Plan:
 def bench_rearrival(bench: Bench, client: ClientName) -> None:
     """Lag of a re-arrival as the server sees it, 16 sessions of streamed answers; and of a client in C, beside it."""
     plan = rearrival_plan(is_quick=bench.is_quick)
-    _, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=5 * NS_PER_MS)
+    _, figures = bench.run(plan, ClientSpec(), client, token_interval_ns=5 * NS_PER_MS)
     _note_rearrival(bench, client, figures["rearrival_lag_at_server_ns"])
     if client == "epoll" and bench.floor_command is not None:
         _note_rearrival(bench, "C", floor_rearrival(bench, plan))
@@ -132,7 +143,7 @@ def bench_rearrival(bench: Bench, client: ClientName) -> None:
 def bench_zero_wait(bench: Bench, client: ClientName) -> None:
     """Sent minus completion of the previous request where the plan has no waits: what the client itself needs."""
     plan = plan_of(Shape(6, 4 if bench.is_quick else 12, 2000, 128))
-    result, _ = bench.run(plan, ClientSpec(name=client), token_interval_ns=2 * NS_PER_MS)
+    result, _ = bench.run(plan, ClientSpec(), client, token_interval_ns=2 * NS_PER_MS)
     rows = [row for row in result.requests.to_pylist() if row["request"]]
     lag_us = np.asarray([row["sent_ns"] - row["due_ns"] for row in rows], dtype=np.float64) / NS_PER_US
     label = "re-arrival without a wait, N=6, 128 streamed tokens"
@@ -176,7 +187,7 @@ def bench_start(bench: Bench, client: ClientName) -> None:
     """Latest minus earliest first send, prompts of 1,000 ids."""
     for num_sessions, goal in ((8, "<= 0.5"), (64, "<= 3"), (1000, "<= 60")):
         plan = plan_of(Shape(num_sessions, 1, 1000, 1))
-        _, figures = bench.run(plan, ClientSpec(name=client))
+        _, figures = bench.run(plan, ClientSpec(), client)
         spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
         bench.note(client, Quantity(f"start spread at the server, N={num_sessions}", "ms", goal), spread_ms)
 
@@ -184,7 +195,7 @@ def bench_start(bench: Bench, client: ClientName) -> None:
 def bench_chunks(bench: Bench, client: ClientName) -> None:
     """Stamp error of chunks, and CPU, at 64 streams x 80 tokens/s."""
     plan = plan_of(Shape(64, 1, 200, 80 if bench.is_quick else 240))
-    result, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=CHUNK_INTERVAL_NS)
+    result, figures = bench.run(plan, ClientSpec(), client, token_interval_ns=CHUNK_INTERVAL_NS)
     user_us = figures["chunk_user_error_ns"] / NS_PER_US
     # The best stamp each client has: the kernel's, where there is one.
     best_us = figures["chunk_kernel_error_ns"] / NS_PER_US if client == "epoll" else user_us
@@ -196,6 +207,21 @@ def bench_chunks(bench: Bench, client: ClientName) -> None:
     bench.note(client, Quantity("CPU per 10,000 chunks", "s", "<= 0.4"), cpu_s)
 
 
+def bench_https(bench: Bench, client: ClientName) -> None:
+    """CPU at 64 streams x 80 tokens/s over TLS, which another process takes off before the server."""
+    plan = plan_of(Shape(64, 1, 200, 80 if bench.is_quick else 240))
+    config = NullServerConfig(token_interval_ns=CHUNK_INTERVAL_NS, keeps_stamps=False)
+    with NullServer(config, bench.server_command) as server, tls_process(server) as front:
+        target = null_target(front.host, front.port, ClientSpec(), request_timeout_ns=REQUEST_TIMEOUT_NS)
+        result = REPLAYS[client](plan, replace(target, endpoint=replace(target.endpoint, is_https=True)))
+    require_answered(result)
+    bench.note(
+        client,
+        Quantity("CPU per 10,000 chunks, https", "s", ""),
+        result.audit["cpu_s"] * 10_000 / result.chunks.num_rows,
+    )
+
+
 def bench_memory(bench: Bench, client: ClientName) -> None:
     """What 1,000 streaming sessions of 240 chunks add to the memory of a client process."""
     num_sessions = 50 if bench.is_quick else 1_000
@@ -203,7 +229,7 @@ def bench_memory(bench: Bench, client: ClientName) -> None:
     small = plan_of(Shape(2, 1, 200, 2))
     config = NullServerConfig(token_interval_ns=5 * CHUNK_INTERVAL_NS, keeps_stamps=False)
     with NullServer(config, bench.server_command) as server:
-        growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, ClientSpec(name=client))
+        growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, REPLAYS[client])
     label = f"memory growth, prompts included, N={num_sessions}, 240 chunks each"
     bench.note(client, Quantity(label, "MB", "<= 100"), growth_bytes / BYTES_PER_MB)
 
@@ -219,7 +245,7 @@ def bench_dispatch(bench: Bench, client: ClientName) -> None:
             start_offset_ns=lambda session, offsets=offsets: int(offsets[session]),
             wait_ns=lambda session, request, waits=waits: int(waits[session, request]),
         )
-        result, figures = bench.run(plan, ClientSpec(name=client, spin_us=spin_us))
+        result, figures = bench.run(plan, ClientSpec(spin_us=spin_us), client)
         lag_us = figures["dispatch_lag_ns"] / NS_PER_US
         label = f"dispatch lag, N={num_sessions}, spin {spin_us} us"
         bench.note(client, Quantity(f"{label}, p50", "us", goals[0]), float(np.median(lag_us)))
@@ -231,7 +257,7 @@ def bench_rate(bench: Bench, client: ClientName) -> None:
     """Requests per second and CPU at concurrency 64, non-streaming, without waits, with full records."""
     num_requests = (40 if bench.is_quick else 600) if client == "epoll" else (20 if bench.is_quick else 80)
     plan = plan_of(Shape(64, num_requests, 8, 4), keeps=False)
-    result, _ = bench.run(plan, ClientSpec(name=client, stream=False), sees=False)
+    result, _ = bench.run(plan, ClientSpec(stream=False), client, sees=False)
     # The epoll client reads answers behind its loop: its time ends when the last row is written.
     last_done_ns = int(result.requests["done_ns"].to_numpy().max()) - result.start_ns
     wall_s = result.audit.get("replay_wall_ns", last_done_ns) / NS_PER_S
@@ -296,6 +322,7 @@ SCENARIOS = (
     bench_processes,
     bench_zero_wait,
     bench_chunks,
+    bench_https,
     bench_rate,
     bench_memory,
 )

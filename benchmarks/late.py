@@ -13,24 +13,23 @@ from contextlib import contextmanager
 from statistics import fmean, median
 from typing import NamedTuple
 
+from benchmarks.client import CLIENTS, REPLAYS, ClientName
 from benchmarks.figure import Figure
 from benchmarks.wire import Seen, wire
 from harness.analysis.validity.stalls import check_read_together
 from harness.clock import NS_PER_MS
 from harness.measure.client.null_server import NullServer, NullServerConfig
-from harness.measure.client.run import ReplayResult, replay
+from harness.measure.client.run import ReplayResult
 from harness.measure.client.self_audit import null_target
 from harness.measure.records.manifest import Manifest
 from harness.model.plan.build import draw_plan
 from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec, WorkloadSpec
-from harness.model.spec.sections import ClientName
 from harness.processes import num_cores
 
 NUM_BUSY, NUM_QUIET = 20, 5
 NUM_TOKENS, TOKEN_INTERVAL_MS = 40, 4
 FAR_MS, NEAR_MS = 5.0, 0.2
-CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
 WORKLOAD = WorkloadSpec.model_validate(
     {
         "num_sessions": 16,
@@ -76,7 +75,7 @@ def late_run(client: ClientName, plan: Plan) -> LateRun:
     config = NullServerConfig(token_interval_ns=TOKEN_INTERVAL_MS * NS_PER_MS, keeps_stamps=False)
     with NullServer(config) as server, wire(f"http://{server.host}:{server.port}") as proxy:
         port = int(proxy.url.rpartition(":")[2])
-        result = replay(plan, null_target("127.0.0.1", port, ClientSpec(name=client)))
+        result = REPLAYS[client](plan, null_target("127.0.0.1", port, ClientSpec()))
     return beside_wire(result, proxy.seen(NUM_TOKENS))
 
 

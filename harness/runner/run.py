@@ -33,7 +33,6 @@ from harness.measure.client.host import cores_for_clients, on_cores
 from harness.measure.client.request_options import RequestOptions
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
-from harness.measure.client.target import client_for
 from harness.measure.records import layout
 from harness.measure.records.manifest import (
     WARMED_UP,
@@ -252,7 +251,7 @@ def _measure(
     timings = {"server_start_ns": clock.now_ns()}
     lateness = _LiveLateness(run.label, clock.scale, on_progress)
     with context.in_worker_slot():
-        audit = self_audit(plan, client_for(spec.client, launch.endpoint), clock, writer.folder)
+        audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
         _asking(context, launch, server) as (metrics, device_metrics),
         start_server(

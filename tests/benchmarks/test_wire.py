@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
-from harness.model.spec.sections import ClientName
+from tests.support.aiohttp_client import replay_by_aiohttp
 from tests.support.analysis_tables import manifest
 
 NUM_TOKENS = 6
@@ -53,12 +54,12 @@ class StandsStill(threading.Event):
         return False
 
 
-def replayed(client: ClientName, stop: threading.Event) -> tuple[ReplayResult, list[Seen]]:
+def replayed(by: Callable[..., ReplayResult], stop: threading.Event) -> tuple[ReplayResult, list[Seen]]:
     config = NullServerConfig(token_interval_ns=TOKEN_INTERVAL_MS * NS_PER_MS)
     with NullServer(config) as server:
         with wire(f"http://{server.host}:{server.port}") as proxy:
             port = int(proxy.url.rpartition(":")[2])
-            result = replay(PLAN, null_target("127.0.0.1", port, ClientSpec(name=client)), stop=stop)
+            result = by(PLAN, null_target("127.0.0.1", port, ClientSpec()), stop=stop)
         seen = proxy.seen(NUM_TOKENS)
     assert result.requests["status"].to_pylist() == ["ok"]
     return result, seen
@@ -71,9 +72,9 @@ def ttft_ms(result: ReplayResult) -> float:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(client: ClientName) -> None:
-    result, (seen,) = replayed(client, StandsStill())
+@pytest.mark.parametrize("by", [replay, replay_by_aiohttp])
+def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(by: Callable[..., ReplayResult]) -> None:
+    result, (seen,) = replayed(by, StandsStill())
     assert seen.request_id == result.requests["request_id"].to_pylist()[0]
     assert len(seen.token_ns) == NUM_TOKENS
     apart_ms = ttft_ms(result) - seen.ttft_ms
@@ -85,7 +86,7 @@ def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(client:
 
 @pytest.mark.live
 def test_a_client_that_reads_in_time_has_the_first_token_of_the_wire() -> None:
-    result, (seen,) = replayed("epoll", threading.Event())
+    result, (seen,) = replayed(replay, threading.Event())
     first = result.audit["read_together"]["first"]
     # What a busy test machine adds, the client states.
     assert -1 < ttft_ms(result) - seen.ttft_ms < first["sum_ms"] + 5

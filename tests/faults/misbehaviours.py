@@ -1,4 +1,4 @@
-"""Each answer that a server may get wrong, with both clients, each in a process of its own: its time and its memory.
+"""Each answer that a server may get wrong, over http and https, each in a process of its own: its time and its memory.
 
 The server of the test lives in the same process, so that its memory counts as well.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from harness.clock import NS_PER_S, MonotonicClock
 from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
-from tests.support.replays import plan_of, rows_of, run, session
+from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
 
 DEADLINE_S, MORE_S, MOST_MB = 1.0, 2.0, 400
 HANGS_AFTER_S = 60.0
@@ -29,9 +29,9 @@ def misbehaviours(number: int, _folder: Path, _rng: random.Random) -> tuple[Coun
     found: list[str] = []
     slowest, largest = (0.0, ""), (0, "")
     for wrong in (*CATALOGUE, *ENDLESS):
-        for client in ("epoll", "aiohttp") * number:
-            name = f"{wrong.name}, {client}"
-            status, says, took_s, peak_mb = _alone(wrong, client)
+        for scheme in SCHEMES * number:
+            name = f"{wrong.name}, {scheme}"
+            status, says, took_s, peak_mb = _alone(wrong, scheme)
             fell[status] += 1
             found += [f"{name}: {one}" for one in _faults(wrong, status, says, took_s, peak_mb)]
             slowest, largest = max(slowest, (took_s, name)), max(largest, (peak_mb, name))
@@ -53,10 +53,10 @@ def _faults(wrong: Misbehaviour, status: str, says: str, took_s: float, peak_mb:
     return found
 
 
-def _alone(wrong: Misbehaviour, client: str) -> tuple[str, str, float, int]:
+def _alone(wrong: Misbehaviour, scheme: str) -> tuple[str, str, float, int]:
     """Status and words of the row, seconds from its trigger to its end, most memory of the process in MB."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_replayed, args=(wrong, client, there))
+    process = multiprocessing.get_context("fork").Process(target=_replayed, args=(wrong, scheme, there))
     process.start()
     there.close()
     try:
@@ -69,13 +69,13 @@ def _alone(wrong: Misbehaviour, client: str) -> tuple[str, str, float, int]:
         process.join()
 
 
-def _replayed(wrong: Misbehaviour, client: str, told: Connection) -> None:
+def _replayed(wrong: Misbehaviour, scheme: str, told: Connection) -> None:
     def answer(asked: Asked) -> Reply:
         return wrong.answer(asked) if not asked.session else Reply([CHUNKED_HEAD, *chunked(events(asked))])
 
     def first_row() -> dict[str, Any]:
         with RawServer(answer) as server:
-            return rows_of(run(plan_of(session(0, num_requests=1)), server, client, timeout_s=DEADLINE_S))[0]
+            return rows_of(run(plan_of(session(0, num_requests=1)), server, scheme, timeout_s=DEADLINE_S))[0]
 
     clock = MonotonicClock()
     began_ns = clock.now_ns()

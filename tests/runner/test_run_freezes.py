@@ -1,4 +1,4 @@
-"""Whatever stands still for longer than a second during a run makes it INVALID: the server, or either client."""
+"""Whatever stands still for longer than a second during a run makes it INVALID: the server, or the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.analysis_tables import manifest
 from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.processes import commands_of_children
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
-from tests.support.replays import plan_of, run, session
+from tests.support.replays import SCHEMES, plan_of, run, session
 
 pytestmark = pytest.mark.live
 
@@ -54,8 +54,8 @@ def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_inv
     assert [reason for reason in reasons if reason.startswith(said)], reasons
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_a_client_that_stood_still_makes_its_run_invalid(client: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_client_that_stood_still_makes_its_run_invalid(scheme: str) -> None:
     class StandsStillOnce:
         """Asked by the client's own loop."""
 
@@ -76,6 +76,6 @@ def test_a_client_that_stood_still_makes_its_run_invalid(client: str) -> None:
 
     server: Any
     with RawServer(answer) as server:
-        result = run(plan_of(session(0), session(1)), server, client, stop=StandsStillOnce(), is_watched=True)
+        result = run(plan_of(session(0), session(1)), server, scheme, stop=StandsStillOnce(), is_watched=True)
     assert result.audit["client_pause_max_ms"] >= 1500
     assert "client-stalled" in [finding.code for finding in check_freezes(manifest(client_audit=result.audit))]

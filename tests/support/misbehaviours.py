@@ -1,7 +1,7 @@
 """What a server may do wrong with one answer, as data: how it answers, what becomes of the request, and why.
 
-Each entry is tried with both clients. ``refused``: the request fails with that status and those words. ``harmless``: it
-counts, for the reason that stands there.
+Each entry is tried over http and https. ``refused``: the request fails with that status and those words.
+``harmless``: it counts, for the reason that stands there.
 """
 
 from __future__ import annotations

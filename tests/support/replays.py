@@ -1,10 +1,10 @@
-"""Small plans by hand, and their replay against a null server: what tests of both clients have in common."""
+"""Small plans by hand, and their replay against a null server: what tests of the client have in common."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.run import ReplayEvent, ReplayResult, StopSignal, Target, replay
@@ -12,13 +12,10 @@ from harness.measure.client.single import replay_here
 from harness.measure.client.target import Endpoint
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, RequestSpec
+from tests.support.tls import Served, over
 
-
-class Served(Protocol):
-    """A server that is there: one of tests/support, or a null server."""
-
-    host: str
-    port: int
+# How a server is reached.
+SCHEMES = ("http", "https")
 
 
 def session(
@@ -83,7 +80,7 @@ def assert_branches_overlap(rows: list[dict[str, Any]]) -> None:
 def run(
     plan: Plan,
     server: Served,
-    client: Any,
+    scheme: str = "http",
     *,
     stream: bool = True,
     scale: float = 1.0,
@@ -94,19 +91,20 @@ def run(
     stop: StopSignal | None = None,
     is_watched: bool = False,
 ) -> ReplayResult:
-    """A replay. is_watched: beside the process that notes stalls of the host, as a run's."""
-    target = Target(
-        Endpoint(server.host, server.port),
-        model="null",
-        options=ClientSpec(name=client, stream=stream),
-        clock=ScaledClock(scale),
-        request_timeout_ns=int(timeout_s * NS_PER_S),
-        is_strict=is_strict,
-        request=request or RequestSpec(),
-    )
-    if is_watched:
-        return replay(plan, target, on_event=on_event, stop=stop)
-    return replay_here(plan, target, on_event=on_event, is_stopped=(stop or threading.Event()).is_set)
+    """A replay. scheme: "https": behind TLS. is_watched: beside the process that notes stalls of the host."""
+    with over(scheme, server) as served:
+        target = Target(
+            Endpoint(served.host, served.port, is_https=scheme == "https"),
+            model="null",
+            options=ClientSpec(stream=stream),
+            clock=ScaledClock(scale),
+            request_timeout_ns=int(timeout_s * NS_PER_S),
+            is_strict=is_strict,
+            request=request or RequestSpec(),
+        )
+        if is_watched:
+            return replay(plan, target, on_event=on_event, stop=stop)
+        return replay_here(plan, target, on_event=on_event, is_stopped=(stop or threading.Event()).is_set)
 
 
 def rows_of(result: ReplayResult) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ httptools decides where the answer ends. There is no socket and no clock here: `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import httptools
 
@@ -32,9 +32,11 @@ MAX_WAITING_PIECES = 32
 PIECES_AT_ONCE = 4
 
 
-def request_head(endpoint: Endpoint, path: str) -> str:
-    """The beginning of every request to ``path`` of ``endpoint``."""
-    more = header_lines(endpoint.headers)
+def request_head(endpoint: Endpoint, path: str, own_headers: Iterable[str] = ()) -> str:
+    """The beginning of every request to ``path`` of ``endpoint``. own_headers: names that each request adds itself."""
+    # Gateways refuse requests that do not say what sends them.
+    agent = {} if "user-agent" in map(str.lower, own_headers) else {"User-Agent": "rbln-harness"}
+    more = header_lines({**agent, **endpoint.headers})
     return (
         f"POST {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
         f"Content-Type: application/json\r\nAccept: */*\r\n{more}"

@@ -1,4 +1,4 @@
-"""The epoll replay: one thread with absolute deadlines that sends, stamps and recognises the end of answers.
+"""The replay loop: one thread with absolute deadlines that sends, stamps and recognises the end of answers.
 
 It never sends early. Sends come first: answers are interpreted and requests are built while no send is near, or when a
 send needs them. It retries nothing and computes no statistic, and every wait has a limit.
@@ -9,17 +9,17 @@ from __future__ import annotations
 import heapq
 import select
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, DeadlineTimer, monotonic_ns
 from harness.measure.client.answer import describe_error_body
-from harness.measure.client.connection import Connection, ConnectionPool, allow_sockets
+from harness.measure.client.connection import Connection, ConnectionPool, Events, allow_sockets
 from harness.measure.client.exchange import PIECES_AT_ONCE, Exchange, header_lines, request_bytes, request_head
 from harness.measure.client.host import SHORT_SLICE_NS, SchedulerSlice
-from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
+from harness.measure.client.kernel_stamps import OffsetLog, kernel_stamp_ns
 from harness.measure.client.poll_times import PollTimes
 from harness.measure.client.rows import ABSENT
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from harness.measure.client.target import Target
 
 EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
-RECEIVE_BYTES = 65_536
 MAX_EVENTS = 64
 # The loop wakes this often with nothing to do: to see the stop flag and to sample the clock offset.
 HEARTBEAT_NS = 50 * NS_PER_MS
@@ -59,7 +58,7 @@ class EpollReplay:
         self._state = state
         self._rows = state.rows
         self._target = target
-        self._head = request_head(target.endpoint, state.path)
+        self._head = request_head(target.endpoint, state.path, target.request.headers)
         self._spin_ns = target.options.spin_us * NS_PER_US
         self._timeout_ns = state.clock.to_monotonic_ns(target.request_timeout_ns)
         self._is_stopped = is_stopped
@@ -83,13 +82,13 @@ class EpollReplay:
         """
         state, clock = self._state, self._state.clock
         with select.epoll() as self._epoll, DeadlineTimer() as self._timer, closing(PollTimes()) as self._poll_times:
-            self._pool = ConnectionPool(self._epoll, self._target.endpoint.host, self._target.endpoint.port)
+            self._pool = ConnectionPool(self._epoll, self._target.endpoint)
             self._epoll.register(self._timer.fd, EPOLLIN)
             try:
                 first = state.release(0)
                 allow_sockets(len(first))
                 soon = [due.row for due in first if clock.to_monotonic_ns(due.due_ns) < FRESH_AFTER_IDLE_NS]
-                self._pool.open_all([self._rows.session[row] for row in soon], self._on_writable, self._is_stopped)
+                self._pool.open_all([self._rows.session[row] for row in soon], self._take_events, self._is_stopped)
                 for row in soon:
                     self._stage(row)
                 self.offsets.sample()
@@ -139,7 +138,7 @@ class EpollReplay:
             now_ns = monotonic_ns()
         return now_ns
 
-    def _wait(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
+    def _wait(self, now_ns: int, next_ns: int) -> Events:
         """Wait for events until the next deadline or heartbeat, and do jobs meanwhile."""
         left_ns = next_ns - now_ns
         if left_ns <= self._spin_ns:
@@ -166,7 +165,7 @@ class EpollReplay:
         self._poll_times.end(is_all=len(events) < MAX_EVENTS)
         return events
 
-    def _spin(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
+    def _spin(self, now_ns: int, next_ns: int) -> Events:
         """Wait for a near deadline without giving up the core."""
         if next_ns - now_ns <= BARE_SPIN_NS:
             while monotonic_ns() < next_ns:
@@ -194,7 +193,7 @@ class EpollReplay:
             self._stop(now_ns)
         self._on_slack()
 
-    def _take_events(self, events: Iterable[tuple[int, int]]) -> None:
+    def _take_events(self, events: Events) -> None:
         deadlines, by_fd = self._deadlines, self._pool.by_fd
         for fd, mask in events:
             connection = by_fd.get(fd)
@@ -203,7 +202,8 @@ class EpollReplay:
                     self._timer.clear()
                 continue
             if not connection.is_connected:
-                if mask & ~EPOLLIN:  # a lone EPOLLIN is a stale event of a closed socket that had this number
+                # Before a handshake a lone EPOLLIN is a stale event of a closed socket that had this number.
+                if mask & ~EPOLLIN or connection.is_in_handshake:
                     self._on_writable(connection)
             elif mask == EPOLLIN:
                 self._on_readable(connection)
@@ -219,7 +219,7 @@ class EpollReplay:
 
     def _on_readable(self, connection: Connection) -> None:
         try:
-            data, ancillary, _, _ = connection.recvmsg(RECEIVE_BYTES, ANCILLARY_BYTES)
+            data, ancillary, is_cut = connection.receive()
         except BlockingIOError:
             return
         except OSError as error:
@@ -236,7 +236,7 @@ class EpollReplay:
             else:
                 self._break(connection, "connection", f"closed by the server ({connection.describe_progress()})")
             return
-        if data.count(EVENT_START) > 1:
+        if is_cut or data.count(EVENT_START) > 1:
             # The kernel's stamp is that of the last segment.
             exchange.answer.not_before[received_ns] = max(
                 self._poll_times.earliest_ns(), exchange.last_received_ns, self._rows.sent_ns[exchange.row]
@@ -265,16 +265,16 @@ class EpollReplay:
             self._judge(session)
 
     def _on_writable(self, connection: Connection) -> None:
-        """A connection was made, or failed, or has room for more of a request."""
+        """A connection was made, or failed, or its handshake goes on, or it has room for more of a request."""
         if not connection.is_connected:
             problem = connection.finish_connect()
             if problem:
                 self._break(connection, "connection", f"cannot connect: {problem}")
                 return
-            self._pool.watch_room(connection, is_wanted=False)
-            if connection.exchange is not None:
+            self._pool.watch_room(connection, is_wanted=connection.unsent is not None)
+            if connection.is_connected and connection.exchange is not None:
                 self._send(connection, connection.exchange)
-        elif connection.unsent is None or self._hand_over(connection, connection.unsent):
+        elif connection.unsent is None or self._hand_over(connection):
             self._pool.watch_room(connection, is_wanted=connection.unsent is not None)
 
     # -- sending -----------------------------------------------------------------------------------------------
@@ -356,11 +356,10 @@ class EpollReplay:
 
     def _send(self, connection: Connection, exchange: Exchange) -> None:
         row = exchange.row
-        # Stamped before the call: on loopback the server may answer before it returns.
-        self._rows.sent_ns[row] = sent_ns = monotonic_ns()
-        if not self._hand_over(connection, exchange.payload):
+        if not self._hand_over(connection, exchange):
             return
         exchange.payload = b""
+        sent_ns = self._rows.sent_ns[row]
         if connection.unsent is not None:
             self._pool.watch_room(connection, is_wanted=True)
         self._pool.expect_end(connection, exchange, sent_ns + self._timeout_ns)
@@ -371,9 +370,13 @@ class EpollReplay:
         if not self._state.has_all_fresh:
             self._jobs.append(partial(self._state.prefetch_next, row))
 
-    def _hand_over(self, connection: Connection, data: bytes | memoryview) -> bool:
-        """Send what the kernel takes of a request; False when that breaks the connection."""
+    def _hand_over(self, connection: Connection, exchange: Exchange | None = None) -> bool:
+        """Send a request, or what is unsent of one; False when that breaks the connection."""
         try:
+            data = connection.unsent or b"" if exchange is None else connection.on_wire(exchange.payload)
+            if exchange is not None:
+                # Stamped before the call: on loopback the server may answer before it returns.
+                self._rows.sent_ns[exchange.row] = monotonic_ns()
             connection.send(data)
         except OSError as error:
             self._break(connection, "connection", f"{error.strerror} while sending")

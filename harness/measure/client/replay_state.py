@@ -1,6 +1,6 @@
 """The state of a replay: which requests become due after an answer, their bytes, and their rows.
 
-Both clients follow it, so their rows mean the same. It opens no socket, reads no clock and never serialises a
+Any client follows it, so that rows mean the same. It opens no socket, reads no clock and never serialises a
 prompt again: a session's token-id stream only grows by pieces of text.
 """
 

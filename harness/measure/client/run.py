@@ -33,7 +33,7 @@ from harness.measure.client.arrivals import held_facts
 from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
 from harness.measure.client.replay_state import ReplayEvent
 from harness.measure.client.single import Share, replay_here
-from harness.measure.client.target import ReplayResult, Target, check_client
+from harness.measure.client.target import ReplayResult, Target
 from harness.measure.records.schema import CHUNKS, RowStream
 from harness.model.plan.model import Plan
 from harness.processes import END_TIMEOUT_S, helper_process
@@ -64,8 +64,7 @@ def replay(
 
     on_event: called for each final row, by another thread. stop: once it is set, requests in flight are given up
     ("connection") and the others stay "not_sent".
-    Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
-    resolved.
+    Raises SpecError when this machine cannot run the client, ServerError when the host's name cannot be resolved.
     """
     is_stopped = stop.is_set if stop is not None else lambda: False
     with StallMeter(target.clock) as stalls:
@@ -154,9 +153,8 @@ def _replay_in_processes(
 ) -> ReplayResult:
     """Replay with ``target.options.processes`` processes and merge what they recorded.
 
-    Raises SpecError when the client is not 'epoll', ServerError when a client process ended without a result.
+    Raises ServerError when a client process ended without a result.
     """
-    check_client(target.options, target.endpoint)
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
         shards = partition_sessions(plan, target.options.processes)

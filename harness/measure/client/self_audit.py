@@ -76,7 +76,6 @@ def self_audit(
         seen = server.stamps()
     figures = compare_with_server(result, seen)
     return {
-        "client": options.name,
         "at_ns": clock.now_ns(),
         "num_sessions": short.num_sessions,
         "num_requests": short.num_requests,

@@ -1,4 +1,4 @@
-"""A replay in this thread, of the whole plan or of the sessions of one client process, by either client.
+"""A replay in this thread, of the whole plan or of the sessions of one client process.
 
 Garbage collection is off meanwhile, and other threads get short turns. No statistic is computed.
 """
@@ -19,7 +19,7 @@ from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.errors import SpecError
 from harness.measure.client.host import SHORT_SLICE_NS, CpuMeter, SchedulerSlice, preferred, real_time
 from harness.measure.client.replay_state import ReplayEvent, ReplayState
-from harness.measure.client.target import ReplayResult, Target, client_for
+from harness.measure.client.target import ReplayResult, Target
 from harness.model.plan.tokens import AS_PLANNED
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 50e-6
 MAX_OFFSET_SAMPLES = 200
 START_LEAD_NS = 5 * NS_PER_MS
+# As records name it, in which there were others.
+CLIENT = "epoll"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,12 @@ def replay_here(
     share: Share | None = None,
 ) -> ReplayResult:
     """Replay in this thread: the whole plan, or the share of this process."""
-    options = client_for(target.options, target.endpoint)
-    is_epoll = options.name == "epoll"
-    if is_epoll and not sys.platform.startswith("linux"):
-        raise SpecError(
-            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
-        )
+    options = target.options
+    if not sys.platform.startswith("linux"):
+        raise SpecError("the client needs Linux (epoll, timerfd)", where="replay", hint="Run it on a Linux host")
+    # Imported here: what it needs is not there on other systems.
+    from harness.measure.client.loop import EpollReplay
+
     state = ReplayState(plan, target, keeps_events=on_event is not None, only=None if share is None else share.sessions)
     state.prefetch_all()
     with (
@@ -70,34 +72,25 @@ def replay_here(
     ):
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
-        if is_epoll:
-            from harness.measure.client.loop import EpollReplay
-
-            loop = EpollReplay(state, target, is_stopped=is_stopped, on_slack=deliver)
-            choose_start = (lambda: monotonic_ns() + START_LEAD_NS) if share is None else share.choose_start
-            start_ns = loop.run(turns, choose_start)
-            offsets = loop.offsets
-            facts = {
-                "spin_us": options.spin_us,
-                "spun_wall_ns": loop.spun_ns,
-                "num_wakeups": loop.num_wakeups,
-                # From the common start until every row had its final status.
-                "replay_wall_ns": loop.ended_ns - start_ns,
-                "num_reconnects": loop.num_reconnects,
-                "clock_offset_samples_ns": offsets.some(MAX_OFFSET_SAMPLES),
-                "clock_steps": offsets.steps(),
-            }
-        else:
-            from harness.measure.client.portable import PortableReplay
-
-            start_ns = PortableReplay(state, target, is_stopped=is_stopped, on_slack=deliver).run()
-            offsets, facts = None, {}
+        loop = EpollReplay(state, target, is_stopped=is_stopped, on_slack=deliver)
+        start_ns = loop.run(turns, _start_soon if share is None else share.choose_start)
+        offsets = loop.offsets
+        facts = {
+            "spin_us": options.spin_us,
+            "spun_wall_ns": loop.spun_ns,
+            "num_wakeups": loop.num_wakeups,
+            # From the common start until every row had its final status.
+            "replay_wall_ns": loop.ended_ns - start_ns,
+            "num_reconnects": loop.num_reconnects,
+            "clock_offset_samples_ns": offsets.some(MAX_OFFSET_SAMPLES),
+            "clock_steps": offsets.steps(),
+        }
         facts |= state.chunks.together_facts(offsets)
         requests = state.rows_table()
         usage = cpu.read()
     sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
     facts = {
-        "client": options.name,
+        "client": CLIENT,
         "stream": state.stream,
         **({} if state.needs_token_ids else {"text_sizes": target.text_sizes.to_json()}),
         **({"prompt_ids": target.prompt_ids.to_json()} if target.prompt_ids != AS_PLANNED else {}),
@@ -116,6 +109,10 @@ def replay_here(
     }
     chunks = state.chunks.stream(state.rows, state.clock, offsets)
     return ReplayResult(requests, chunks, state.clock.from_monotonic_ns(start_ns), facts)
+
+
+def _start_soon() -> int:
+    return monotonic_ns() + START_LEAD_NS
 
 
 @contextlib.contextmanager

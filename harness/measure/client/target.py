@@ -38,12 +38,17 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Host and port as in a URL and the Host header; IPv6 addresses in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """Host and port as in a URL and the Host header; IPv6 addresses in brackets, no port that is the usual one."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self._scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.is_https else 'http'}://{self.authority}{self.prefix}"
+        return f"{self._scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.is_https else "http"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -86,21 +91,6 @@ def endpoint_at(url: str, api_key_env: str, where: str) -> Endpoint:
         )
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, api_key_env)
-
-
-def client_for(options: ClientSpec, endpoint: Endpoint) -> ClientSpec:
-    """The client that replays against a server: over https the one on aiohttp, since the epoll loop has no TLS."""
-    return options.model_copy(update={"name": "aiohttp"}) if endpoint.is_https else options
-
-
-def check_client(options: ClientSpec, endpoint: Endpoint) -> None:
-    """SpecError where a replay against a server would need what its client cannot do."""
-    if options.processes > 1 and client_for(options, endpoint).name != "epoll":
-        raise SpecError(
-            "only client 'epoll' runs in several processes, and it speaks no https",
-            where="client.processes",
-            hint="Set client.processes = 1",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -26,6 +24,7 @@ import pydantic_core
 from harness.clock import NS_PER_S, Clock
 from harness.errors import RecordsError, printable
 from harness.measure.client.answer import COMPRESSED, MAX_ERROR_BYTES
+from harness.measure.client.certificates import trusting_context
 from harness.processes import helper_process
 from harness.secrets import note_secrets, noted_secrets, without_secrets
 
@@ -119,7 +118,7 @@ def _asked(url: str, deadline_s: float, body: bytes | None, headers: Mapping[str
     sent = {"Accept-Encoding": "identity", "Connection": "close", **of_body, **headers}
     fields = [(name.encode(), value.strip().encode()) for name, value in sent.items()]
     with (
-        httpx.Client(trust_env=False, verify=_trusted(url), timeout=deadline_s) as client,
+        httpx.Client(trust_env=False, verify=trusting_context(url), timeout=deadline_s) as client,
         _cut_off_after(deadline_s) as (note, is_cut),
     ):
         try:
@@ -131,17 +130,6 @@ def _asked(url: str, deadline_s: float, body: bytes | None, headers: Mapping[str
     # What was cut off may look like an answer that ends with its connection.
     cut_off = Reply(NO_ANSWER, b"", "TimeoutError: no whole answer within the limit")
     return (cut_off, "") if is_cut.is_set() else (reply, location)
-
-
-def _trusted(url: str) -> ssl.SSLContext:
-    """For https the certificates that this system trusts, or those in SSL_CERT_FILE; else none, which costs nothing."""
-    is_https = url[:6].lower() == "https:"
-    return _certificates(ssl.get_default_verify_paths()) if is_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-@cache
-def _certificates(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 @contextmanager

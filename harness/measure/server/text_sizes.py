@@ -48,8 +48,7 @@ def text_sizes_of(target: Target, plan: Plan, *, is_ours: bool) -> TextSizes:
         return TextSizes()
     if is_ours:
         return measure_text_sizes(target, plan, may_generate=False)
-    options = target.request.model_dump_json(), target.options.name
-    key = target.endpoint, target.model, plan.prompt_form, *options
+    key = target.endpoint, target.model, plan.prompt_form, target.request.model_dump_json()
     if key not in _of_servers:
         _of_servers[key] = measure_text_sizes(target, plan, may_generate=True)
     return _of_servers[key]

@@ -18,7 +18,6 @@ from harness.model.spec.experiment import (
 from harness.model.spec.request import RequestSpec
 from harness.model.spec.rules import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.model.spec.sections import (
-    ClientName,
     ClientSpec,
     EmulatedDevice,
     FleetSpec,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -17,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from harness.clock import NS_PER_S
 from harness.model.spec.base import DeviceNumbers, Spec
 
-ClientName = Literal["epoll", "aiohttp"]
+FORMER_CLIENTS = ("epoll", "aiohttp")
 # Time in steps (s) is of runs whose engine core stamped them.
 Basis = Literal["a", "s", "b"]
 EVERY = "every"
@@ -29,7 +30,6 @@ FOREVER_NS = 1 << 62
 class ClientSpec(Spec):
     """How the client replays the plan."""
 
-    name: ClientName = Field(default="epoll", description="an https server is always replayed by aiohttp")
     stream: bool = True
     spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
     processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")
@@ -42,6 +42,15 @@ class ClientSpec(Spec):
         default=False, description="a core for each client process, which a server that the harness starts does not use"
     )
     scrape_interval_s: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_client(cls, table: Any) -> Any:
+        """Records and files of earlier releases name one of two clients; there is one."""
+        given = cast("Mapping[str, Any]", table) if isinstance(table, Mapping) else {}
+        if given.get("name") not in FORMER_CLIENTS:
+            return table
+        return {key: value for key, value in given.items() if key != "name"}
 
 
 class LimitsSpec(Spec):

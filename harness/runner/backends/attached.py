@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from harness.clock import NS_PER_S, ScaledClock
 from harness.errors import RecordsError, ServerError
 from harness.kinds import KINDS
-from harness.measure.client.target import Endpoint, Target, check_client, endpoint_at, endpoint_of
+from harness.measure.client.target import Endpoint, Target, endpoint_at, endpoint_of
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import HTTP_OK, Reply
@@ -83,7 +83,6 @@ class AttachedBackend(ServerBackend):
 
     def lacks(self, runs: Sequence[PlannedRun]) -> tuple[str, ...]:
         run, spec = runs[0], runs[0].spec
-        check_client(spec.client, endpoint_of(run.server))
         needs = Needs(
             spec.client,
             run.plan.prompt_form,

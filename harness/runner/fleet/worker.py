@@ -15,9 +15,7 @@ from queue import SimpleQueue
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import HarnessError, ServerError
-from harness.kinds import kind_named
 from harness.measure.client.self_audit import self_audit
-from harness.measure.client.target import client_for, endpoint_of
 from harness.model.experiment import PlannedRun
 from harness.runner.experiment import perform_in_order
 from harness.runner.fleet.driver import Audited, Block, Command, Ended, Gate, Job, Message
@@ -91,10 +89,8 @@ class DeviceProcess:
 
     def _audit(self, run: PlannedRun) -> Audited:
         self._wait_at(Gate.REPLAY, self._stop.now.is_set)
-        is_attached = not kind_named(run.spec.backend).is_restarted
-        client = client_for(run.spec.client, endpoint_of(run.server)) if is_attached else run.spec.client
         with self._job.slot.held(self._job.runs_root):
-            figures = self_audit(run.plan, client, ScaledClock(1.0))
+            figures = self_audit(run.plan, run.spec.client, ScaledClock(1.0))
         lag, spread = figures["rearrival_dispatch_lag_ns"], figures["start_spread_ns"]
         return Audited(lag.get("p99", 0) / NS_PER_MS, spread.get("max", 0) / NS_PER_MS)
 

@@ -88,8 +88,7 @@ def test_a_whole_answer_cannot_be_left_after_some_tokens(trace: Path) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_a_run_on_the_emulator_that_went_as_planned_is_valid(tmp_path: Path, trace: Path, client: str) -> None:
+def test_a_run_on_the_emulator_that_went_as_planned_is_valid(tmp_path: Path, trace: Path) -> None:
     # The answers would take a minute of model time, 12 s of wall time: no client leaves as late.
-    spec = experiment(trace, client={"name": client}, condition=[{"name": "base"}], time_scale=5.0)
+    spec = experiment(trace, condition=[{"name": "base"}], time_scale=5.0)
     assert_left_as_planned(run_experiment(spec, runs_root=tmp_path / "runs").runs[0])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 def test_after_a_broken_answer_nothing_more_of_its_session_is_sent(stream: bool, wait_ns: int) -> None:
     plan = plan_of(session(0, num_requests=3, wait_ns=wait_ns), session(1, num_requests=3, wait_ns=wait_ns))
     with faulty_server(faults={"0-0": "broken_document"}) as server:
-        rows = rows_of(run(plan, server, "epoll", stream=stream))
+        rows = rows_of(run(plan, server, stream=stream))
     assert "not a JSON object" in rows[0]["error"]
     assert [row["status"] for row in rows] == ["bad_response", "not_sent", "not_sent", "ok", "ok", "ok"]
     assert [row["sent_ns"] is None for row in rows[:3]] == [False, True, True]
@@ -28,7 +28,7 @@ def test_after_a_broken_answer_nothing_more_of_its_session_is_sent(stream: bool,
 def test_many_long_answers_at_once_are_all_read() -> None:
     sessions = [session(index, num_requests=2, generate_tokens=900) for index in range(40)]
     with NullServer(NullServerConfig(keeps_stamps=False)) as server:
-        result = run(plan_of(*sessions), server, "epoll")
+        result = run(plan_of(*sessions), server)
     rows = rows_of(result)
     assert {(row["status"], row["completion_tokens"]) for row in rows} == {("ok", 900)}
     assert result.chunks.num_rows == 40 * 2 * 900
@@ -38,7 +38,7 @@ def test_many_long_answers_at_once_are_all_read() -> None:
 def test_a_request_larger_than_the_kernel_takes_at_once_arrives_whole() -> None:
     plan = plan_of(session(0, prompt_tokens=900_000), session(1))
     with NullServer() as server:
-        rows = rows_of(run(plan, server, "epoll"))
+        rows = rows_of(run(plan, server))
     assert {row["status"] for row in rows} == {"ok"}
     assert rows[1]["prompt_tokens"] == 900_000 + 6 + 8
 
@@ -48,7 +48,7 @@ def test_records_are_the_same_with_waits_and_without() -> None:
     for wait_ns in (0, 60 * NS_PER_MS):
         plan = plan_of(*(session(index, num_requests=4, wait_ns=wait_ns) for index in range(8)))
         with NullServer() as server:
-            rows = rows_of(run(plan, server, "epoll"))
+            rows = rows_of(run(plan, server))
         tables.append([(row["status"], row["prompt_tokens"], row["completion_tokens"]) for row in rows])
         assert all(row["due_ns"] == row["trigger_ns"] + (wait_ns if row["request"] else 0) for row in rows)
     assert tables[0] == tables[1]

@@ -1,12 +1,14 @@
-"""The epoll client under a server that says anything: no exception, and a status for every row.
+"""The client under a server that says anything: no exception, and a status for every row.
 
-Answers are drawn: legal ones in every framing and in pieces cut at any byte, and broken ones. ``WIRE_FUZZ_EXAMPLES``
-asks for more of them than a test run has time for.
+Answers are drawn: legal ones in every framing and in pieces cut at any byte, and broken ones; over TLS the records are
+cut too. ``WIRE_FUZZ_EXAMPLES`` asks for more of them than a test run has time for.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
@@ -31,6 +33,7 @@ from tests.support.raw_server import (
     expected_prompts,
 )
 from tests.support.replays import plan_of, rows_of, session
+from tests.support.tls import Served, TlsFront, certificate, trusting
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 
@@ -141,39 +144,74 @@ def drawn(*, is_broken: bool) -> st.SearchStrategy[list[Recipe]]:
     return st.lists(recipes(is_broken=is_broken), min_size=6, max_size=6)
 
 
-def replay_against(made: list[Recipe]) -> tuple[Plan, ReplayResult, list[Asked]]:
-    """Two sessions of three requests; ``made``: how each of them is answered, in plan order."""
+def replay_against(
+    made: list[Recipe], tls: Callable[[RawServer], TlsFront] | None = None
+) -> tuple[Plan, ReplayResult, list[Asked]]:
+    """Two sessions of three requests; made: how each of them is answered, in plan order; tls: what stands before."""
     plan = plan_of(*(session(index, num_requests=NUM_REQUESTS) for index in range(NUM_SESSIONS)))
 
     def answer(asked: Asked) -> Reply:
         return reply_to(asked, made[asked.session * NUM_REQUESTS + asked.request])
 
-    with RawServer(answer) as server:
-        target = Target(
-            Endpoint(server.host, server.port), "null", ClientSpec(spin_us=0), ScaledClock(1.0), 5 * NS_PER_S
-        )
+    with RawServer(answer) as server, ExitStack() as stack:
+        front: Served = server
+        if tls is not None:
+            stack.enter_context(trusting(certificate()))
+            front = stack.enter_context(tls(server))
+        endpoint = Endpoint(front.host, front.port, is_https=tls is not None)
+        target = Target(endpoint, "null", ClientSpec(spin_us=0), ScaledClock(1.0), 5 * NS_PER_S)
         result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
     return plan, result, sorted(server.asked, key=lambda one: (one.session, one.request))
 
 
-FUZZ: Any = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def fuzz(max_examples: int) -> Any:
+    return settings(max_examples=max_examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@FUZZ
-@given(drawn(is_broken=False))
-def test_a_legal_answer_is_carried_exactly_however_it_is_framed_and_cut(made: list[Recipe]) -> None:
-    plan, result, asked = replay_against(made)
+PIECES = st.sampled_from([0, 1, 3, 100, 1450])
+
+
+def assert_exact(plan: Plan, result: ReplayResult, asked: list[Asked]) -> None:
     rows = rows_of(result)
     assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
     generated = {index: [one.ids for one in asked if one.session == index] for index in range(NUM_SESSIONS)}
     assert [one.fields["prompt"] for one in asked] == expected_prompts(plan, generated)
 
 
-@FUZZ
-@given(drawn(is_broken=True))
-def test_a_broken_answer_ends_as_a_row(made: list[Recipe]) -> None:
-    _, result, _ = replay_against(made)
+def assert_rows(result: ReplayResult) -> None:
     for row in rows_of(result):
         assert row["status"] in {"ok", "wrong_length", "bad_response", "http_error", "connection", "not_sent"}, row
         assert row["status"] == "ok" or row["error"]
         assert row["error"].isprintable()
+
+
+@fuzz(EXAMPLES)
+@given(drawn(is_broken=False))
+def test_a_legal_answer_is_carried_exactly_however_it_is_framed_and_cut(made: list[Recipe]) -> None:
+    assert_exact(*replay_against(made))
+
+
+@fuzz(EXAMPLES)
+@given(drawn(is_broken=True))
+def test_a_broken_answer_ends_as_a_row(made: list[Recipe]) -> None:
+    assert_rows(replay_against(made)[1])
+
+
+@fuzz(EXAMPLES // 4)
+@given(drawn(is_broken=False), PIECES, st.booleans())
+def test_a_legal_answer_over_tls_is_carried_exactly_however_its_records_are_cut(
+    made: list[Recipe], piece_bytes: int, closes: bool
+) -> None:
+    def tls(server: RawServer) -> TlsFront:
+        return TlsFront(server, certificate(), piece_bytes=piece_bytes, closes=closes)
+
+    assert_exact(*replay_against(made, tls))
+
+
+@fuzz(EXAMPLES // 4)
+@given(drawn(is_broken=True), PIECES, st.booleans())
+def test_a_broken_answer_over_tls_ends_as_a_row(made: list[Recipe], piece_bytes: int, ends: bool) -> None:
+    def tls(server: RawServer) -> TlsFront:
+        return TlsFront(server, certificate(), piece_bytes=piece_bytes, ends=ends)
+
+    assert_rows(replay_against(made, tls)[1])

@@ -1,4 +1,4 @@
-"""Body and headers of a request hold its own values, in both clients."""
+"""Body and headers of a request hold its own values, with TLS and without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.measure.client.request_options import RequestOptions, request_value
 from harness.model.spec import RequestSpec
 from harness.secrets import without_secrets
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
-from tests.support.replays import plan_of, rows_of, run, session
+from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
 
 VALUES = request_values(3, 1, ("abcd-3", "abcd-3-1"), 2_500_000_000, (100, 20))
 LAST = request_values(3, 2, ("abcd-3", "abcd-3-2"), None, (100, 20))
@@ -55,7 +55,7 @@ def test_the_parts_of_a_session_have_one_name_and_say_when_the_next_part_begins(
     request = RequestSpec(extra_body={"keep_kv_ms": "{expected_wait_ms}", "name": "{session_id}"})
     goes_on = session(2, after=0, continues=0, start_offset_ns=7_000_000, keep_first=46, num_requests=1)
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0, num_requests=1), session(1), goes_on), server, "epoll", request=request))
+        rows = rows_of(run(plan_of(session(0, num_requests=1), session(1), goes_on), server, request=request))
     assert {row["status"] for row in rows} == {"ok"}, rows[0]["error"]
     told = {(each.session, each.request): (each.fields["name"][-1], each.fields["keep_kv_ms"]) for each in seen}
     assert told == {(0, 0): ("0", 7.0), (1, 0): ("1", 0.0), (1, 1): ("1", None), (2, 0): ("0", None)}
@@ -76,7 +76,7 @@ def test_a_routers_token_goes_back_with_the_next_request_of_its_session_alone(ow
     goes_on = session(2, after=0, continues=0, keep_first=60, num_requests=1)
     with RawServer(answer) as server:
         plan = plan_of(session(0), session(1, num_requests=3), goes_on)
-        rows = rows_of(run(plan, server, "epoll", request=RequestSpec(headers=own)))
+        rows = rows_of(run(plan, server, request=RequestSpec(headers=own)))
     assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
     if own:
         assert seen == {key: f"s{key[0]}" for key in seen}
@@ -86,8 +86,8 @@ def test_a_routers_token_goes_back_with_the_next_request_of_its_session_alone(ow
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_each_request_carries_what_its_workload_names(client: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_request_carries_what_its_workload_names(scheme: str) -> None:
     seen: list[Asked] = []
 
     def answer(asked: Asked) -> Reply:
@@ -101,7 +101,7 @@ def test_each_request_carries_what_its_workload_names(client: str) -> None:
         headers={"x-session": "{session_id}"},
     )
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client, request=request))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, scheme, request=request))
     assert {row["status"] for row in rows} == {"ok"}, rows[0]["error"]
     for asked in seen:
         assert (asked.fields["turn"], asked.fields["keep"]) == (asked.request, True)

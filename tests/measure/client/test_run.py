@@ -1,4 +1,4 @@
-"""Both replay clients: what a plan asks for is sent exactly, and whatever the server does becomes a row."""
+"""The client over http and https: what a plan asks for is sent exactly, and what the server does becomes a row."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from harness.measure.client.run import ReplayEvent, ReplayResult
 from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan.tokens import TokenStreams
 from tests.support.faulty_server import faulty_server
-from tests.support.replays import assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
+from tests.support.replays import SCHEMES, assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
 
-CLIENTS = ("epoll", "aiohttp")
 FAULTS: dict[str, Any] = {
     "0-0": "close_at_once",
     "1-0": "early_close",
@@ -42,14 +41,14 @@ def plain_server() -> Iterator[NullServer]:
         yield server
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("stream", [True, False])
 class TestAWellBehavedServer:
     def test_every_planned_request_is_one_row_and_all_tables_fit_their_schemas(
-        self, plain_server: NullServer, client: str, stream: bool
+        self, plain_server: NullServer, scheme: str, stream: bool
     ) -> None:
         result = run(
-            plan_of(*(session(index, num_requests=3) for index in range(5))), plain_server, client, stream=stream
+            plan_of(*(session(index, num_requests=3) for index in range(5))), plain_server, scheme, stream=stream
         )
         assert result.requests.schema == REQUESTS
         assert result.chunks.schema == CHUNKS
@@ -62,10 +61,10 @@ class TestAWellBehavedServer:
         assert sum(result.chunks.to_table()["num_tokens"].to_pylist()) == 5 * 3 * 6
 
     def test_nothing_is_sent_early_and_stamps_are_in_order(
-        self, plain_server: NullServer, client: str, stream: bool
+        self, plain_server: NullServer, scheme: str, stream: bool
     ) -> None:
         plan = plan_of(*(session(index, num_requests=3, wait_ns=7 * NS_PER_MS + index) for index in range(6)))
-        result = run(plan, plain_server, client, stream=stream)
+        result = run(plan, plain_server, scheme, stream=stream)
         rows = rows_of(result)
         done = {(row["session"], row["request"]): row["done_ns"] for row in rows}
         for row in rows:
@@ -77,69 +76,69 @@ class TestAWellBehavedServer:
         for chunk in result.chunks.to_table().to_pylist():
             assert chunk["kernel_ns"] is None or chunk["kernel_ns"] <= chunk["received_ns"]
 
-    def test_rows_carry_the_ids_of_both_sides(self, plain_server: NullServer, client: str, stream: bool) -> None:
-        result = run(plan_of(session(0), session(1)), plain_server, client, stream=stream)
+    def test_rows_carry_the_ids_of_both_sides(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
+        result = run(plan_of(session(0), session(1)), plain_server, scheme, stream=stream)
         rows = rows_of(result)
         assert len({row["request_id"] for row in rows}) == len(rows)
         assert all(row["response_id"] == f"cmpl-{row['request_id']}" for row in rows)
-        again = run(plan_of(session(0), session(1)), plain_server, client, stream=stream)
+        again = run(plan_of(session(0), session(1)), plain_server, scheme, stream=stream)
         assert not {row["request_id"] for row in rows} & {row["request_id"] for row in rows_of(again)}
 
     def test_a_session_that_follows_starts_when_the_other_completed(
-        self, plain_server: NullServer, client: str, stream: bool
+        self, plain_server: NullServer, scheme: str, stream: bool
     ) -> None:
         plan = plan_of(session(0), session(1, after=0, start_offset_ns=3 * NS_PER_MS), session(2, after=1))
-        rows = rows_of(run(plan, plain_server, client, stream=stream))
+        rows = rows_of(run(plan, plain_server, scheme, stream=stream))
         assert rows[2]["trigger_ns"] == rows[1]["done_ns"]
         assert rows[2]["due_ns"] == rows[1]["done_ns"] + 3 * NS_PER_MS
         assert rows[4]["trigger_ns"] == rows[3]["done_ns"]
         assert {row["status"] for row in rows} == {"ok"}
 
     def test_branches_start_together_and_a_join_when_the_last_of_them_ended(
-        self, plain_server: NullServer, client: str, stream: bool
+        self, plain_server: NullServer, scheme: str, stream: bool
     ) -> None:
         residual_ns = 5 * NS_PER_MS
-        rows = rows_of(run(fork_and_join(residual_ns), plain_server, client, stream=stream))
+        rows = rows_of(run(fork_and_join(residual_ns), plain_server, scheme, stream=stream))
         assert_forked_and_joined(rows, residual_ns)
 
-    def test_a_start_offset_is_kept(self, plain_server: NullServer, client: str, stream: bool) -> None:
+    def test_a_start_offset_is_kept(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
         plan = plan_of(session(0), session(1, start_offset_ns=20 * NS_PER_MS))
-        result = run(plan, plain_server, client, stream=stream)
+        result = run(plan, plain_server, scheme, stream=stream)
         assert rows_of(result)[2]["due_ns"] == result.start_ns + 20 * NS_PER_MS
 
-    def test_scaled_time_is_recorded_as_model_time(self, plain_server: NullServer, client: str, stream: bool) -> None:
+    def test_scaled_time_is_recorded_as_model_time(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
         plan = plan_of(session(0, wait_ns=400 * NS_PER_MS))
-        result = run(plan, plain_server, client, stream=stream, scale=20.0)
+        result = run(plan, plain_server, scheme, stream=stream, scale=20.0)
         first, second = rows_of(result)
         assert second["due_ns"] == first["done_ns"] + 400 * NS_PER_MS
         assert second["sent_ns"] >= second["due_ns"]
 
-    def test_events_tell_of_every_final_row(self, plain_server: NullServer, client: str, stream: bool) -> None:
+    def test_events_tell_of_every_final_row(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
         events: list[ReplayEvent] = []
-        run(plan_of(session(0), session(1)), plain_server, client, stream=stream, on_event=events.append)
+        run(plan_of(session(0), session(1)), plain_server, scheme, stream=stream, on_event=events.append)
         assert sorted((event.session, event.request) for event in events) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert [event.num_finished for event in events] == [1, 2, 3, 4]
 
-    def test_text_prompts_are_carried_as_text(self, plain_server: NullServer, client: str, stream: bool) -> None:
-        rows = rows_of(run(plan_of(session(0), session(1), prompt_form="text"), plain_server, client, stream=stream))
+    def test_text_prompts_are_carried_as_text(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
+        rows = rows_of(run(plan_of(session(0), session(1), prompt_form="text"), plain_server, scheme, stream=stream))
         assert {row["status"] for row in rows} == {"ok"}, rows
         assert rows[1]["prompt_tokens"] == 40 + 6 + 8
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_replay_can_be_called_where_an_event_loop_runs(plain_server: NullServer, client: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_replay_can_be_called_where_an_event_loop_runs(plain_server: NullServer, scheme: str) -> None:
     async def cell() -> ReplayResult:
-        return run(plan_of(session(0)), plain_server, client)
+        return run(plan_of(session(0)), plain_server, scheme)
 
     assert {row["status"] for row in rows_of(asyncio.run(cell()))} == {"ok"}
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 class TestPrompts:
-    def test_the_servers_ids_are_carried_forward_exactly(self, client: str) -> None:
+    def test_the_servers_ids_are_carried_forward_exactly(self, scheme: str) -> None:
         plan = plan_of(session(0, num_requests=3), session(1, after=0, continues=0, keep_first=30))
         with faulty_server(keeps_bodies=True) as server:
-            result = run(plan, server, client)
+            result = run(plan, server, scheme)
             stamps = server.stamps()
         bodies = [json.loads(stamps[row["request_id"]]["body"]) for row in rows_of(result)]
         generated = [stamps[row["request_id"]]["token_ids"] for row in rows_of(result)]
@@ -152,9 +151,9 @@ class TestPrompts:
         for row, ids in zip(rows_of(result), generated, strict=True):
             assert row["token_digest"] == sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
 
-    def test_a_request_asks_for_exactly_the_planned_greedy_tokens(self, client: str) -> None:
+    def test_a_request_asks_for_exactly_the_planned_greedy_tokens(self, scheme: str) -> None:
         with faulty_server(keeps_bodies=True) as server:
-            result = run(plan_of(session(0, num_requests=1)), server, client)
+            result = run(plan_of(session(0, num_requests=1)), server, scheme)
             (stamp,) = server.stamps().values()
         body = json.loads(stamp["body"])
         del body["prompt"]
@@ -171,34 +170,34 @@ class TestPrompts:
         }
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
 @pytest.mark.parametrize("num_split_bytes", [0, 97])
 def test_every_body_framing_is_understood_whole_or_in_splinters(
-    client: str, framing: Any, num_split_bytes: int
+    scheme: str, framing: Any, num_split_bytes: int
 ) -> None:
     with faulty_server(framing=framing, num_split_bytes=num_split_bytes, cached_tokens=16) as server:
         for stream in (True, False):
-            rows = rows_of(run(plan_of(session(0), session(1)), server, client, stream=stream))
+            rows = rows_of(run(plan_of(session(0), session(1)), server, scheme, stream=stream))
             assert {row["status"] for row in rows} == {"ok"}, rows
             assert {row["cached_tokens"] for row in rows} == {16}
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_connection_that_the_server_closes_while_idle_costs_no_request(client: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_connection_that_the_server_closes_while_idle_costs_no_request(scheme: str) -> None:
     with faulty_server(idle_close_ns=30 * NS_PER_MS) as server:
-        rows = rows_of(run(plan_of(session(0, num_requests=3, wait_ns=150 * NS_PER_MS)), server, client))
+        rows = rows_of(run(plan_of(session(0, num_requests=3, wait_ns=150 * NS_PER_MS)), server, scheme))
     assert {row["status"] for row in rows} == {"ok"}, rows
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 class TestAServerThatMisbehaves:
-    def test_each_fault_is_a_row_with_a_status_and_other_sessions_go_on(self, client: str) -> None:
+    def test_each_fault_is_a_row_with_a_status_and_other_sessions_go_on(self, scheme: str) -> None:
         plan = plan_of(
             *(session(index) for index in range(10)), session(10, after=0), session(11, after=3, continues=3)
         )
         with faulty_server(faults=FAULTS) as server:
-            result = run(plan, server, client)
+            result = run(plan, server, scheme)
         rows = {(row["session"], row["request"]): row for row in rows_of(result)}
         status = {index: rows[index, 0]["status"] for index in range(12)}
         assert status == {
@@ -227,23 +226,22 @@ class TestAServerThatMisbehaves:
         assert "return_token_ids" in rows[6, 0]["error"]
         assert rows[10, 0]["trigger_ns"] == rows[0, 0]["done_ns"]
 
-    def test_an_answer_that_does_not_end_is_a_row_at_its_deadline(self, client: str) -> None:
+    def test_an_answer_that_does_not_end_is_a_row_at_its_deadline(self, scheme: str) -> None:
         plan = plan_of(session(0), session(1), session(2, after=0, continues=0))
         with faulty_server(faults={"0-0": "half_open", "1-0": "slow_head"}) as server:
-            rows = rows_of(run(plan, server, client, timeout_s=0.5))
+            rows = rows_of(run(plan, server, scheme, timeout_s=0.5))
         assert [row["status"] for row in rows] == ["timeout", "not_sent"] * 2 + ["not_sent"] * 2
         assert all(row["error"] for row in rows if row["status"] == "timeout")
-        # aiohttp counts from before the body is handed over, which is when it was sent.
         late_ns = [row["done_ns"] - row["due_ns"] for row in rows if row["status"] == "timeout"]
         assert min(late_ns) >= NS_PER_S // 2
 
-    def test_no_server_at_all_is_a_connection_row(self, client: str) -> None:
+    def test_no_server_at_all_is_a_connection_row(self, scheme: str) -> None:
         with NullServer() as server:
             pass
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, scheme))
         assert [row["status"] for row in rows] == ["connection", "not_sent"] * 2
 
-    def test_stopping_early_leaves_a_row_for_everything(self, client: str) -> None:
+    def test_stopping_early_leaves_a_row_for_everything(self, scheme: str) -> None:
         stop = threading.Event()
         plan = plan_of(
             session(0, wait_ns=NS_PER_S * 3600), session(1), session(2, num_requests=1, start_offset_ns=NS_PER_S)
@@ -253,5 +251,5 @@ class TestAServerThatMisbehaves:
             stop.set()
 
         with faulty_server(faults={"1-0": "half_open"}) as server:
-            rows = rows_of(run(plan, server, client, stop=stop, on_event=stop_after_first))
+            rows = rows_of(run(plan, server, scheme, stop=stop, on_event=stop_after_first))
         assert [row["status"] for row in rows] == ["ok", "not_sent", "connection", "not_sent", "not_sent"]

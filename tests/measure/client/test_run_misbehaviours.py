@@ -1,4 +1,4 @@
-"""Whatever a server does wrong with an answer ends as its catalogue says, with both clients."""
+"""Whatever a server does wrong with an answer ends as its catalogue says, with TLS and without."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import pytest
 from harness.measure.client.answer import scan_json
 from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
-from tests.support.replays import plan_of, rows_of, run, session
+from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("wrong", CATALOGUE, ids=lambda one: one.name)
-def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, client: str) -> None:
+def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, scheme: str) -> None:
     def answer(asked: Asked) -> Reply:
         if (asked.session, asked.request) == (0, 0):
             return wrong.answer(asked)
         return Reply([CHUNKED_HEAD, *chunked(events(asked))])
 
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, scheme))
     assert rows[0]["status"] == wrong.status, rows[0]["error"]
     assert wrong.says in rows[0]["error"]
     assert rows[0]["error"].isprintable()
@@ -32,20 +32,20 @@ def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, client: 
         assert rows[0]["error"]
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_answers_without_end_all_end_at_the_deadline_or_before(client: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_answers_without_end_all_end_at_the_deadline_or_before(scheme: str) -> None:
     with RawServer(lambda asked: ENDLESS[asked.session].answer(asked)) as server:
         sessions = (session(place, num_requests=1) for place in range(len(ENDLESS)))
-        rows = rows_of(run(plan_of(*sessions), server, client, timeout_s=0.5))
+        rows = rows_of(run(plan_of(*sessions), server, scheme, timeout_s=0.5))
     for wrong, row in zip(ENDLESS, rows, strict=True):
         assert row["status"] in ({wrong.status} if wrong.status else {"timeout", "bad_response", "connection"}), wrong
         assert row["error"]
         assert row["error"].isprintable()
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_a_parser_raises_for_one_answer_fails_that_request_alone(
-    client: str, monkeypatch: pytest.MonkeyPatch
+    scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_for_one(text: bytes) -> object:
         if b"poison" in text:
@@ -61,14 +61,14 @@ def test_what_a_parser_raises_for_one_answer_fails_that_request_alone(
         return Reply([CHUNKED_HEAD, *chunked(parts)])
 
     with RawServer(answer) as server:
-        rows = rows_of(run(plan_of(session(0), session(1)), server, client))
+        rows = rows_of(run(plan_of(session(0), session(1)), server, scheme))
     assert rows[0]["status"] == "bad_response"
     assert "OverflowError: Python int too large" in rows[0]["error"]
     assert {row["status"] for row in rows[2:]} == {"ok"}
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_what_is_tolerated_is_counted_once_for_each_answer(client: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_tolerated_is_counted_once_for_each_answer(scheme: str) -> None:
     def answer(asked: Asked) -> Reply:
         parts = [part.replace(b'"id"', b'"error": null, "id"') for part in events(asked)]
         if asked.session:
@@ -76,6 +76,6 @@ def test_what_is_tolerated_is_counted_once_for_each_answer(client: str) -> None:
         return Reply([CHUNKED_HEAD, *chunked(parts[:-1] if asked.request else parts)])
 
     with RawServer(answer) as server:
-        result = run(plan_of(session(0), session(1)), server, client, is_strict=False)
+        result = run(plan_of(session(0), session(1)), server, scheme, is_strict=False)
     assert {row["status"] for row in rows_of(result)} == {"ok"}, rows_of(result)[0]["error"]
     assert result.audit["tolerated"] == {"error-null": 4, "id-changes": 2, "done-missing": 2}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
-from harness.errors import ServerError, SpecError
+from harness.errors import ServerError
 from harness.measure.client.null_server import NullServer
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, Task, partition_sessions, replay
 from harness.measure.client.target import Endpoint
@@ -21,6 +21,7 @@ from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
 from tests.support.faulty_server import faulty_server
 from tests.support.processes import WITHIN_S
+from tests.support.tls import Served, over
 
 REQUEST = RequestPlan(0, 20, 4, 3 * NS_PER_MS)
 AGAIN = RequestPlan(24, 5, 4, 3 * NS_PER_MS)
@@ -37,18 +38,11 @@ def plan_of(*links: tuple[int | None, int | None]) -> Plan:
 FREE = (None, None)
 
 
-def run(plan: Plan, server: NullServer, options: ClientSpec, **more: Any) -> ReplayResult:
-    return replay(
-        plan,
-        Target(
-            Endpoint(server.host, server.port),
-            model="null",
-            options=options,
-            clock=ScaledClock(2.0),
-            request_timeout_ns=400 * NS_PER_S,
-        ),
-        **more,
-    )
+def run(plan: Plan, server: Served, options: ClientSpec, scheme: str = "http", **more: Any) -> ReplayResult:
+    with over(scheme, server) as served:
+        endpoint = Endpoint(served.host, served.port, is_https=scheme == "https")
+        target = Target(endpoint, "null", options, ScaledClock(2.0), request_timeout_ns=400 * NS_PER_S)
+        return replay(plan, target, **more)
 
 
 class TestDealing:
@@ -69,12 +63,15 @@ class TestDealing:
 
 @pytest.mark.live
 class TestAReplayInProcesses:
-    @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.same_everywhere)])
-    def test_rows_are_those_of_one_process(self, stream: bool) -> None:
+    @pytest.mark.parametrize(
+        ("stream", "scheme"),
+        [(True, "http"), (True, "https"), pytest.param(False, "http", marks=pytest.mark.same_everywhere)],
+    )
+    def test_rows_are_those_of_one_process(self, stream: bool, scheme: str) -> None:
         plan = plan_of(FREE, FREE, (0, 0), FREE, (1, None))
         with faulty_server(cached_tokens=3) as server:
             together = run(plan, server, ClientSpec(stream=stream))
-            apart = run(plan, server, ClientSpec(stream=stream, processes=2))
+            apart = run(plan, server, ClientSpec(stream=stream, processes=2), scheme)
         assert apart.requests.schema == REQUESTS
         assert apart.chunks.schema == CHUNKS
         planned = ["session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens"]
@@ -116,10 +113,6 @@ class TestAReplayInProcesses:
             server.host = "no-such-host.invalid"
             with pytest.raises(ServerError, match=r"client process ended without a result\. Its last line: .*invalid"):
                 run(plan_of(FREE, FREE), server, ClientSpec(processes=2))
-
-    def test_the_portable_client_has_one_process_only(self) -> None:
-        with NullServer() as server, pytest.raises(SpecError, match="several processes"):
-            run(plan_of(FREE, FREE), server, ClientSpec(name="aiohttp", processes=2))
 
     def test_a_process_whose_harness_is_gone_leaves_neither_files_nor_words(self, tmp_path: Path) -> None:
         folder = tmp_path / "harness-client-x" / "0"

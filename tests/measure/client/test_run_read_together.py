@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from harness.measure.client.self_audit import null_target
 from harness.measure.records.schema import values_of
 from harness.model.plan.build import draw_plan
 from harness.model.spec import ClientSpec, WorkloadSpec
+from tests.support.replays import SCHEMES
+from tests.support.tls import over
 
 # Of it, and of what the machine adds between the server's stamp and its send, the client need not say anything: in the
 # mean over the chunks. Without its word they would be off by a third of the hold.
@@ -38,7 +41,7 @@ class Holds:
 
 
 def replayed(
-    token_interval_ms: int, stop: StopSignal | None = None, **options: Any
+    token_interval_ms: int, stop: StopSignal | None = None, scheme: str = "http", **options: Any
 ) -> tuple[ReplayResult, dict[tuple[int, int], list[int]]]:
     """A replay against a server in another process, and when that sent each chunk, by request."""
     workload = WorkloadSpec.model_validate(
@@ -51,8 +54,11 @@ def replayed(
         }
     )
     with NullServer(NullServerConfig(token_interval_ns=token_interval_ms * NS_PER_MS)) as server:
-        target = null_target(server.host, server.port, ClientSpec(**options))
-        result = replay(draw_plan(workload, 1, 0), target, stop=stop)
+        with over(scheme, server) as served:
+            target = null_target(served.host, served.port, ClientSpec(**options))
+            if scheme == "https":
+                target = replace(target, endpoint=replace(target.endpoint, is_https=True))
+            result = replay(draw_plan(workload, 1, 0), target, stop=stop)
         seen = server.stamps()
     sent = {
         (row["session"], row["request"]): seen[row["request_id"]]["chunk_ns"] for row in result.requests.to_pylist()
@@ -61,10 +67,10 @@ def replayed(
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["epoll", "aiohttp"])
-def test_stamps_of_a_client_that_reads_late_are_off_by_no_more_than_it_says(name: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_stamps_of_a_client_that_reads_late_are_off_by_no_more_than_it_says(scheme: str) -> None:
     holds = Holds()
-    result, sent = replayed(4, holds, name=name)
+    result, sent = replayed(4, holds, scheme)
     facts = result.audit["read_together"]
     off_ms: dict[str, list[float]] = {"first": [], "all": []}
     for chunk in result.chunks.to_table().to_pylist():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again
 from tests.support.experiments import UNHURRIED, UNHURRIED_TOML
 from tests.support.plain_server import PlainServer, plain_server
+from tests.support.tls import certificate, key_and_certificate
 
 pytestmark = pytest.mark.live
 KEY = "NAME_OF_A_KEY"
@@ -99,9 +99,8 @@ def test_a_chat_is_refused_with_the_form_that_a_server_of_completions_knows(tmp_
     assert 'with text prompts: workload.prompt_form = "text"' in str(refused.value)
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path, client: str) -> None:
-    keys: dict[str, Any] = {"client": {"name": client}, "workload": {"prompt_form": "chat"}}
+def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"workload": {"prompt_form": "chat"}}
     with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
         outcome = run(tmp_path, server, **keys)
     assert [run.invalid_reasons for run in outcome.runs] == [()]
@@ -117,9 +116,8 @@ def test_the_doctor_names_the_form_that_works() -> None:
     assert SAYS_CHAT in done.output
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
 def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(
-    tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knows = PlainServer(gives_token_ids=True, has_metrics=True, key="sk-secret", prefix="/models/a")
     with plain_server(knows) as server:
@@ -132,7 +130,7 @@ def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(
         with pytest.raises(ServerError, match=f"the server refuses the key in {KEY}"):
             run(tmp_path, server, server=keys)
         monkeypatch.setenv(KEY, "sk-secret")
-        outcome = run(tmp_path, server, server=keys, client={"name": client})
+        outcome = run(tmp_path, server, server=keys)
     assert [run.invalid_reasons for run in outcome.runs] == [()]
     held = [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
     assert held == []
@@ -178,31 +176,13 @@ def harness(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate of this test's own. The file ``key_and.pem`` beside it has its key too, for a server."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate")
-    key, made = tmp_path / "key_and.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    key.write_text(key.read_text() + made.read_text())
-    return made
-
-
 OVER_HTTPS = """\
 name = "asked"
 backend = "attached"
 replicates = 1
 base_seed = 1
 [client]
-name = "{client}"
+name = "aiohttp"
 [workload]
 num_sessions = 2
 waits = "none"
@@ -214,8 +194,8 @@ name = "only"
 """
 
 
-def over_https(certificate: Path) -> PlainServer:
-    key = certificate.with_name("key_and.pem")
+def over_https() -> PlainServer:
+    key = key_and_certificate(certificate())
     return PlainServer(gives_token_ids=True, has_metrics=True, health=200, version="0.30.0", certificate=key)
 
 
@@ -232,9 +212,9 @@ def test_the_doctor_asks_one_prompt_twice_before_it_says_that_reuse_is_unknown(l
     assert len(served.asked) == 3
 
 
-def test_the_doctor_asks_a_server_over_https(certificate: Path) -> None:
-    with plain_server(over_https(certificate)) as server:
-        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(certificate))
+def test_the_doctor_asks_a_server_over_https() -> None:
+    with plain_server(over_https()) as server:
+        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(certificate()))
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert "model: plain" in asked.stdout
         assert "version: 0.30.0" in asked.stdout
@@ -245,24 +225,16 @@ def test_the_doctor_asks_a_server_over_https(certificate: Path) -> None:
     assert "SSL_CERT_FILE=FILE" in untrusted.stdout
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_a_server_over_https_is_measured_whatever_client_the_file_names(
-    tmp_path: Path, certificate: Path, client: str
-) -> None:
-    with plain_server(over_https(certificate)) as server:
-        (tmp_path / "asked.toml").write_text(OVER_HTTPS.format(client=client, url=server.url) + UNHURRIED_TOML)
+def test_a_server_over_https_is_measured_as_any_whatever_client_a_former_file_names(tmp_path: Path) -> None:
+    with plain_server(over_https()) as server:
+        (tmp_path / "asked.toml").write_text(OVER_HTTPS.format(url=server.url) + UNHURRIED_TOML)
         words = ("run", str(tmp_path / "asked.toml"), "--runs", str(tmp_path / "runs"))
-        done = harness(*words, SSL_CERT_FILE=str(certificate))
+        done = harness(*words, "--set", "client.processes=2", SSL_CERT_FILE=str(certificate()))
         assert done.returncode == 0, done.stdout + done.stderr
-        several = harness(
-            *(*words[:-1], str(tmp_path / "two"), "--set", "client.processes=2"), SSL_CERT_FILE=str(certificate)
-        )
-        assert several.returncode != 0
-        assert "only client 'epoll' runs in several processes" in several.stderr
-        assert not (tmp_path / "two").exists()
-    runs = RunStore(tmp_path / "runs").sealed("asked")
-    assert [run.manifest.client_audit["client"] for run in runs] == ["aiohttp"] * len(runs)
-    scrapes = [json.loads(line) for line in (runs[0].path / "scrapes.jsonl").read_text().splitlines()]
+    (sealed,) = RunStore(tmp_path / "runs").sealed("asked")
+    assert len(sealed.manifest.client_audit["processes"]) == 2
+    assert None not in sealed.table("chunks")["kernel_ns"].to_pylist(), "each has the stamp of its last segment"
+    scrapes = [json.loads(line) for line in (sealed.path / "scrapes.jsonl").read_text().splitlines()]
     assert {line["status"] for line in scrapes} == {200}
     assert {line["reason"] for line in scrapes} >= {"before", "after"}
 
@@ -274,11 +246,10 @@ def test_the_doctor_says_what_a_server_lacks() -> None:
     assert done.output.count("missing  ") == 2
 
 
-@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
-def test_what_a_server_answers_otherwise_is_a_finding_of_each_run(tmp_path: Path, client: str) -> None:
+def test_what_a_server_answers_otherwise_is_a_finding_of_each_run(tmp_path: Path) -> None:
     other = PlainServer(gives_token_ids=True, has_metrics=True, is_other=True)
     with plain_server(other) as server:
-        outcome = run(tmp_path, server, client={"name": client})
+        outcome = run(tmp_path, server)
         done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
     assert [run.invalid_reasons for run in outcome.runs] == [()]
     found = [one for one in outcome.runs[0].manifest.findings if one.code.startswith("tolerated-")]

@@ -1,4 +1,4 @@
-"""``[stop]``: what is wrong in it is said in one line."""
+"""``[stop]`` and ``[client]``: what is wrong in it is said in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.model.spec import ClientSpec, ExperimentSpec, parse_experiment
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -50,3 +50,11 @@ def test_a_bad_rule_is_one_clear_line(changed: dict[str, Any], told: str) -> Non
     with pytest.raises(SpecError, match=told) as raised:
         experiment(**{"margin": 0.02, "budget": 24, **changed})
     assert "\n" not in raised.value.what
+
+
+def test_a_client_of_earlier_releases_is_read_over_and_any_other_name_is_no_key() -> None:
+    former = ClientSpec.from_table({"name": "aiohttp", "processes": 2}, where="[client]")
+    assert former == ClientSpec(processes=2)
+    assert "name" not in former.model_dump()
+    with pytest.raises(SpecError, match="name"):
+        ClientSpec.from_table({"name": "httpx"}, where="[client]")

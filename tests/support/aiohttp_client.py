@@ -1,8 +1,7 @@
-"""The portable replay client, on asyncio and aiohttp: same state and rows as the epoll loop, coarser timing.
+"""A second client, on asyncio and aiohttp: a second opinion on the replay loop, with the same state and rows.
 
-For hosts without epoll, for every https server, and as a second opinion on the epoll client. The same ``Exchange``
-reads answers, so both clients judge them alike. It retries nothing and has no kernel stamps: each of its stamps is an
-upper bound, and it notes the lower one.
+The same ``Exchange`` reads answers, so both clients judge them alike. It has no kernel stamps: each of its stamps is an
+upper bound, and it notes the lower one. ``python -m tests.support.aiohttp_client`` is the command ``harness`` with it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -22,14 +21,17 @@ from aiohttp.client_proto import ResponseHandler
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.errors import printable
 from harness.measure.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
+from harness.measure.client.arrivals import held_facts
+from harness.measure.client.certificates import trusting_context
 from harness.measure.client.exchange import Exchange
+from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
 from harness.measure.client.poll_times import PollTimes
+from harness.measure.client.replay_state import Due, ReplayEvent, ReplayState
 from harness.measure.client.rows import ABSENT
+from harness.measure.client.run import StopSignal
+from harness.measure.client.target import ReplayResult, Target
 from harness.measure.records.schema import ABORTED
-
-if TYPE_CHECKING:
-    from harness.measure.client.replay_state import Due, ReplayState
-    from harness.measure.client.target import Target
+from harness.model.plan.model import Plan
 
 HEARTBEAT_S = 0.05
 START_LEAD_NS = 20 * NS_PER_MS
@@ -38,7 +40,54 @@ START_LEAD_NS = 20 * NS_PER_MS
 KEEPALIVE_S = 1.0
 
 
-class PortableReplay:
+def replay_by_aiohttp(
+    plan: Plan,
+    target: Target,
+    *,
+    on_event: Callable[[ReplayEvent], None] | None = None,
+    stop: StopSignal | None = None,
+) -> ReplayResult:
+    """As ``harness.measure.client.run.replay``, by this client."""
+    is_stopped = stop.is_set if stop is not None else lambda: False
+    state = ReplayState(plan, target, keeps_events=on_event is not None)
+    state.prefetch_all()
+    cpu = CpuMeter()
+
+    def deliver() -> None:
+        for event in state.finished_events:
+            if on_event is not None:
+                on_event(event)
+        state.finished_events.clear()
+
+    with StallMeter(target.clock) as stalls:
+        start_ns = AiohttpReplay(state, target, is_stopped=is_stopped, on_slack=deliver).run()
+    deliver()
+    audit: dict[str, Any] = {
+        "client": "aiohttp",
+        "stream": state.stream,
+        **state.chunks.together_facts(None),
+    }
+    requests = state.rows_table()
+    sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
+    audit |= {
+        **({} if state.needs_token_ids else {"text_sizes": target.text_sizes.to_json()}),
+        "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),
+        "run_nonce": state.nonce,
+        "tolerated": dict(state.tolerated),
+        "replicas": state.replicas,
+        "client_pauses_ns": state.pauses_ns,
+        **cpu.read(),
+    }
+    chunks = state.chunks.stream(state.rows, state.clock, None)
+    result = ReplayResult(requests, chunks, state.clock.from_monotonic_ns(start_ns), audit)
+    audit.update(stall_facts(stalls, requests))
+    audit.update(stamp_facts(chunks, target.clock.scale))
+    audit.update(held_facts(chunks, requests))
+    audit.update(pause_facts(audit["client_pauses_ns"], requests, target.clock.scale))
+    return result
+
+
+class AiohttpReplay:
     """One replay. ``run`` returns when every row has a final status."""
 
     def __init__(
@@ -85,7 +134,7 @@ class PortableReplay:
             self._payloads[due.row] = b"".join(state.body_parts(due.row))
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
-        connector = _Connector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        connector = _Connector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=trusting_context(self._url))
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(
             connector=connector,
@@ -285,3 +334,16 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = partial(_Connection, loop=asyncio.get_running_loop())
+
+
+def main() -> None:
+    """The command ``harness`` whose runs are replayed by this client; its audit of itself is the loop's."""
+    from harness.cli import main as harness_main
+    from harness.runner import run
+
+    run.replay = replay_by_aiohttp
+    harness_main()
+
+
+if __name__ == "__main__":
+    main()
