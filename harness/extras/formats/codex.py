@@ -28,6 +28,7 @@ from harness.model.traces.rounds import (
 
 HELD_TO = "0.171.0"
 STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
+UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
 JOINS = ("wait", "wait_agent")
 # By role: whether it is a person's, and whether it counts only where there is no other input.
 INPUTS = {"person": (True, False), "result": (False, False), "hint": (False, True), "turn": (True, True)}
@@ -90,8 +91,7 @@ class _Session(Conversation):
 
     def log(self) -> Log:
         """The rounds so far."""
-        if self._open is not None:
-            self.notes.leave("calls without a token count: interrupted, or the file is cut off", self._open.at)
+        self._leave(UNCOUNTED)
         self.known()
         mark_replay(self.rounds, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
         for turn in self.rounds:
@@ -139,7 +139,13 @@ class _Session(Conversation):
         """Close what a fork repeated without a token count, so that its own first call does not take it over."""
         opened = self._open
         if opened is not None and self._fork_of and opened.end_ns - began_ns < BURST_NS <= moment_ns - began_ns:
-            self.notes.leave(REPLAYED, opened.at)
+            self._leave(REPLAYED)
+
+    def _leave(self, reason: str) -> None:
+        """Leave out the open round, which nothing counts; its time is part of the next wait."""
+        if self._open is not None:
+            self.notes.leave(reason, self._open.at)
+            self.is_compacted = self._open.is_reset
             self._open = None
 
     def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
@@ -150,6 +156,8 @@ class _Session(Conversation):
             self._usage_record(payload, moment_ns, at)
         elif role == "passed":
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
+            if kind == "turn_aborted":
+                self._leave(UNCOUNTED)
         elif role == "unknown":
             self.unread.unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
         else:
@@ -162,8 +170,8 @@ class _Session(Conversation):
                 turn = self._output(moment_ns, at)
                 # Only a tool that runs beside the model has an output of the same id.
                 if call and kind.endswith("_call"):
-                    self.call(call, turn, moment_ns)
-                    turn.joins = turn.joins or text_of(payload, "name") in JOINS
+                    self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
+                    turn.joins = turn.joins or tool in JOINS
             if role == "result" and call:
                 self.result(call, moment_ns)
 

@@ -1,8 +1,8 @@
 """LMCache's agentic traces (sammshen/lmcache-agentic-traces on Hugging Face, MIT): one model call a row.
 
 A row has ``session_id``, ``input`` (its prompt: all messages), ``output_length`` in tokens, and ``pre_gap`` in s since
-the answer before, or ``session_timestamp`` in s since the session's first call. Prompts are measured and hashed; no
-text leaves a row.
+the answer before, or ``session_timestamp`` in s since the session's first call. AIPerf's rows have ``messages`` and
+``delay`` in ms. Prompts are measured and hashed; no text leaves a row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
@@ -103,6 +104,7 @@ def _turn(record: Record, at: str) -> _Turn | None:
         for text, is_answer in zip(texts, answers, strict=True)
     ]
     gap_ns = seconds_ns(record.get("pre_gap"))
+    gap_ns = seconds_ns(record.get("delay"), NS_PER_MS) if gap_ns is None else gap_ns  # as AIPerf writes it
     since_ns = seconds_ns(record.get("session_timestamp"))
     is_known = gap_ns is not None and gap_ns >= 0
     return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns if is_known else None, since_ns)

@@ -23,7 +23,7 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import Conversation, Log, Round, mark_replay, through_rounds
+from harness.model.traces.rounds import ASK_A_PERSON, Conversation, Log, Round, mark_replay, through_rounds
 
 NS_PER_MS = 1_000_000
 HELD_TO = "1.18.33"
@@ -118,11 +118,12 @@ class _Session(Conversation):
         self.is_compacted = info.get("summary") is True
 
     def _tools(self, turn: Round, parts: list[Record]) -> None:
-        for state in (record_of(part.get("state")) for part in parts if text_of(part, "type") == "tool"):
+        for part in (part for part in parts if text_of(part, "type") == "tool"):
+            state = record_of(part.get("state"))
             start_ns, end_ns = _instant_ns(state, "start"), _instant_ns(state, "end")
             if start_ns is not None and end_ns is not None:
                 turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
-                self.take_input(max(start_ns, end_ns), is_human=False)
+                self.take_input(max(start_ns, end_ns), is_human=text_of(part, "tool") in ASK_A_PERSON)
             if child := text_of(state, "metadata", "sessionId"):
                 turn.children.append(child)
 

@@ -29,13 +29,17 @@ NAMES = {
         *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens", "gen_ai.usage.cached_tokens"),
         *("llm.token_count.prompt_details.cache_read", "llm.usage.cache_read_input_tokens"),
         *("gen_ai.usage.cached_input_tokens", "gen_ai.usage.prompt_tokens_details.cached_tokens"),
-        *("gen_ai.usage.details.cache_read_tokens", "ai.usage.cachedInputTokens"),
+        *("gen_ai.usage.details.cache_read_tokens", "gen_ai.usage.details.cache_read_input_tokens"),
+        *("ai.usage.cachedInputTokens", "ai.usage.inputTokenDetails.cacheReadTokens"),
+        "gen_ai.usage.input_tokens.cached",
     ),
     "created": (
         *("gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens"),
         *("llm.token_count.prompt_details.cache_write", "llm.usage.cache_creation_input_tokens"),
-        "gen_ai.usage.details.cache_write_tokens",
+        *("gen_ai.usage.details.cache_write_tokens", "gen_ai.usage.details.cache_creation_input_tokens"),
+        *("ai.usage.inputTokenDetails.cacheWriteTokens", "gen_ai.usage.input_tokens.cache_write"),
     ),
+    "rest": ("ai.usage.inputTokenDetails.noCacheTokens",),  # of the prompt; not needed
 }
 COUNTS = frozenset(name for names in NAMES.values() for name in names)
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)

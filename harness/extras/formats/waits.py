@@ -26,6 +26,7 @@ from harness.model.plan.waits import parse_waits
 from harness.model.spec.base import tomllib
 from harness.model.traces.base import bounded_lines, opened, parsed_json, sha256_of
 from harness.model.traces.importing import check_new, read_recordings
+from harness.model.traces.rounds import ASK_A_PERSON
 from harness.outputs import write_atomic
 
 BATCH_ROWS = 2_000
@@ -140,7 +141,7 @@ def _no_table(source: Path, what: str, names: list[str]) -> SpecError:
     )
 
 
-HUMAN_TOOLS = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "TaskOutput")
+HUMAN_TOOLS = (*ASK_A_PERSON, "TaskOutput")
 CREDIT = "TraceLab, SyFI Lab, University of Washington (CC BY 4.0)"
 QUANTILE_RULE = "linear between the two nearest calls, as numpy.percentile; latencies rounded to 1 us"
 NUM_NAMED_LINES = 20

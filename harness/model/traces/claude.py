@@ -159,7 +159,7 @@ class _Chain(Conversation):
         turn.answer_characters += sum(map(_characters, parts))
         for part in parts:
             if text_of(part, "type") == "tool_use":
-                self.call(text_of(part, "id"), turn, moment_ns)
+                self.call(text_of(part, "id"), turn, moment_ns, text_of(part, "name"))
 
     def with_passes(self) -> Log:
         """The rounds, one for each pass of the session's model; the last one of an answer has its tools."""

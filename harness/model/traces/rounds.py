@@ -34,6 +34,8 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 ENDS_ROUND = 3
+# Tools that ask a person, of Claude Code, Codex and opencode: their result is a person's answer.
+ASK_A_PERSON = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question")
 REPEATED = "calls that were read before: copied into a resumed or forked session, or given twice"
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
@@ -95,7 +97,7 @@ class Conversation:
         self.unread = Unread(notes)
         self._inputs: list[tuple[int, bool]] = []
         self._hints: list[tuple[int, bool]] = []
-        self._calls: dict[str, tuple[Round, int]] = {}
+        self._calls: dict[str, tuple[Round, int, bool]] = {}
         self._unanswered: set[str] = set()
         self._is_in_doubt = False
 
@@ -108,7 +110,10 @@ class Conversation:
         inputs = self._inputs or self._hints
         ended_ns = self.rounds[-1].end_ns if self.rounds else moment_ns
         submitted_ns, is_last_human = max(inputs, default=(ended_ns, False), key=lambda each: each[0])
-        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, inputs[0][1] if inputs else False)
+        tools_ns = max((at_ns for at_ns, is_human in inputs if not is_human), default=0)
+        # Of a tool and a person the one that took longer.
+        is_human = is_last_human and submitted_ns - tools_ns > tools_ns - ended_ns
+        turn = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, is_human)
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.rounds), self.is_compacted
         self.unread.begin(is_first=not self.rounds)
         turn.unknown_wait = self._doubt(is_last_human=is_last_human)
@@ -130,18 +135,20 @@ class Conversation:
             turn.unknown_wait = self.unread.why or turn.unknown_wait
         return self.rounds
 
-    def call(self, name: str, turn: Round, moment_ns: int) -> None:
-        """This turn called a tool."""
-        self._calls[name] = (turn, moment_ns)
+    def call(self, name: str, turn: Round, moment_ns: int, tool: str) -> None:
+        """This turn called a tool. name: by which its result is known."""
+        self._calls[name] = (turn, moment_ns, tool in ASK_A_PERSON)
         self._unanswered.add(name)
 
     def result(self, name: str, moment_ns: int) -> Round | None:
-        """The round of the call whose result came at ``moment_ns``; None when the call is unknown."""
+        """The round of the call whose result came at ``moment_ns``, the latest input; None when the call is unknown."""
         self._unanswered.discard(name)
         if name not in self._calls:
             self._is_in_doubt = True
             return None
-        turn, started_ns = self._calls[name]
+        turn, started_ns, asked_a_person = self._calls[name]
+        if asked_a_person and self._inputs:
+            self._inputs[-1] = (self._inputs[-1][0], True)
         turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
         return turn
 

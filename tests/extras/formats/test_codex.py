@@ -139,3 +139,51 @@ def test_calls_that_the_totals_count_and_the_file_lacks_are_labelled(tmp_path: P
     trace = imported(written(tmp_path, [*rows[:5], *rows[8:]], "x"))
     assert trace.num_requests == 3
     assert any("running totals" in label for label in trace.head.labels)
+
+
+def one_turn(call: Any, *between: tuple[float, str, str]) -> list[Any]:
+    """A call of a tool by its first row, rows of these types at these seconds, and the last call at 74 s."""
+    rows = [(0.0, "event_msg", {"type": "user_message"}), (3.0, "response_item", call)]
+    rows += [(3.5, "event_msg", codex_count((1000, 0, 100, 0), 1100))]
+    rows += [(at_s, form, {"type": kind, "call_id": "c"}) for at_s, form, kind in between]
+    rows += [
+        (74.0, "response_item", {"type": "reasoning"}),
+        (74.5, "event_msg", codex_count((1500, 1000, 100, 0), 2700)),
+    ]
+    return [{"timestamp": at(at_s), "type": form, "payload": payload} for at_s, form, payload in rows]
+
+
+RUN = {"type": "function_call", "call_id": "c", "name": "exec_command"}
+RESULT = (8.0, "response_item", "function_call_output")
+
+
+@pytest.mark.parametrize(
+    ("call", "between", "kind", "wait_s", "left"),
+    [
+        (RUN, [RESULT], "tool", 5, 0),
+        (RUN | {"name": "request_user_input"}, [(63.0, *RESULT[1:])], "human", 60, 0),
+        # A message that came while the tool ran waits for the tool; so does what a program writes beside its result.
+        (RUN, [RESULT, (8.1, "event_msg", "user_message")], "tool", 5.1, 0),
+        (RUN, [(5.0, "event_msg", "user_message"), RESULT], "tool", 5, 0),
+        # A person stops the answer to the tool's result, and writes a minute later.
+        (
+            RUN,
+            [
+                RESULT,
+                (10.0, "response_item", "reasoning"),
+                (11.0, "event_msg", "turn_aborted"),
+                (71.0, "event_msg", "user_message"),
+            ],
+            "human",
+            68,
+            1,
+        ),
+    ],
+)
+def test_a_call_waited_for_the_tool_or_the_person_that_took_longer(
+    tmp_path: Path, call: Any, between: list[tuple[float, str, str]], kind: str, wait_s: float, left: int
+) -> None:
+    trace = imported(written(tmp_path, one_turn(call, *between), "a"))
+    last = trace.recordings[0].requests[-1]
+    assert (last.wait_kind, last.wait_ns) == (kind, wait_s * NS_PER_S)
+    assert (trace.num_requests, sum(trace.head.dropped.values())) == (2, left)

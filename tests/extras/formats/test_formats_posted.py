@@ -42,6 +42,8 @@ def spans_of(prompt: str, answer: str, cached: str, **more: str) -> list[dict[st
         spans_of("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens", "gen_ai.usage.cached_input_tokens"),
         spans_of("ai.usage.promptTokens", "ai.usage.completionTokens", "ai.usage.cachedInputTokens"),
         spans_of("ai.usage.inputTokens", "ai.usage.outputTokens", "ai.usage.cachedInputTokens"),
+        spans_of("ai.usage.inputTokens", "ai.usage.outputTokens", "ai.usage.inputTokenDetails.cacheReadTokens"),
+        spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.input_tokens.cached"),
         spans_of(
             "llm.token_count.prompt",
             "llm.token_count.completion",

@@ -64,3 +64,14 @@ def test_without_gaps_the_time_between_calls_is_taken_or_a_wait_is_drawn(tmp_pat
         assert any(label in each for each in trace.head.labels)
         if given:
             assert [one.wait_ns // NS_PER_MS for one in trace.recordings[0].requests] == [0, 4000, 5000]
+
+
+def test_the_delay_of_aiperfs_rows_is_the_wait(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    delays = ({}, {"delay": 4503.5}, {"delay": 19_978})
+    given = [
+        {"session_id": "a", "messages": row["input"], "output_length": 60} | delay
+        for row, delay in zip(rows("a"), delays, strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, given)))
+    assert [one.wait_ns / NS_PER_MS for one in imported(path).recordings[0].requests] == [0, 4503.5, 19_978]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.clock import NS_PER_S
+from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
 from tests.support.trace_rows import imported, written
@@ -120,3 +122,90 @@ def test_answers_of_a_gateway_that_share_one_id_are_told_apart_by_their_requests
         if row["type"] == "assistant":
             row["message"]["id"] = "msg"
     assert imported(written(tmp_path, rows)).num_requests == 3
+
+
+def waits_of(trace: TraceFile) -> list[tuple[str, float]]:
+    return [(one.wait_kind, one.wait_ns / NS_PER_S) for one in trace.recordings[0].requests]
+
+
+@pytest.mark.parametrize("asks", ["AskUserQuestion", "ExitPlanMode"])
+def test_a_tool_that_asks_a_person_is_a_wait_for_a_person(tmp_path: Path, asks: str) -> None:
+    first, second = (assistant(name, at_s, (10, 0, 0, 50), tool(name)) for name, at_s in (("a", 3.0), ("b", 66.0)))
+    first["message"]["content"][0]["name"] = asks
+    rows = [
+        user(0.0),
+        first,
+        result("a", 63.0),
+        second,
+        result("b", 68.0),
+        assistant("c", 70.0, (10, 0, 0, 50), text()),
+    ]
+    assert waits_of(imported(written(tmp_path, rows))) == [("none", 0), ("human", 60), ("tool", 2)]
+
+
+def test_who_stops_an_answer_and_writes_again_is_waited_for(tmp_path: Path) -> None:
+    first, last = (assistant(name, at_s, (10, 0, 0, 50), tool(name)) for name, at_s in (("a", 3.0), ("b", 72.0)))
+    stopped = user(9.0, [{"type": "text", "text": "[Request interrupted by user]"}])
+    rows = [user(0.0), first, result("a", 8.0), stopped, user(69.0), last]
+    assert waits_of(imported(written(tmp_path, rows))) == [("none", 0), ("human", 66)]
+
+
+def passes(*kinds: tuple[str, tuple[int, int, int, int]]) -> list[dict[str, Any]]:
+    return [{"type": kind, **assistant("", 0, usage)["message"]["usage"]} for kind, usage in kinds]
+
+
+ADVISED = passes(
+    ("message", (300, 0, 1000, 100)), ("advisor_message", (1400, 0, 0, 400)), ("message", (200, 0, 1300, 200))
+)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "usage", "prompts", "labels"),
+    [
+        (passes(("message", (300, 0, 1000, 100))), (300, 0, 1000, 100), [1300], 0),
+        (ADVISED, (500, 0, 2300, 300), [1300, 1500], 0),  # the session's model alone is in the sums
+        (ADVISED, (1900, 0, 2300, 700), [1300, 1500], 0),  # or all models are
+        (ADVISED, (7, 0, 0, 7), [1300, 1500], 1),
+        (
+            passes(("compaction", (9000, 0, 1000, 900)), ("message", (2000, 0, 0, 100))),
+            (11_000, 0, 1000, 1000),
+            [10_000, 2000],
+            0,
+        ),
+        (
+            passes(("message", (300, 0, 1000, 9)), ("fallback_message", (1300, 0, 0, 90))),
+            (1600, 0, 1000, 99),
+            [1300],
+            0,
+        ),
+        (passes(("a_type_to_come", (1, 0, 0, 1)), ("message", (300, 0, 1000, 9))), (301, 0, 1000, 10), [1300], 0),
+    ],
+)
+def test_passes_of_an_answer_are_calls_and_another_models_are_dropped_and_counted(
+    tmp_path: Path, iterations: list[Any], usage: tuple[int, int, int, int], prompts: list[int], labels: int
+) -> None:
+    answer = assistant("b", 12.0, usage, tool("t"))
+    answer["message"]["usage"]["iterations"] = iterations
+    rows = [user(0.0), assistant("a", 3.0, (1000, 0, 0, 100), tool("s")), result("s", 8.0), answer, result("t", 20.0)]
+    trace = imported(written(tmp_path, [*rows, assistant("c", 22.0, (1700, 0, 0, 100), text())]))
+    requests = trace.recordings[0].requests
+    assert [one.prompt_tokens for one in requests] == [1000, *prompts, 1700]
+    num_others = sum(one["type"] not in ("message", "compaction") for one in iterations)
+    assert sum(trace.head.dropped.values()) == num_others
+    assert [one.is_drawn for one in requests] == [False, False, *[True] * (len(prompts) - 1), False]
+    assert (requests[1].wait_ns, requests[-1].wait_ns) == (5 * NS_PER_S, 8 * NS_PER_S)
+    assert sum("not the sum of its passes" in label for label in trace.head.labels) == labels
+
+
+def test_a_pass_without_sound_counts_leaves_no_wait_known(tmp_path: Path) -> None:
+    answer = assistant("b", 12.0, (300, 0, 1000, 100), tool("t"))
+    answer["message"]["usage"]["iterations"] = [{"type": "message", "input_tokens": "many"}]
+    rows = [
+        user(0.0),
+        assistant("a", 3.0, (1000, 0, 0, 100), text()),
+        answer,
+        assistant("c", 22.0, (9, 0, 0, 9), text()),
+    ]
+    trace = imported(written(tmp_path, rows))
+    assert trace.head.broken == {"an assistant row without its id or usage": 1}
+    assert trace.recordings[0].requests[1].is_drawn
