@@ -116,6 +116,7 @@ def _experiment(
     path = Path(f"{_file_name(url, source, backend)}.toml") if experiment is None else experiment.with_suffix(".toml")
     asked = f"# harness tune: {json.dumps([backend or '', url, source, api_key_env])}\n"
     if not path.exists():
+        _print_verdict(source)
         experiment_to_tune(path, backend or "", url, source, api_key_env)
         write_text(path, asked + path.read_text(encoding="utf-8"))
         say(terminal(), f"wrote {escape_markup(str(path))}: what runs today; `harness tune {path}` is the same")
@@ -123,6 +124,16 @@ def _experiment(
         hint = f"Go on with it: harness tune {path}; or name another file: harness tune NAME --for ..."
         raise SpecError("is there already, and asks something else", where=str(path), hint=hint)
     return path, None
+
+
+def _print_verdict(source: str) -> None:
+    """Say first how far predictions of the recorded server hold, where a plug-in can tell."""
+    from harness.plugins import plugged, service
+
+    verdict = "verdict of a recording"
+    if source and verdict in plugged("services"):
+        for line in service(verdict, where="--from")(Path(source)):
+            say(terminal(), escape_markup(line))
 
 
 def _file_name(url: str, source: str, backend: str | None) -> str:

@@ -35,24 +35,7 @@ def replay(
 
     Example: `harness predict replay sessions.jsonl --steps core_steps.jsonl`
     """
-    from harness.extras.sessions.replay import check_settings
-    from harness.extras.sessions.replay import replay as replay_steps
-    from harness.model.engine import load_cost_model
-    from harness.stacks.vllm.step_log import read_step_log
-
-    with SpecError.on_os_error("cannot be read", where=steps, hint="Check the path"):
-        log = read_step_log(steps.read_bytes())
-    if not log.cores:
-        what = "is a stat logger's file, which names no requests"
-        raise RecordsError(what, where=str(steps), hint="Record the steps with VLLM_CORE_STEPS_FILE")
-    config = rules_of(log.settings, log.vllm)
-    (core, *_more) = log.cores
-    requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
-    check_settings(config, block_tokens)
-    costs = load_cost_model(cost_model or DEFAULT_COSTS)
-    found = replay_steps(config, costs, requests, chains, core.steps, has_costs=bool(cost_model))
-    if log.unknown_rules:
-        found.notes.insert(0, f"the rules are unknown here: {log.unknown_rules}")
+    found, config = replay_files(sessions, steps, cost_model)
     typer.echo("\n".join(lines_of(found, config, cost_model)))
     if found.num_differ:
         raise typer.Exit(ExitCode.RULE_FAILED)
@@ -91,6 +74,29 @@ def observe(
     for title, lines in titles.items():
         typer.echo("\n".join(["", title, *lines]))
     typer.echo("\nThen: harness trace import SESSIONS... -o trace.jsonl")
+
+
+def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") -> tuple[Replay, EngineConfig]:
+    """What came of the replay of one engine's files, and the rules that it followed."""
+    from harness.extras.sessions.replay import check_settings
+    from harness.extras.sessions.replay import replay as replay_steps
+    from harness.model.engine import load_cost_model
+    from harness.stacks.vllm.step_log import read_step_log
+
+    with SpecError.on_os_error("cannot be read", where=steps, hint="Check the path"):
+        log = read_step_log(steps.read_bytes())
+    if not log.cores:
+        what = "is a stat logger's file, which names no requests"
+        raise RecordsError(what, where=str(steps), hint="Record the steps with VLLM_CORE_STEPS_FILE")
+    config = rules_of(log.settings, log.vllm)
+    (core, *_more) = log.cores
+    requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
+    check_settings(config, block_tokens)
+    costs = load_cost_model(cost_model or DEFAULT_COSTS)
+    found = replay_steps(config, costs, requests, chains, core.steps, has_costs=bool(cost_model))
+    if log.unknown_rules:
+        found.notes.insert(0, f"the rules are unknown here: {log.unknown_rules}")
+    return found, config
 
 
 def rules_of(settings: dict[str, object], vllm: str) -> EngineConfig:

@@ -12,6 +12,7 @@ import pytest
 
 from harness.extras.sessions.commands import read_engine, rules_of
 from harness.extras.sessions.replay import Replay, replay
+from harness.extras.sessions.verdict import verdict_of
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.stacks.vllm.step_log import read_step_log
 from tests.support.command_line import harness
@@ -146,6 +147,28 @@ def test_rules_are_called_unknown_beside_another_pool_than_full_attention(
     changed(files.steps, lambda line: line.get("effective", {}).update(shown))
     done = harness("predict", "replay", str(files.sessions), "--steps", str(files.steps))
     assert ("unknown here" in done.stdout) != is_known
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_tune_from_a_recording_says_first_how_far_its_rules_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_steps: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = record(2, tmp_path)
+    if not has_steps:
+        files.steps.unlink()
+    done = harness("tune", "--from", str(files.sessions), "--backend", "sim", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    first = "0 decisions differ" if has_steps else "no steps of it lie beside"
+    assert 0 <= done.stdout.find(first) < done.stdout.index("wrote tune-")
+
+
+def test_the_steps_of_another_process_are_not_taken_and_other_formats_have_no_verdict(tmp_path: Path) -> None:
+    files = record(2, tmp_path)
+    changed(files.steps, lambda line: line.update(pid=7) if "vllm_core_steps" in line else None)
+    (line,) = verdict_of(files.sessions)
+    assert "no steps of it lie beside" in line
+    assert verdict_of(files.steps) == verdict_of(tmp_path / "none") == verdict_of(tmp_path) == []
 
 
 def test_a_stat_loggers_file_names_no_requests_and_is_refused(tmp_path: Path) -> None:

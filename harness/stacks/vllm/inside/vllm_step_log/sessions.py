@@ -62,11 +62,8 @@ class BlockTable:
         self._new: dict[Any, int] = {}
         self._old: dict[Any, int] = {}
 
-    def add(self, request: int, hashes: Sequence[Any], first: int = 0) -> tuple[int, int]:
-        """(the request that has the last known block, how many are known); the others are this request's from now on.
-
-        first: so many are known to be known.
-        """
+    def add(self, request: int, hashes: Sequence[Any]) -> tuple[int, int]:
+        """(the request that has the last known block, how many are known); the others are now this request's."""
         new, old = self._new, self._old
         kept = _num_known(new, hashes, 0)
         known = max(kept, _num_known(old, hashes, kept))
@@ -77,12 +74,15 @@ class BlockTable:
             new.update(dict.fromkeys(hashes[known:], request))
         if len(new) > self._most:
             self._new, self._old = {}, new
-        return (like, known) if known > first else (-1, 0)
+        return (like, known)
 
 
 def _num_known(table: dict[Any, int], hashes: Sequence[Any], low: int) -> int:
     """How many leading hashes are in the table; ``low`` of them are."""
     high = len(hashes)
+    if low == high or hashes[low] not in table:
+        return low
+    low += 1
     while low < high:
         middle = (low + high + 1) // 2
         if hashes[middle - 1] in table:
@@ -276,10 +276,13 @@ class SessionObserver:
         """A step was decided."""
         if names := getattr(output, "finished_req_ids", None):
             self._ended(names, began_ns)
+        # vllm-rbln computes a prompt whole, and copies what is cached: its tokens computed before are always 0.
+        is_copied = hasattr(output, "cached_length")
         for new in getattr(output, "scheduled_new_reqs", None) or ():
             entry = self._open.get(new.req_id)
             if entry is not None:
-                entry.admitted_ns, entry.cached = began_ns, getattr(new, "num_computed_tokens", None)
+                entry.admitted_ns = began_ns
+                entry.cached = None if is_copied else getattr(new, "num_computed_tokens", None)
                 self._prefilling[new.req_id] = entry
         for name in getattr(output, "preempted_req_ids", None) or ():
             if name in self._open:

@@ -1,0 +1,50 @@
+"""How far predictions of a recorded vLLM server hold: the replay of what it recorded, in lines for ``tune --from``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from harness.errors import HarnessError
+from harness.extras.sessions.commands import lines_of, replay_files
+
+SESSIONS_MARK, STEPS_MARK = "vllm_sessions", "vllm_core_steps"
+UNKNOWN = "how far its scheduler's rules hold for this server is unknown: "
+
+
+def verdict_of(recording: Path) -> list[str]:
+    """Lines on the replay of a file of sessions; none for a file of another format.
+
+    The steps of the same engine core are looked for beside it.
+    """
+    header = _first_record(recording)
+    if SESSIONS_MARK not in header:
+        return []
+    steps = next(_steps_beside(recording, header), None)
+    if steps is None:
+        return [f"{UNKNOWN}no steps of it lie beside {recording.name} (VLLM_CORE_STEPS_FILE)"]
+    try:
+        found, config = replay_files([recording], steps)
+    except HarnessError as error:
+        return [f"{UNKNOWN}{error}"]
+    return [f"replay of {recording.name} with {steps.name}:", *lines_of(found, config, "")]
+
+
+def _steps_beside(recording: Path, header: dict[str, Any]) -> Iterator[Path]:
+    """Files of steps in the same folder that the same process wrote of the same engine."""
+    for path in sorted(recording.parent.glob("*")):
+        record = _first_record(path)
+        if STEPS_MARK in record and all(record.get(key) == header.get(key) for key in ("pid", "engine")):
+            yield path
+
+
+def _first_record(path: Path) -> dict[str, Any]:
+    """The object in the first line of a file; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            record = json.loads(file.readline(1 << 20))
+    except (OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", record) if isinstance(record, dict) else {}
