@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.otel_names import PASSED
-from harness.extras.formats.otel_spans import HELD_TO, Chat, Doubt, read_span, trace_of
+from harness.extras.formats.otel_spans import HELD_TO, PASSED, Chat, Doubt, read_span, trace_of
 from harness.extras.formats.otlp import DOCUMENTS, flat_spans, is_otlp
 from harness.extras.formats.trajectories import NO_CACHE
 from harness.model.plan.model import WaitKind

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from harness.extras.formats.otel_names import CHATS, COUNTS, LIKE_CACHED, MODELS, NAMES, OPERATIONS, PASSED, PROVIDERS
 from harness.model.traces.account import PLACEHOLDER, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes
 from harness.model.traces.base import (
     Record,
+    by_type,
     instant_ns,
     is_placeholder,
     list_of,
     parsed_json,
+    read_tables,
     record_of,
     text_of,
     tokens_in,
@@ -25,6 +28,11 @@ from harness.model.traces.base import (
 )
 
 HELD_TO = "1.37.0"
+TABLES = read_tables(Path(__file__).with_name("otel.toml"))
+PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
+CHATS, OPERATIONS, MODELS, PROVIDERS = TABLES["names"].values()
+COUNTS = frozenset(by_type(NAMES))
+LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 ESTIMATED = "chats whose lengths are estimated from characters, 4 to a token"
 Message = tuple[bytes, int]  # digest and tokens of one message
 

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 
 from harness.errors import SpecError
 from harness.inputs import open_regular, open_unpacked
+from harness.model.spec.base import tomllib
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.recording import MOST_TOKENS, Arrivals, Recording
 
@@ -250,6 +251,16 @@ def _six_digits(text: str) -> str:
         return text
     digits = next((place for place, letter in enumerate(tail) if not letter.isdigit()), len(tail))
     return f"{head}.{tail[:digits][:6].ljust(6, '0')}{tail[digits:]}"
+
+
+def read_tables(path: Path) -> dict[str, dict[str, list[str]]]:
+    """The tables of a reader: types of rows, or names, by what they are to it."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def by_type(reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """The reason of each type."""
+    return {kind: reason for reason, kinds in reasons.items() for kind in kinds}
 
 
 def text_of(record: Record, *path: str) -> str:

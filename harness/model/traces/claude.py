@@ -7,22 +7,28 @@ or command leaves a line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable
 from functools import partial
+from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of
-from harness.model.traces.passed import CLAUDE as PASSED
+from harness.model.traces.base import (
+    Record,
+    TraceFormat,
+    by_type,
+    instant_ns,
+    list_of,
+    read_tables,
+    record_of,
+    text_of,
+)
+from harness.model.traces.claude_passes import Answer, answer_of, count, rounds_of
 from harness.model.traces.rounds import AgentLog, Conversation, Log, Round, logs_of, through_rounds
 
 HELD_TO = "2.1.157"
+PASSED = by_type(read_tables(Path(__file__).with_suffix(".toml"))["passed"])
 SYNTHETIC = "<synthetic>"
 INPUTS = ("text", "image", "document", "tool_result", "tool_reference")
-# Passes of one answer by the session's own model; of others by an advisor, or by the model it fell back to.
-OWN_PASSES = ("message", "compaction")
-OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
-USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 
 
 class ClaudeLog(AgentLog):
@@ -39,7 +45,7 @@ class ClaudeLog(AgentLog):
     def logs(self) -> Iterable[Log]:
         missing = self._parents - self._rows
         self.notes.assume("rows that name a row before them which is not in their file: rows are missing", len(missing))
-        return [chain.with_passes() for chain in self._chains.values()]
+        return [chain.log() for chain in self._chains.values()]
 
     def take(self, record: Record, at: str) -> None:
         kind, row, moment_ns = text_of(record, "type"), text_of(record, "uuid"), instant_ns(record.get("timestamp"))
@@ -66,17 +72,13 @@ class ClaudeLog(AgentLog):
         """The conversation of a row, which this row may begin."""
         session = self._session(record)
         if session not in self._chains:
-            self._chains[session] = _Chain(session, self.notes)
-            self._chains[session].follows = self._last_round(record)
+            chain = self._chains[session] = _Chain(session, self.notes)
+            # A session goes on from the one that its first row follows: copies may keep that row's id.
+            above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
+            if above and record.get("isSidechain") is not True:
+                chain.follows = next(reversed(self._chains[above].rounds), None)
         self._session_of[row] = session
         return self._chains[session]
-
-    def _last_round(self, record: Record) -> Round | None:
-        """The last call so far of the session that a new session's first row follows: copies may keep its id."""
-        session = self._session_of.get(text_of(record, "parentUuid") or "-")
-        is_side = record.get("isSidechain") is True
-        rounds = self._chains[session].rounds if session is not None and not is_side else []
-        return rounds[-1] if rounds else None
 
     def _session(self, record: Record) -> str:
         """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
@@ -84,18 +86,13 @@ class ClaudeLog(AgentLog):
         if record.get("isSidechain") is not True:
             return session
         if agent := text_of(record, "agentId"):
-            return agent_session(session, agent)
+            return f"{session}/{agent}"
         uuid = text_of(record, "uuid")
         root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
         if root == uuid:
             self.notes.assume("side chains without a link run as sessions of their own")
         self._side_roots[uuid] = root
-        return agent_session(session, root)
-
-
-def agent_session(session: str, agent: str) -> str:
-    """The name of a sub-agent's conversation."""
-    return f"{session}/{agent}"
+        return f"{session}/{root}"
 
 
 class _Chain(Conversation):
@@ -105,7 +102,7 @@ class _Chain(Conversation):
         super().__init__(session, notes)
         self.follows: Round | None = None
         self._by_message: dict[tuple[str, str], Round] = {}
-        self._passes: dict[tuple[str, str], tuple[list[tuple[str, list[int]]], list[int]]] = {}
+        self._answers: dict[Hashable, Answer] = {}
 
     def take(self, record: Record, moment_ns: int, session: str, at: str) -> None:
         """Read one row of a known type; session: the one that its sub-agents belong to."""
@@ -122,7 +119,7 @@ class _Chain(Conversation):
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
-                turn.children.append(agent_session(session, agent))
+                turn.children.append(f"{session}/{agent}")
         kinds = (text_of(part, "type") or "without a type" for part in map(record_of, parts))
         if unknown := next((kind for kind in kinds if kind not in INPUTS), ""):
             self.unread.unknown(f"user content {unknown}", at)
@@ -131,12 +128,11 @@ class _Chain(Conversation):
 
     def _answer(self, record: Record, moment_ns: int, at: str) -> None:
         message = record_of(record.get("message"))
-        usage, name = counts_of(message.get("usage"), USAGE), text_of(message, "id")
-        passes = _passes(record_of(message.get("usage")).get("iterations"))
+        answer, name = answer_of(record_of(message.get("usage"))), text_of(message, "id")
         if text_of(message, "model") == SYNTHETIC:
             self.notes.pass_over("messages that the program wrote in the model's name")
             return
-        if not name or usage is None or passes is None:
+        if not name or answer is None:
             self.unread.broken("an assistant row without its id or usage", at)
             return
         # A gateway may give every answer the same id; the id of the request then tells them apart.
@@ -151,9 +147,9 @@ class _Chain(Conversation):
             self.rounds.append(turn)
         turn = self._by_message[identity]
         # Usage repeats with every block of the message; the last usage counts the whole answer.
-        if usage[3] >= turn.output_tokens:
-            _count(turn, usage)
-            self._passes[identity] = (passes, usage)
+        if answer.usage[3] >= turn.output_tokens:
+            count(turn, answer.usage)
+            self._answers[identity] = answer
         parts = list(map(record_of, list_of(message.get("content"))))
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
         turn.answer_characters += sum(map(_characters, parts))
@@ -161,44 +157,9 @@ class _Chain(Conversation):
             if text_of(part, "type") == "tool_use":
                 self.call(text_of(part, "id"), turn, moment_ns, text_of(part, "name"))
 
-    def with_passes(self) -> Log:
-        """The rounds, one for each pass of the session's model; the last one of an answer has its tools."""
-        self.known()
-        for identity, (passes, usage) in self._passes.items():
-            own = [counts for kind, counts in passes if kind in OWN_PASSES]
-            if not own or len(passes) < 2:
-                continue
-            turn = self._by_message[identity]
-            sums = [list(map(sum, zip(*rows, strict=True))) for rows in (own, [counts for _, counts in passes])]
-            if usage not in sums:
-                self.notes.hold("answers whose usage is not the sum of its passes", sum(usage), sums[1])
-            self.notes.num_more += len(passes) - 1
-            self.notes.drop(OTHER_MODEL, turn.at, len(passes) - len(own))
-            self.notes.assume("answers of several passes of the model: each pass is a call", len(own) > 1)
-            before = [replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]]
-            place = next(place for place, each in enumerate(self.rounds) if each is turn)
-            self.rounds[place:place] = before
-            for number, (each, counts) in enumerate(zip((*before, turn), own, strict=True)):
-                _count(each, counts)
-                each.identity = turn.identity if each is turn else (turn.identity, number)
-                if number:
-                    each.submitted_ns, each.is_human, each.follows = each.end_ns, False, None
-                    each.unknown_wait = "an answer of several passes has one time for all of them"
-        return self.rounds
-
-
-def _count(turn: Round, usage: Sequence[int]) -> None:
-    """Set the lengths of a round from counts of ``USAGE``."""
-    fresh, created, cached, output = usage
-    turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
-    turn.output_tokens = turn.visible_tokens = output
-
-
-def _passes(iterations: object) -> list[tuple[str, list[int]]] | None:
-    """(type, counts) of each pass of an answer, [] where they are not told; None where they cannot be read."""
-    rows = [(text_of(each, "type"), counts_of(each, USAGE)) for each in map(record_of, list_of(iterations))]
-    known = [(kind, counts) for kind, counts in rows if counts is not None]
-    return known if len(known) == len(rows) else None
+    def log(self) -> Log:
+        """The rounds, one for each pass of the session's model."""
+        return [each for turn in self.known() for each in rounds_of(turn, self._answers[turn.identity], self.notes)]
 
 
 def _characters(part: Record) -> int:
