@@ -17,12 +17,13 @@ from benchmarks import client as client_scenarios
 from benchmarks.compare import COMPARED, changes, read_figures, write_figures
 from benchmarks.figure import Figure
 from benchmarks.figures import SECTIONS
+from benchmarks.tuning import bench_tuning
 from harness.cli.terminal import say, terminal
 from harness.errors import ExitCode, HarnessError, SpecError
 from harness.outputs import check_output
 
 
-def bench(
+def bench(  # noqa: PLR0913, PLR0917  # options of a command
     sections: Annotated[
         list[str] | None,
         typer.Argument(
@@ -42,6 +43,10 @@ def bench(
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the figures and their samples there, as JSON.")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="FOLDER", help="Keep parts of `tuning` there, and go on from those that are."),
     ] = None,
     compare: Annotated[
         Path | None, typer.Option("--compare", metavar="OLD.json", help="Say what got slower since that file.")
@@ -69,7 +74,10 @@ def bench(
         check_output(output)
     console, figures = terminal(), list["Figure"]()
     for name in wanted:
-        figures += _client(quick, peers or []) if name == "client" else _printed(console, SECTIONS[name]())
+        if name == "client":
+            figures += _client(quick, peers or [])
+        else:
+            figures += _printed(console, bench_tuning(keep=keep) if name == "tuning" else SECTIONS[name]())
     if output is not None:
         write_figures(output, figures)
     if then is not None:

@@ -5,17 +5,23 @@ Workloads and servers are drawn; every configuration is held to new plans that t
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.figure import Figure
+from benchmarks.kept import Kept
 from harness.analysis.compare.stopping import bonferroni, looks_at
+from harness.analysis.stats import of_blocks
 from harness.errors import HarnessError
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.sim.draws import perturbation_of
@@ -23,16 +29,19 @@ from harness.model.spec import PerturbationSpec, ServerSpec, StopSpec, WorkloadS
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.confirm import ALPHA, BEST, MOST_BLOCKS, SMALLEST, candidates_of, looks_within
 from harness.tune.explore import MARGIN, POLICIES, Effort, Plans, Question, explore
-from harness.tune.setups import Baseline, Setup, checked_levers, ladder, limits_up_to
+from harness.tune.setups import MORE_SIZES, MOST_SIZES, Baseline, Setup, checked_levers, ladder, limits_up_to
 
 WORKLOADS, TUNES, SEED = 60, 400, 20261128
-EFFORT = Effort(1_200_000, 900_000, 400_000, pairs=4, sets=200, few=8)
 QUICKER = Effort(400_000, 300_000, 150_000, pairs=2, sets=60, few=4)
 STACKS = ("slots", "paged", "replicas")
-NEW_PLANS = {"slots": 64, "paged": 32, "replicas": 12}
-OTHERS = {"slots": 150, "paged": 60, "replicas": 12}
-"""Configurations of the space that are drawn beside those that the search scored."""
+NEW_PLANS, MANY_PLANS = 200, 3_000
+"""New plans on which the space is sorted, and those on which the best of it and what is proposed are compared."""
+OTHERS, BEST_OF_SPACE = 150, 12
+"""Configurations of the space that are drawn beside those that the search scored, and how many of all are compared."""
 TRUE_PLANS = 1_500
+TUNE = Path(inspect.getfile(explore)).parent
+DECIDES = ("confirm.py", "explore.py", "setups.py")
+"""Files of ``harness.tune`` that decide the figures."""
 
 
 class Case(NamedTuple):
@@ -94,10 +103,12 @@ def drawn_setups(case: Case, count: int) -> Iterator[Setup]:
     base = Baseline(question.server)
     sessions = question.agents[0]
     limits = limits_up_to(base.setup.max_num_seqs, max(sessions, base.setup.max_num_seqs))
+    # The first and the last are always there.
+    most = min(len(base.setup.decode_buckets) + MORE_SIZES, MOST_SIZES) - 2
     for _ in range(count):
         limit = int(rng.choice(limits))
         setup = base.implied(limit)
-        some = rng.choice(np.arange(1, limit + 1), size=min(limit, int(rng.integers(1, 6))), replace=False)
+        some = rng.choice(np.arange(1, limit + 1), size=min(limit, int(rng.integers(1, most + 1))), replace=False)
         setup = setup._replace(decode_buckets=tuple(sorted({1, limit, *map(int, some)})))
         if setup.kv_slots is not None:
             setup = setup._replace(kv_slots=int(rng.choice(list(ladder(setup.kv_slots, 4 * sessions + limit)))))
@@ -118,50 +129,63 @@ class Held(NamedTuple):
 
 
 def held(case: Case) -> Held:
-    """Search a case, and hold what it proposes to the best of its space on new plans."""
-    explored = explore(case.question, EFFORT)
+    """Search a case, and hold what it proposes to the best of its space on new plans.
+
+    The space is sorted on some plans, and its best are compared on many others, so that none is best by luck.
+    """
+    explored = explore(case.question)
     base = Setup.of(case.question.server)
-    new = Plans(replace(case.question, seed=case.question.seed + 10**6), "study", NEW_PLANS[case.stack], (0,))
-    today_ns = new.played(base).device_ns.sum()
 
-    def ratio(setup: Setup) -> float:
-        try:
-            return float(new.played(setup).device_ns.sum() / today_ns)
-        except HarnessError:
-            return math.inf
+    def ratios(setups: Iterable[Setup], part: str, count: int) -> dict[Setup, float]:
+        new = Plans(replace(case.question, seed=case.question.seed + 10**6), part, count, (0,))
+        today_ns, found = new.played(base).device_ns.sum(), dict[Setup, float]()
+        for setup in setups:
+            with suppress(HarnessError):
+                found[setup] = float(new.played(setup).device_ns.sum() / today_ns)
+        return found
 
-    chosen = (
-        {setup for setup, _ in explored.screened}
-        if case.stack == "slots"
-        else {setup for setup, _ in explored.screened[: 2 * OTHERS[case.stack]]}
-    )
-    space = {base, *chosen, *drawn_setups(case, OTHERS[case.stack]), *(option.setup for option in explored.options)}
+    options = {option.setup for option in explored.options}
+    space = {base, *(setup for setup, _ in explored.screened), *drawn_setups(case, OTHERS), *options}
+    rough = ratios(space, "space", NEW_PLANS)
     proposed = base if explored.smallest is None else explored.smallest.setup
     best = base if explored.best is None else explored.best.setup
-    return Held(case.stack, explored.smallest is None, ratio(proposed), ratio(best), min(map(ratio, space)))
+    exact = ratios({base, proposed, best, *sorted(rough, key=rough.__getitem__)[:BEST_OF_SPACE]}, "best", MANY_PLANS)
+    return Held(case.stack, explored.smallest is None, exact[proposed], exact[best], min(exact.values()))
 
 
 class Tuned(NamedTuple):
-    """A simulated tune. name: of the candidate that is the answer, "" for keep. low, high: 95 % interval of its ratio;
-    true: its ratio on many new plans."""
+    """A simulated tune. name: of the candidate that is the answer, "" for keep. low, high: 95 % interval of its ratio
+    at the look that ended it, after ``num_blocks`` plans; true: its ratio on many new plans. fixed_low, fixed_high:
+    that of all plans of the budget without a look before, for this candidate alone. of_sums: the true ratio of sums."""
 
     name: str
     estimate: float = 1.0
     low: float = 0.0
     high: float = 2.0
     true: float = 1.0
+    num_blocks: int = 0
+    fixed_low: float = 0.0
+    fixed_high: float = 2.0
+    of_sums: float = 1.0
 
     @property
     def holds(self) -> bool:
         return self.low <= self.true <= self.high
 
+    @property
+    def fixed_holds(self) -> bool:
+        return self.fixed_low <= self.true <= self.fixed_high
+
 
 @cache
-def true_ratio(number: int, setup: Setup) -> float:
-    """A configuration of a case against today's, on many new plans."""
-    case = drawn_case(number, has_losses=True)
+def true_ratios(number: int, setup: Setup) -> tuple[float, float]:
+    """A configuration of a case against today's on many new plans: the geometric mean over plans, as measurements
+    estimate it, and the ratio of sums."""
     new = _true_plans(number)
-    return float(new.played(setup).device_ns.mean() / new.played(Setup.of(case.question.server)).device_ns.mean())
+    spent, today = (
+        new.played(each).device_ns for each in (setup, Setup.of(drawn_case(number, has_losses=True).question.server))
+    )
+    return math.exp(np.log(spent / today).mean()), float(spent.sum() / today.sum())
 
 
 @cache
@@ -183,8 +207,11 @@ def tuned(number: int, seed: int) -> Tuned:
     name, look = _answer(logs)
     if not name:
         return Tuned("")
-    setup = candidates[name].setup
-    return Tuned(name, math.exp(look.mean), math.exp(look.low), math.exp(look.high), true_ratio(number, setup))
+    fixed = of_blocks(logs[name].tolist())
+    ends = (look.mean, look.low, look.high, fixed.low, fixed.high)
+    estimate, low, high, fixed_low, fixed_high = map(math.exp, ends)
+    true, of_sums = true_ratios(number, candidates[name].setup)
+    return Tuned(name, estimate, low, high, true, look.num_blocks, fixed_low, fixed_high, of_sums)
 
 
 def _answer(logs: dict[str, Any]) -> tuple[str, Any]:
@@ -205,25 +232,42 @@ def _answer(logs: dict[str, Any]) -> tuple[str, Any]:
     return less[0], last[less[0]]
 
 
-def bench_tuning(num_workloads: int = WORKLOADS, num_tunes: int = TUNES) -> Iterator[Figure]:
-    """The three promises, each with its count."""
-    losing = [held(drawn_case(number, has_losses=True)) for number in range(num_workloads)]
+def bench_tuning(num_workloads: int = WORKLOADS, num_tunes: int = TUNES, keep: Path | None = None) -> Iterator[Figure]:
+    """The three promises, each with its count. keep: a folder in which what was done stays, to go on from."""
+    kept = Kept(keep, [Path(__file__), *(TUNE / name for name in DECIDES)])
+
+    def done(number: int, *, has_losses: bool) -> Held:
+        key = f"{'losing' if has_losses else 'saturated'} {number}"
+        return Held(*kept.value(key, lambda: list(held(drawn_case(number, has_losses=has_losses)))))
+
+    losing = [done(number, has_losses=True) for number in range(num_workloads)]
     yield from _proposals(losing)
-    saturated = (held(drawn_case(number, has_losses=False)) for number in range(2 * num_workloads))
+    saturated = (done(number, has_losses=False) for number in range(2 * num_workloads))
     without = list(islice((each for each in saturated if each.least > 1 - MARGIN), num_workloads))
-    kept = sum(each.is_kept for each in without)
+    is_kept = sum(each.is_kept for each in without)
     most = max(1 - each.least for each in without)
     note = f"wanted: at least 57 of 60; the most that any of them could save: {100 * most:.2f} %"
-    yield Figure("kept where nothing saves 1 %", f"{kept} of {len(without)}", note)
+    yield Figure("kept where nothing saves 1 %", f"{is_kept} of {len(without)}", note)
     numbers = [number for number in range(num_workloads) if STACKS[number % len(STACKS)] == "slots"][:8]
-    done = [tuned(numbers[seed % len(numbers)], seed) for seed in range(num_tunes)]
-    gains = [each for each in done if each.name]
+    tunes = [
+        Tuned(*kept.value(f"tune {seed}", lambda seed=seed: list(tuned(numbers[seed % len(numbers)], seed))))
+        for seed in range(num_tunes)
+    ]
+    yield from _intervals([each for each in tunes if each.name])
+
+
+def _intervals(gains: Sequence[Tuned]) -> Iterator[Figure]:
     share = sum(each.holds for each in gains) / max(1, len(gains))
-    yield Figure("confirmed gains whose interval holds the true ratio", f"{share:.3f}", f"of {len(gains)}; .93 to .97")
+    stops = ", ".join(f"{num} after {plans}" for plans, num in sorted(Counter(g.num_blocks for g in gains).items()))
+    yield Figure("confirmed gains whose interval holds the true ratio", f"{share:.4f}", f"of {len(gains)}: {stops}")
+    fixed = sum(each.fixed_holds for each in gains) / max(1, len(gains))
+    yield Figure("the same at one look, one candidate alone", f"{fixed:.4f}", f"after {MOST_BLOCKS}; .93 to .97")
     below = sum(each.true < each.low for each in gains)
     yield Figure("true ratio below, above the interval", f"{below}, {sum(each.true > each.high for each in gains)}")
-    bias = float(np.mean([math.log(each.estimate / each.true) for each in gains])) if gains else 0.0
+    logs = [(math.log(each.estimate / each.true), math.log(each.true / each.of_sums)) for each in gains]
+    bias, of_sums = np.mean(logs or [(0.0, 0.0)], axis=0)
     yield Figure("mean of log(measured / true)", f"{bias:+.4f}", "below 0: gains are too large")
+    yield Figure("mean of log(mean over plans / ratio of sums)", f"{of_sums:+.4f}")
 
 
 def _proposals(losing: Sequence[Held]) -> Iterator[Figure]:

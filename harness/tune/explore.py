@@ -67,7 +67,9 @@ REPLICATES = 6
 SEED_RANGE = 2**31
 BEST_OF_EACH = 4
 """Configurations of the same memory and number of sizes that a picture shows."""
-LEAST_PLANS, MOST_PLANS = 4, 96
+LEAST_PLANS, MOST_PLANS, MOST_CHOICE_PLANS = 4, 96, 400
+ROUNDS = 4
+"""In which the best and the smallest change are chosen."""
 MOST_DRAWS = 100
 FINALISTS = 10
 TIE = 0.001
@@ -94,7 +96,7 @@ class Effort(NamedTuple):
 
 
 FULL, QUICK = Effort(), Effort(300_000, 200_000, 300_000, pairs=2, sets=40, few=4)
-PAGED_SLOWNESS, ROUTED_SLOWNESS = 5, 60
+PAGED_SLOWNESS, ROUTED_SLOWNESS = 5, 3
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class _Search:
         self.agents = question.agents or nearby_agents(question.workload)
         self.bounds: list[str] = []
         self._scores: dict[Setup, float] = {}
-        self.chosen: Plans | None = None
+        self.rounds: _Rounds | None = None
         if question.agents and agents_of(question.workload) is None:
             raise SpecError(
                 "this workload has no number of agents at a time that could be another",
@@ -374,9 +376,9 @@ class _Search:
             self.on_progress(0.2 + 0.4 * (place + 1) / len(chosen))
         self._search_others(chosen)
         ranked = sorted(self._scores, key=lambda setup: (self._scores[setup], self.base.size_of(setup)))
-        finalists = self._choose(ranked)
+        best, smallest, finalists = self._choose(ranked)
         self.on_progress(0.7)
-        return self._conclude(ranked, finalists)
+        return self._conclude(ranked, finalists, best, smallest)
 
     def score(self, setup: Setup) -> float:
         """The ratio to the baseline on the first plans, of each number of agents alike; infinite where it is none."""
@@ -526,40 +528,35 @@ class _Search:
         for setup in dict.fromkeys([self.base.setup, best, *chosen[:1]]):
             self.score(setup._replace(prefix_caching=not setup.prefix_caching))
 
-    def _choose(self, ranked: Sequence[Setup]) -> list[Setup]:
-        """Those that the last plans judge: by the second plans, some of each kind of change, the small ones too."""
+    def _choose(self, ranked: Sequence[Setup]) -> tuple[Setup, Setup, list[Setup]]:
+        """The best, the smallest change that is as good, and all that the last plans judge, one of each kind at least.
+
+        On new plans, in rounds: each round has more plans for those alone that can still be as good as the best.
+        """
         base = self.base.setup
         by_kind: dict[tuple[str, ...], list[Setup]] = {}
         for setup in ranked:
             if setup != base and math.isfinite(self._scores[setup]):
                 by_kind.setdefault(self.base.levers(setup), []).append(setup)
-        candidates: list[Setup] = []
+        left: list[Setup] = []
         for of_kind in by_kind.values():
             close = [setup for setup in of_kind if self._scores[setup] <= self._scores[of_kind[0]] + MARGIN]
             small = sorted(close, key=self.base.size_of)
-            candidates += dict.fromkeys([*of_kind[: self.effort.few], *small[: self.effort.few]])
-        if not candidates:
-            return []
-        one = Plans(self.question, "choice", 1, self.agents)
-        count = self.effort.choosing // (one.num_requests * (len(candidates) + 1))
-        plans = self.chosen = Plans(self.question, "choice", max(LEAST_PLANS, min(count, MOST_PLANS)), self.agents)
-        self.choice = {setup: self._ratio(plans, setup) for setup in candidates}
-        least = min(self.choice.values())
-        best = min((each for each in candidates if self.choice[each] <= least + TIE), key=self.base.size_of)
-        own = self._own(best)
-        as_good = [setup for setup in candidates if self._own(setup) <= own * (1 + AS_GOOD)]
-        smallest = min(as_good, key=self.base.size_of)
-        self.pick = (best, smallest)
-        firsts = [min(of_kind, key=lambda setup: self.choice.get(setup, math.inf)) for of_kind in by_kind.values()]
-        firsts.sort(key=lambda setup: self.choice.get(setup, math.inf))
-        return list(dict.fromkeys([best, smallest, *firsts]))[:FINALISTS]
+            left += dict.fromkeys([*of_kind[: self.effort.few], *small[: self.effort.few]])
+        if not left:
+            return base, base, []
+        self.rounds = _Rounds(self.question, self.agents, base)
+        best = left[0]
+        for _ in range(ROUNDS):
+            left = self.rounds.play(left, self.effort.choosing // ROUNDS)
+            least = min(map(self.rounds.ratio, left))
+            best = min((each for each in left if self.rounds.ratio(each) <= least + TIE), key=self.base.size_of)
+            left = [setup for setup in left if self.rounds.is_close(setup, best)]
+        smallest = min((each for each in left if self.rounds.is_as_good(each, best)), key=self.base.size_of)
+        firsts = [of_kind[0] for of_kind in by_kind.values()]
+        return best, smallest, list(dict.fromkeys([best, smallest, *firsts]))[:FINALISTS]
 
-    def _own(self, setup: Setup) -> float:
-        """The ratio to the baseline for the workload's own number of agents, on the second plans."""
-        plans = self.chosen or self.plans
-        return float(plans.played(setup).device_ns.sum() / plans.played(self.base.setup).device_ns.sum())
-
-    def _conclude(self, ranked: Sequence[Setup], finalists: Sequence[Setup]) -> Explored:
+    def _conclude(self, ranked: Sequence[Setup], finalists: Sequence[Setup], chosen: Setup, smaller: Setup) -> Explored:
         shown = [*finalists, *(setup for setup in self.also if setup != self.base.setup)]
         shown = list(dict.fromkeys(shown))
         predictor = _Predictor(self.question, self.effort, len(shown) + 2)
@@ -571,16 +568,17 @@ class _Search:
         by_setup = {option.setup: option for option in options}
         best = smallest = None
         if finalists:
-            best, smallest = (by_setup[setup] for setup in self.pick)
+            best, smallest = by_setup[chosen], by_setup[smaller]
             if smallest.saving < MARGIN and best.saving < MARGIN:
                 best = smallest = None
-            elif smallest.saving < MARGIN or smallest.ratio.ratio > best.ratio.ratio * (1 + AS_GOOD):
+            elif smallest.saving < MARGIN or smallest.ratio.ratio > best.ratio.ratio * (1 + MARGIN):
                 # What was as good on the plans that chose it need not be on these.
                 smallest = best
         simulated = self.plans.num_simulated + predictor.num_simulated
-        simulated += 0 if self.chosen is None else self.chosen.num_simulated
+        simulated += 0 if self.rounds is None else self.rounds.num_simulated
         agents = ", ".join(map(str, sorted(self.agents)))
         notes = [f"sizes are chosen for {agents} agents at a time"] * (len(self.agents) > 1)
+        notes += [f"at most {self.most_sizes} compiled sizes"] * ("decode_buckets" in self.question.levers)
         return Explored(
             self.base.setup,
             ceiling,
@@ -604,12 +602,6 @@ class _Search:
                 shown.append((setup, self._scores[setup]))
         return tuple(shown)
 
-    def _block_sd(self, setup: Setup) -> float:
-        """Spread of the log ratio over single plans; each of a pair with its own jitter would differ a little more."""
-        plans = self.chosen if self.chosen is not None else self.plans
-        own, base = (plans.played(each).device_ns for each in (setup, self.base.setup))
-        return float(np.log(own / base).std(ddof=1))
-
     def _option(self, predictor: _Predictor, setup: Setup, *, with_turns: bool) -> Option:
         ratios = predictor.ratios(setup)
         low, high = np.quantile(ratios, [0.05, 0.95], method="weibull")
@@ -621,13 +613,74 @@ class _Search:
             predictor.ratio(setup),
             float(low),
             float(high),
-            self._block_sd(setup),
+            predictor.block_sd(setup),
             predictor.reuse(setup, self.endless),
             self.base.memory_gib(setup),
             self.base.compile_s(setup),
             unmeasured_in_words(self.question.model, sizes),
             turns,
         )
+
+
+class _Rounds:
+    """Configurations on plans that grow: each round has new ones, the same for all configurations that take part."""
+
+    def __init__(self, question: Question, agents: Sequence[int], base: Setup) -> None:
+        self._question, self._agents, self._base = question, agents, base
+        self._rounds: list[Plans] = []
+
+    @property
+    def num_simulated(self) -> int:
+        return sum(plans.num_simulated for plans in self._rounds)
+
+    def play(self, setups: Sequence[Setup], num_requests: int) -> list[Setup]:
+        """One more round of about so many simulated requests; the configurations that hold its requests."""
+        one = Plans(self._question, "choice", 1, self._agents).num_requests
+        count = max(LEAST_PLANS, min(num_requests // (one * (len(setups) + 1)), MOST_CHOICE_PLANS))
+        self._rounds.append(Plans(self._question, f"choice-{len(self._rounds) + 1}", count, self._agents))
+        return [setup for setup in setups if self._holds(setup)]
+
+    def _holds(self, setup: Setup) -> bool:
+        try:
+            self._rounds[-1].device_ns(setup)
+        except HarnessError:
+            return False
+        return True
+
+    def _shares(self, setup: Setup) -> FloatArray:
+        """Device time of each plan, 1: the baseline's mean; shape (numbers of agents, plans)."""
+        own, base = (
+            np.array(
+                [
+                    np.concatenate([plans.played(each, group).device_ns for plans in self._rounds])
+                    for group in range(len(self._agents))
+                ]
+            )
+            for each in (setup, self._base)
+        )
+        return own / base.mean(axis=1, keepdims=True)
+
+    def ratio(self, setup: Setup) -> float:
+        """To the baseline, of each number of agents alike."""
+        return float(self._shares(setup).mean())
+
+    def _behind(self, setup: Setup, best: Setup, groups: int) -> tuple[float, float]:
+        """How much more than the best it costs for the first numbers of agents, as a share, and the standard error."""
+        own, least = self._shares(setup)[:groups], self._shares(best)[:groups]
+        differences = own - least
+        error = math.sqrt(float(differences.var(axis=1, ddof=1).sum()) / differences.shape[1]) / len(differences)
+        return float(differences.mean() / least.mean()), error / float(least.mean())
+
+    def is_close(self, setup: Setup, best: Setup) -> bool:
+        """Whether it can still be the best, or as good for the workload's own number of agents."""
+        more, error = self._behind(setup, best, len(self._agents))
+        own, own_error = self._behind(setup, best, 1)
+        return more - 2 * error <= 0 or own - 2 * own_error <= AS_GOOD
+
+    def is_as_good(self, setup: Setup, best: Setup) -> bool:
+        """Whether it costs little more for the workload's own number of agents, its standard error counted in."""
+        more, error = self._behind(setup, best, 1)
+        return more + error <= AS_GOOD
 
 
 class _Predictor:
@@ -645,7 +698,7 @@ class _Predictor:
         self.num_simulated = 0
 
     def _play(self, setup: Setup, costs: CostChange = NO_CHANGE) -> tuple[FloatArray, int]:
-        """(device time of each imagined experiment, tokens reused in all of them)."""
+        """(device time, shape (imagined experiments, plans), tokens reused in all of them)."""
         key = (setup, costs)
         if key not in self._known:
             server = setup.on(self._question.server)
@@ -659,14 +712,17 @@ class _Predictor:
             totals = simulator_of(server)(draws, config).totals
             self.num_simulated += len(draws.arrays.plans)
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
-            known = device_ns.reshape(self.draws, REPLICATES).sum(axis=1), int(totals["cached_tokens"].sum())
-            self._known[key] = known
+            self._known[key] = device_ns.reshape(self.draws, REPLICATES), int(totals["cached_tokens"].sum())
         return self._known[key]
 
     def ratios(self, setup: Setup, costs: CostChange = NO_CHANGE) -> FloatArray:
         """The cost ratio of each imagined experiment."""
         base = costs.seen_by(self._base.decode_buckets)
-        return np.asarray(self._play(setup, costs)[0] / self._play(self._base, base)[0])
+        return np.asarray(self._play(setup, costs)[0].sum(axis=1) / self._play(self._base, base)[0].sum(axis=1))
+
+    def block_sd(self, setup: Setup) -> float:
+        """Spread of the log ratio between the plans of one imagined experiment."""
+        return float(np.sqrt(np.log(self._play(setup)[0] / self._play(self._base)[0]).var(axis=1, ddof=1).mean()))
 
     def ratio(self, setup: Setup) -> DrawnRatio:
         own, base = (DrawnCosts(self._play(each)[0]) for each in (setup, self._base))
