@@ -28,7 +28,8 @@ from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, StopSpec, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.confirm import ALPHA, BEST, MOST_BLOCKS, SMALLEST, candidates_of, looks_within
-from harness.tune.explore import MARGIN, POLICIES, Effort, Plans, Question, explore
+from harness.tune.explore import POLICIES, Effort, explore
+from harness.tune.plans import MARGIN, Plans, Question
 from harness.tune.setups import MORE_SIZES, MOST_SIZES, Baseline, Setup, checked_levers, ladder, limits_up_to
 
 WORKLOADS, TUNES, SEED = 60, 400, 20261128
@@ -40,7 +41,7 @@ OTHERS, BEST_OF_SPACE = 150, 12
 """Configurations of the space that are drawn beside those that the search scored, and how many of all are compared."""
 TRUE_PLANS = 1_500
 TUNE = Path(inspect.getfile(explore)).parent
-DECIDES = ("confirm.py", "explore.py", "setups.py")
+DECIDES = ("confirm.py", "explore.py", "plans.py", "predict.py", "setups.py")
 """Files of ``harness.tune`` that decide the figures."""
 
 

@@ -232,8 +232,9 @@ def _fitted(draft: Draft) -> Draft:
 
 def _with_best_change(draft: Draft) -> Draft:
     """With the change that a quick search on the recording predicts to pay most."""
-    from harness.tune.explore import MARGIN, QUICK, explore
+    from harness.tune.explore import QUICK, explore
     from harness.tune.hint import question_of_run
+    from harness.tune.plans import MARGIN
 
     (run,) = draft.planned().by_condition["base"]
     try:
@@ -241,7 +242,7 @@ def _with_best_change(draft: Draft) -> Draft:
     except SpecError:
         # More sessions than a quick search takes.
         return draft
-    if (proposal := found.proposal) is None:
+    if (proposal := found.smallest) is None:
         least = f"{100 * MARGIN:g} %"
         note = f"simulated: no change of slots or sizes saves {least} on it; the file compares eight slots with twelve"
         return draft.asking(draft.start.question, draft.start.other, note)

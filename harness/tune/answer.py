@@ -18,7 +18,9 @@ from harness.model.spec import ExperimentSpec
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
-from harness.tune.explore import MARGIN, Explored, Option
+from harness.tune.explore import Explored
+from harness.tune.plans import MARGIN
+from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
 
 State = Literal["keep", "confirmed", "not told apart", "predicted"]

@@ -30,8 +30,10 @@ from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.sections import Basis
-from harness.tune.explore import MARGIN, SEED_RANGE, Explored, Option
+from harness.tune.explore import Explored
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
+from harness.tune.plans import MARGIN, SEED_RANGE
+from harness.tune.predict import Option
 from harness.tune.setups import Baseline
 
 BASE, BEST, SMALLEST = "today", "best", "smallest"

@@ -19,7 +19,8 @@ from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.outputs import check_runs_folder, write_atomic
 from harness.tune.capacity import Capacity
-from harness.tune.explore import Explored, Option
+from harness.tune.explore import Explored
+from harness.tune.predict import Option
 from harness.tune.setups import Setup
 
 FORMAT = 1

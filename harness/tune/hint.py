@@ -19,7 +19,9 @@ from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import ExperimentSpec
 from harness.tune.diagnose import Diagnosis, diagnose
-from harness.tune.explore import MARGIN, QUICK, SEED_RANGE, Effort, Explored, Option, Question, explore
+from harness.tune.explore import QUICK, Effort, Explored, explore
+from harness.tune.plans import MARGIN, SEED_RANGE, Question
+from harness.tune.predict import Option
 from harness.tune.setups import Setup, checked_levers
 
 
@@ -40,7 +42,7 @@ class Hint:
     @property
     def proposal(self) -> Option | None:
         """The change that is suggested; None where none pays, or none pays more than what was tested."""
-        if self.explored is None or (proposal := self.explored.proposal) is None:
+        if self.explored is None or (proposal := self.explored.smallest) is None:
             return None
         if self.tested is not None and proposal.saving < self.tested.saving + MARGIN:
             return None

@@ -16,7 +16,8 @@ from harness.tune.answer import Answer, modelled, to_copy
 from harness.tune.capacity import Capacity, Share
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
-from harness.tune.explore import Explored, Option
+from harness.tune.explore import Explored
+from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
 
 if TYPE_CHECKING:

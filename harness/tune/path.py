@@ -41,10 +41,12 @@ from harness.tune.confirm import (
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
-from harness.tune.explore import FULL, QUICK, Effort, Explored, Option, Question, agents_of, at_a_time, explore
+from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder
 from harness.tune.hint import question_of_run
 from harness.tune.page import Found, tune_page
+from harness.tune.plans import Question, agents_of, at_a_time
+from harness.tune.predict import Option
 from harness.tune.price import Price, calibration_of, fitted, names_costs, needs_calibration, price_of
 from harness.tune.sessions import (
     MOST_PLANS,
@@ -168,7 +170,7 @@ class Tune:
             quick = explore(self.question, QUICK)
         except HarnessError:
             return None
-        if (proposal := quick.proposal) is None:
+        if (proposal := quick.smallest) is None:
             most = 100 * quick.most_saved
             self.say(
                 f"  a first look: no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"

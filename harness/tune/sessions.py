@@ -28,7 +28,8 @@ from harness.model.sim.simulate import SimResult
 from harness.model.spec import ExperimentSpec, SloSpec, WorkloadSpec
 from harness.tune.capacity import PROPOSED, Capacity, Point, Share, Verdict
 from harness.tune.confirm import BASE, base_condition, plain_table, server_of
-from harness.tune.explore import SEED_RANGE, Explored, Question, agents_of, at_a_time
+from harness.tune.explore import Explored
+from harness.tune.plans import SEED_RANGE, Question, agents_of, at_a_time
 from harness.tune.setups import Baseline, Setup
 
 PLANS = 16

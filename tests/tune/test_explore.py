@@ -13,7 +13,8 @@ from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
-from harness.tune.explore import QUICK, Effort, Explored, Plans, Question, explore
+from harness.tune.explore import QUICK, Effort, Explored, explore
+from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
 
 pytestmark = pytest.mark.same_everywhere
@@ -47,10 +48,10 @@ def test_the_papers_case_proposes_the_larger_batch_alone_and_its_selected_sizes_
 def test_slots_are_added_until_every_return_finds_its_kv_although_the_first_rungs_save_little() -> None:
     workload = WorkloadSpec(num_sessions=24, requests_per_session=3, wait_cap_s=30.0)
     explored = found(ServerSpec(max_num_seqs=8), workload, ("kv_slots",))
-    assert explored.proposal is not None
-    assert (explored.proposal.setup.kv_slots or 0) >= 32
-    assert explored.proposal.reuse > 0.95
-    assert explored.proposal.saving > 0.1
+    assert explored.smallest is not None
+    assert (explored.smallest.setup.kv_slots or 0) >= 32
+    assert explored.smallest.reuse > 0.95
+    assert explored.smallest.saving > 0.1
     assert any("where every return finds its KV" in line for line in explored.bounds)
 
 
@@ -65,7 +66,7 @@ def test_memory_ends_the_ladder_and_the_bounds_say_so() -> None:
 
 def test_a_server_that_loses_nothing_is_kept() -> None:
     explored = found(ServerSpec(max_num_seqs=1, decode_buckets=(1,), kv_slots=9), WorkloadSpec(num_sessions=1))
-    assert explored.proposal is None
+    assert explored.smallest is None
     assert explored.best is None
     assert explored.most_saved < 0.01
     assert "kv_slots: every return finds its KV already" in explored.bounds

@@ -13,9 +13,10 @@ from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
-from harness.tune.explore import Explored, Option
+from harness.tune.explore import Explored
 from harness.tune.folder import explored_from, explored_table
 from harness.tune.page import Found, tune_page, unbroken
+from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
 
 pytestmark = pytest.mark.same_everywhere

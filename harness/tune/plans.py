@@ -1,0 +1,230 @@
+"""The plans of a question: new draws of its workload, and what each configuration costs on them.
+
+Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import HarnessError
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import CostModel
+from harness.model.experiment import build_plan
+from harness.model.plan.build import derive_seed
+from harness.model.sim.draws import Perturbation, jitter, nominal, simulator_of
+from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.plans import Input, input_arrays, joined, plan_arrays
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import ServerSpec, Treatment, WorkloadSpec
+from harness.tune.setups import Setup
+
+FloatArray = npt.NDArray[np.float64]
+SEED_RANGE = 2**31
+PAGED_SLOWNESS, ROUTED_SLOWNESS = 5, 3
+MARGIN = 0.01
+"""A saving below this share is none."""
+AS_GOOD = 0.0075
+"""What a change may cost more than the best to be as good, its error counted in; below MARGIN."""
+LEAST_PLANS, MOST_PLANS = 4, 400
+"""Plans of a round."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is searched: a server with its costs, the sessions it serves, and what may change.
+
+    perturbation: sizes of what repeats differ in. agents: numbers of sessions at a time that sizes are chosen for, the
+    workload's own first. memory_gib: of one device, None: no limit. seed: of all plans.
+    """
+
+    server: ServerSpec
+    model: CostModel
+    workload: WorkloadSpec
+    treatment: Treatment
+    perturbation: Perturbation
+    levers: tuple[str, ...]
+    agents: tuple[int, ...] = ()
+    memory_gib: float | None = None
+    most_sizes: int = 0
+    seed: int = 1
+
+    @property
+    def slowness(self) -> int:
+        """How many times as long its simulator takes for a request as that of KV slots."""
+        return ROUTED_SLOWNESS if self.server.is_routed else PAGED_SLOWNESS if self.server.is_paged else 1
+
+
+class _Played(NamedTuple):
+    """One configuration on the plans of a group, in sums of each plan."""
+
+    device_ns: FloatArray
+    cached_tokens: int
+    histogram: npt.NDArray[np.int64]
+
+
+class Plans:
+    """The plans of a question in groups by agents at a time, each with the client's jitter, and what was played."""
+
+    def __init__(self, question: Question, part: str, count: int, agents: Sequence[int]) -> None:
+        self._question, self._base = question, Setup.of(question.server)
+        seed = derive_seed(question.seed, f"tune/{part}") % SEED_RANGE
+        key = zlib.crc32(part.encode())
+        self.groups = [
+            jitter(
+                drawn_plans(at_a_time(question.workload, number), question.treatment, seed, count),
+                question.perturbation,
+                key,
+                place,
+            )
+            for place, number in enumerate(agents)
+        ]
+        self.num_requests = sum(len(group.requests) for group in self.groups)
+        self._widths = [_width(group) for group in self.groups]
+        self.num_simulated = 0
+        self._played: dict[tuple[object, ...], _Played] = {}
+
+    @property
+    def width(self) -> int:
+        """Most sessions at once in any plan."""
+        return max(self._widths)
+
+    def played(self, setup: Setup, group: int = 0) -> _Played:
+        """One configuration on one group; PlanError where a request does not fit."""
+        server = setup.on(self._question.server)
+        config = EngineConfig.from_server(server.replica)
+        key = (group, *(self._shared(config, group) or (setup,)))
+        if key not in self._played:
+            arrays = self.groups[group]
+            self.num_simulated += len(arrays.plans)
+            if self._question.slowness > 1:
+                outcome = simulator_of(server)(nominal(arrays, self._question.model), config)
+            else:
+                outcome = run_batch(arrays, config, self._question.model)
+            totals = outcome.totals
+            device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+            self._played[key] = _Played(device_ns, int(totals["cached_tokens"].sum()), outcome.histogram.sum(axis=0))
+        return self._played[key]
+
+    def _shared(self, config: EngineConfig, group: int) -> tuple[object, ...]:
+        """What decides on these plans; configurations that agree in it give equal figures. Empty: everything does."""
+        if self._question.slowness > 1:
+            return ()
+        width = self._widths[group]
+        limit = min(config.max_num_seqs, width + 1)
+        largest = next(place for place, size in enumerate(config.decode_buckets) if size >= min(limit, width))
+        server = (config.num_usable_slots, config.is_full, config.prefix_caching)
+        return (limit, *server, config.decode_buckets[: largest + 1])
+
+    def device_ns(self, setup: Setup) -> FloatArray:
+        """Device time of each plan; shape (numbers of agents, plans)."""
+        return np.array([self.played(setup, group).device_ns for group in range(len(self.groups))])
+
+    @property
+    def base_ns(self) -> FloatArray:
+        """That of what runs today."""
+        return self.device_ns(self._base)
+
+    def cached_tokens(self, setup: Setup) -> int:
+        """Tokens reused by the workload's own number of agents."""
+        return self.played(setup).cached_tokens
+
+
+def _width(arrays: layout.PlanArrays) -> int:
+    """Most sessions at once in any of these plans: the leaves of the "after" forest."""
+    is_leaf = arrays.sessions["num_followers"] == 0
+    spans = zip(arrays.plans["first_session"].tolist(), arrays.plans["num_sessions"].tolist(), strict=True)
+    return max(int(is_leaf[first : first + size].sum()) for first, size in spans)
+
+
+def drawn_plans(workload: WorkloadSpec, treatment: Treatment, seed: int, count: int) -> layout.PlanArrays:
+    """New plans of a workload; a recording that is replayed whole gives the same plan each time."""
+    if workload.source == "trace":
+        first, second = (build_plan(workload, seed, replicate) for replicate in (0, 1))
+        if first.hash == second.hash:
+            return joined([plan_arrays([first.with_treatment(treatment)])] * count)
+    return input_arrays([Input(workload, seed, replicate) for replicate in range(count)], treatment)
+
+
+def agents_of(workload: WorkloadSpec) -> int | None:
+    """Sessions at a time, where a number in the workload says it."""
+    if workload.concurrency is not None:
+        return workload.concurrency
+    is_plain = workload.source in ("drawn", "paper") and not workload.group and not workload.start_offset_s
+    return workload.num_sessions if is_plain else None
+
+
+def nearby_agents(workload: WorkloadSpec) -> tuple[int, ...]:
+    """The sessions at a time, and a quarter less and more: what is compiled serves other hours too."""
+    number = agents_of(workload)
+    if number is None:
+        return (0,)
+    around = {number, max(1, number - round(number / 4)), number + round(number / 4)}
+    return (number, *sorted(around - {number}))
+
+
+def at_a_time(workload: WorkloadSpec, agents: int) -> WorkloadSpec:
+    """The workload with so many sessions at a time; 0: as it is."""
+    own = agents_of(workload)
+    if agents in (0, own) or own is None:
+        return workload
+    key = "num_sessions" if workload.concurrency is None else "concurrency"
+    return workload.model_copy(update={key: agents})
+
+
+class Rounds:
+    """Configurations on plans that grow: each round has new ones, the same for all configurations that take part."""
+
+    def __init__(self, question: Question, agents: Sequence[int]) -> None:
+        self._question, self._agents = question, agents
+        self._rounds: list[Plans] = []
+
+    @property
+    def num_simulated(self) -> int:
+        return sum(plans.num_simulated for plans in self._rounds)
+
+    def play(self, setups: Sequence[Setup], num_requests: int) -> list[Setup]:
+        """One more round of about so many simulated requests; the configurations that hold its requests."""
+        one = Plans(self._question, "choice", 1, self._agents).num_requests
+        count = max(LEAST_PLANS, min(num_requests // (one * (len(setups) + 1)), MOST_PLANS))
+        plans = Plans(self._question, f"choice-{len(self._rounds) + 1}", count, self._agents)
+        self._rounds.append(plans)
+        held: list[Setup] = []
+        for setup in setups:
+            with suppress(HarnessError):
+                plans.device_ns(setup)
+                held.append(setup)
+        return held
+
+    def _shares(self, setup: Setup) -> FloatArray:
+        """Device time of each plan, in means of what runs today; shape (numbers of agents, plans)."""
+        own = np.concatenate([plans.device_ns(setup) for plans in self._rounds], axis=1)
+        base = np.concatenate([plans.base_ns for plans in self._rounds], axis=1)
+        return own / base.mean(axis=1, keepdims=True)
+
+    def ratio(self, setup: Setup) -> float:
+        """To what runs today, of each number of agents alike."""
+        return float(self._shares(setup).mean())
+
+    def _behind(self, setup: Setup, best: Setup, groups: int | None = None) -> tuple[float, float]:
+        """How much more than the best it costs, as a share, and its standard error; for the first numbers of agents."""
+        least = self._shares(best)[:groups]
+        more = (self._shares(setup)[:groups] - least) / least.mean()
+        return float(more.mean()), math.sqrt(more.var(axis=1, ddof=1).sum() / more.shape[1]) / len(more)
+
+    def is_close(self, setup: Setup, best: Setup) -> bool:
+        """Whether it can still be the best, or as good for the workload's own number of agents."""
+        (more, error), (own, own_error) = self._behind(setup, best), self._behind(setup, best, 1)
+        return more <= 2 * error or own - 2 * own_error <= AS_GOOD
+
+    def is_as_good(self, setup: Setup, best: Setup) -> bool:
+        """Whether it costs little more for the workload's own number of agents, its standard error counted in."""
+        return sum(self._behind(setup, best, 1)) <= AS_GOOD

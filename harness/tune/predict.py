@@ -1,0 +1,120 @@
+"""What a configuration is predicted to cost: on plans that chose nothing, with jitter and uncertain costs.
+
+Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.analysis.compare.drawn import DrawnCosts, DrawnRatio
+from harness.judge.planning.deciding import NO_CHANGE, BreakEven, CostChange, break_even, deciding_sizes
+from harness.model.engine.config import EngineConfig
+from harness.model.plan.build import derive_seed
+from harness.model.sim.draws import Draws, artifact_key, jittered_draw, perturbed, simulator_of
+from harness.tune.plans import SEED_RANGE, FloatArray, Question, drawn_plans
+from harness.tune.setups import Setup
+
+REPLICATES = 6
+"""Plans of one imagined experiment."""
+LEAST_DRAWS, MOST_DRAWS = 12, 100
+
+
+@dataclass(frozen=True)
+class Option:
+    """A configuration with its predicted ratio to the baseline, on plans that chose nothing.
+
+    ratio: mean device time over draws, with its 95 % error. low, high: of 90 % of experiments of REPLICATES plans.
+    block_sd: of the log ratio of one plan, which decides how many plans a measurement takes.
+    reuse: share of the reusable tokens that are reused. unmeasured: which of its sizes have no measured cost, in words.
+    """
+
+    setup: Setup
+    words: str
+    ratio: DrawnRatio
+    low: float
+    high: float
+    block_sd: float
+    reuse: float
+    memory_gib: float
+    compile_s: float
+    unmeasured: str = ""
+    turns: BreakEven | None = None
+
+    @property
+    def saving(self) -> float:
+        return 1 - self.ratio.ratio
+
+    @property
+    def sentence(self) -> str:
+        """What it changes, what that is predicted to save, how sure that is, and given which costs."""
+        given = f"; {self.unmeasured}" if self.unmeasured else ""
+        turns = "" if self.turns is None or self.turns.change is None else f"; {self.turns}"
+        saving, error = 100 * self.saving, 100 * self.ratio.error
+        return f"{self.words}: predicted to save {saving:.1f} +- {error:.1f} %{given}{turns}"
+
+
+class Predictor:
+    """Ratios on the last plans, which are new for each imagined experiment, with jitter and uncertain costs.
+
+    num_requests: simulated ones that all configurations may take together.
+    """
+
+    def __init__(self, question: Question, num_requests: int, num_setups: int) -> None:
+        self._question, self._base = question, Setup.of(question.server)
+        seed = derive_seed(question.seed, "tune/prediction") % SEED_RANGE
+        one = drawn_plans(question.workload, question.treatment, seed, 1)
+        each = len(one.requests) * REPLICATES * num_setups
+        self.draws = max(LEAST_DRAWS, min(num_requests // each, MOST_DRAWS))
+        self._perturbation = replace(question.perturbation, seed=seed)
+        self._arrays = drawn_plans(question.workload, question.treatment, seed, REPLICATES * self.draws)
+        self._known: dict[tuple[Setup, CostChange], tuple[FloatArray, int]] = {}
+        self.num_simulated = 0
+
+    def _play(self, setup: Setup, costs: CostChange = NO_CHANGE) -> tuple[FloatArray, int]:
+        """(device time, shape (imagined experiments, plans), tokens reused in all of them)."""
+        key = (setup, costs)
+        if key not in self._known:
+            server = setup.on(self._question.server)
+            config = EngineConfig.from_server(server.replica)
+            truths = [
+                perturbed(costs.of(self._question.model), self._perturbation, number, artifact_key(config))
+                for number in range(self.draws)
+            ]
+            models = [truth for truth in truths for _ in range(REPLICATES)]
+            draws: Draws = jittered_draw(self._arrays, models, self._perturbation, zlib.crc32(repr(setup).encode()))
+            totals = simulator_of(server)(draws, config).totals
+            self.num_simulated += len(draws.arrays.plans)
+            device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+            self._known[key] = device_ns.reshape(self.draws, REPLICATES), int(totals["cached_tokens"].sum())
+        return self._known[key]
+
+    def ratios(self, setup: Setup, costs: CostChange = NO_CHANGE) -> FloatArray:
+        """The cost ratio of each imagined experiment."""
+        base = costs.seen_by(self._base.decode_buckets)
+        return np.asarray(self._play(setup, costs)[0].sum(axis=1) / self._play(self._base, base)[0].sum(axis=1))
+
+    def block_sd(self, setup: Setup) -> float:
+        """Spread of the log ratio between the plans of one imagined experiment."""
+        return float(np.sqrt(np.log(self._play(setup)[0] / self._play(self._base)[0]).var(axis=1, ddof=1).mean()))
+
+    def ratio(self, setup: Setup) -> DrawnRatio:
+        own, base = (DrawnCosts(self._play(each)[0].sum(axis=1)) for each in (setup, self._base))
+        ratio = own.ratio_to(base)
+        assert ratio is not None, "both sides have the same draws"
+        return ratio
+
+    def reuse(self, setup: Setup, endless: Setup) -> float:
+        """Tokens reused, as a share of those that memory without end reuses."""
+        most = self._play(endless)[1]
+        return self._play(setup)[1] / most if most else 1.0
+
+    def turns(self, setup: Setup) -> BreakEven | None:
+        """How far the deciding costs may be off; None where the draws do not tell it from the baseline."""
+        if not self.ratio(setup).shows_effect:
+            return None
+        sizes = deciding_sizes(setup.decode_buckets, self._base.decode_buckets)
+        return BreakEven(sizes, break_even(lambda change: float(self.ratios(setup, CostChange(sizes, change)).mean())))
