@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError
@@ -86,6 +87,7 @@ class Perform(Protocol):
 
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class TuneStoppedError(Exception):
@@ -151,37 +153,33 @@ class Tune:
                 "every plan replays the same requests, so that an interval holds for these alone; "
                 "workload.num_sessions draws fewer sessions of a recording, others each time"
             )
-        each_s = self._run_s(run)
+        run_s, price_s = self._run_s(run), self._price_s(run)
         self.say(f"budget {wishes.budget}; at most:")
-        self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * each_s)}")
-        price_s = self._price_s(run)
+        self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * run_s)}")
         self.say(f"  price: {self._how_priced(run)}{_about(price_s) if price_s else ''}")
         self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
-        before_s = DIAGNOSE_RUNS * each_s + price_s + SEARCH_S
         if wishes.goal == "sessions":
             self.say("  confirm: the predicted most agents at a time and one step beyond, then further out")
             return None
-        blocks = blocks_within(wishes.budget_s - before_s, 3 * each_s, before_s)
+        blocks = self._blocks(run_s, 3, price_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
-            f"{_about(3 * blocks * each_s)}; it ends when the answer is known"
+            f"{_about(3 * blocks * run_s)}; it ends when the answer is known"
         )
-        try:
+        with suppress(HarnessError):
             quick = explore(self.question, QUICK)
-        except HarnessError:
-            return None
-        if (proposal := quick.smallest) is None:
-            most = 100 * quick.most_saved
-            self.say(
-                f"  a first look: no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
-            )
+            self.say(f"  a first look: {_first_look(quick, blocks)}")
             return quick
-        share = power(proposal, blocks, 2)
-        self.say(
-            f"  a first look: {proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it "
-            f"from today's with probability {share:.2f}, if that is right"
-        )
-        return quick
+        return None
+
+    def _blocks(self, run_s: float, num_conditions: int, before_s: float = 0.0) -> int:
+        """Plans of a measurement that the budget leaves room for, by the seconds of a run."""
+        before_s += DIAGNOSE_RUNS * run_s + SEARCH_S
+        return blocks_within(self.wishes.budget_s - before_s, num_conditions * run_s, before_s)
+
+    def _measured_run_s(self, folder: TuneFolder) -> float:
+        """Wall seconds of a run, as predicted or as those that were made took, whichever is more."""
+        return max([self._run_s(self.first), *wall_seconds(RunStore(folder.path).sealed())])
 
     def _run_s(self, run: PlannedRun) -> float:
         """Wall seconds of a run, its server started and stopped; 0 in virtual time."""
@@ -237,7 +235,7 @@ class Tune:
     def _asked(self) -> dict[str, Any]:
         """What makes it another tune; its budget does not."""
         wishes = self.wishes.model_dump(mode="json", exclude={"budget"})
-        return {"experiment": plain(self.spec), "tune": wishes}
+        return {"experiment": self.spec.model_dump(mode="json"), "tune": wishes}
 
     def _calibrate(self, folder: TuneFolder) -> None:
         """Measure today's costs where none are named and the backend can start servers."""
@@ -291,17 +289,9 @@ class Tune:
         assert explored is not None
         for each in capacities:
             self.say(f"  {each.name}, {each.setup.label}: predicted to hold {each.predicted} agents at a time")
-        why = "only explored" if only_explore else ""
-        if not why:
-            try:
-                capacities = self._measured_agents(folder, capacities)
-            except TuneStoppedError:
-                raise
-            except SpecError:
-                raise
-            except HarnessError as error:
-                why = str(error)
-                self.say(f"  {why}")
+        why = "only explored"
+        if not only_explore:
+            capacities, why = self._unless_it_fails(capacities, lambda: self._measured_agents(folder, capacities))
         found = sessions_answer(self.spec, explored, capacities, why)
         return self._ended(folder, Stages(self.spec, stages.diagnosis, explored), found)
 
@@ -310,9 +300,9 @@ class Tune:
         fails, or the budget ends."""
         share, most = self.wishes.percentile / 100, most_agents(self.question.workload)
         numbers = [max(1, each.predicted) for each in capacities]
-        runs_s = self._run_s(self.first) * max(numbers) / (agents_of(self.question.workload) or 1)
-        runs_s = max([runs_s, *wall_seconds(RunStore(folder.path).sealed())])
-        before_s = DIAGNOSE_RUNS * self._run_s(self.first) + SEARCH_S
+        today_s = self._run_s(self.first)
+        runs_s = max(today_s * max(numbers) / (agents_of(self.question.workload) or 1), self._measured_run_s(folder))
+        before_s = DIAGNOSE_RUNS * today_s + SEARCH_S
         # Half of the time is for numbers further out.
         room = blocks_within((self.wishes.budget_s - before_s) / 2, 2 * len(capacities) * runs_s, before_s, MOST_PLANS)
         plans = min(room, plans_needed(min(numbers), share))
@@ -369,22 +359,13 @@ class Tune:
             if not self.candidates:
                 return answer(self.spec, explored, why=self._wanted(candidates))
             candidates = {name: option for name, option in candidates.items() if name in self.candidates}
-        each_s = max([self._run_s(self.first), *wall_seconds(RunStore(folder.path).sealed())])
-        before_s = DIAGNOSE_RUNS * each_s + SEARCH_S
-        blocks = blocks_within(self.wishes.budget_s - before_s, (1 + len(candidates)) * each_s, before_s)
+        blocks = self._blocks(self._measured_run_s(folder), 1 + len(candidates))
         wanted = Measurement(candidates, blocks, self.candidates, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
         folder.begin("confirm")
         self.say(f"confirm: today's server and {len(candidates)} candidates on at most {spec.replicates} new plans")
-        why = ""
-        try:
-            self._performed(spec, folder, until_decided=True)
-        except SpecError:
-            raise
-        except HarnessError as error:
-            why = str(error)
-            self.say(f"  {why}")
+        _, why = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
         runs = list(RunStore(folder.path).sealed(spec.name))
         if not why and self.is_over:
             why = f"the budget of {self.wishes.budget} ended before the rule had decided"
@@ -397,11 +378,28 @@ class Tune:
         better = bool(runs) and best_is_better(spec, runs)
         return answer(self.spec, explored, shown, best_is_better=better, why=why)
 
+    def _unless_it_fails(self, before: T, make: Callable[[], T]) -> tuple[T, str]:
+        """What is made, or what was before and why it failed; a mistake in what is asked is raised."""
+        try:
+            return make(), ""
+        except SpecError:
+            raise
+        except HarnessError as error:
+            self.say(f"  {error}")
+            return before, str(error)
+
+    def _commands(self, candidates: Mapping[str, Option]) -> list[str]:
+        """What starts the server of each candidate."""
+        return [
+            f"{name}: {line}"
+            for name, option in candidates.items()
+            for line in commands(self.spec, option.setup, self.seen_as)
+        ]
+
     def _wanted(self, candidates: Mapping[str, Option]) -> str:
         """What somebody has to start or compile before the candidates can be measured, its commands said."""
-        for name, option in candidates.items():
-            for line in commands(self.spec, option.setup, self.seen_as):
-                self.say(f"  {name}: {line}")
+        for line in self._commands(candidates):
+            self.say(f"  {line}")
         is_url = place_key(self.spec) == "url"
         what = "start these servers beside today's" if is_url else "compile these models"
         options = " ".join(f"--candidate {name}={'URL' if is_url else 'FOLDER'}" for name in candidates)
@@ -415,12 +413,8 @@ class Tune:
         try:
             refuse_what_is_missing(checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs)
         except SpecError as error:
-            started = "; ".join(
-                f"{name}: {line}"
-                for name, option in wanted.candidates.items()
-                for line in commands(self.spec, option.setup, self.seen_as)
-            )
-            raise SpecError(error.what, where="--candidate", hint=f"Asked for: {started}") from error
+            hint = f"Asked for: {'; '.join(self._commands(wanted.candidates))}"
+            raise SpecError(error.what, where="--candidate", hint=hint) from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
         """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""
@@ -446,7 +440,8 @@ class Tune:
         folder.write_text(TUNED, tuned_text(self.spec, found))
         before = after = None
         runs = list(RunStore(folder.path).sealed(f"{self.spec.name[:56]}-confirm"))
-        chosen = next((name for name, option in _candidates(stages).items() if option == found.option), "")
+        candidates = {} if stages.explored is None else candidates_of(stages.explored)
+        chosen = next((name for name, option in candidates.items() if option == found.option), "")
         if any(run.is_valid and run.condition == chosen for run in runs):
             before, after = diagnose(runs, BASE), diagnose(runs, chosen)
         shown = Found(self.spec, found, stages.diagnosis, stages.explored, before, after)
@@ -455,8 +450,15 @@ class Tune:
         return Stages(stages.spec, stages.diagnosis, stages.explored, found)
 
 
-def _candidates(stages: Stages) -> Mapping[str, Option]:
-    return {} if stages.explored is None else candidates_of(stages.explored)
+def _first_look(quick: Explored, blocks: int) -> str:
+    """What a quick search proposes, and the chance that so many plans show it."""
+    if (proposal := quick.smallest) is None:
+        most = 100 * quick.most_saved
+        return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
+    return (
+        f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it from today's with "
+        f"probability {power(proposal, blocks, 2):.2f}, if that is right"
+    )
 
 
 def _commonest(runs: Sequence[SealedRun]) -> str:
@@ -474,11 +476,6 @@ def wall_seconds(runs: Sequence[SealedRun]) -> list[float]:
         if not kind_named(run.manifest.backend).is_virtual and "server_stopped_ns" in run.manifest.timings
     ]
     return [sum(spans_s) / len(spans_s) + SEAL_S] if spans_s else []
-
-
-def plain(spec: ExperimentSpec) -> dict[str, Any]:
-    """An experiment as records keep it."""
-    return spec.model_dump(mode="json")
 
 
 def _about(seconds: float) -> str:
