@@ -32,7 +32,7 @@ from harness.judge.prereg.ledger import object_hash, read_chain
 from harness.judge.prereg.publish import check
 from harness.measure.client.answer import describe_error_body
 from harness.measure.emulator.config import load_config, parse_config
-from harness.measure.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompts, parse_request
+from harness.measure.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompt, parse_request
 from harness.measure.records import layout
 from harness.measure.records.manifest import Manifest, load_manifest
 from harness.measure.records.store import RunStore
@@ -229,7 +229,7 @@ def _plan() -> bytes:
 def _asked(kind: Any, path: Path) -> object:
     """A request's body; what the emulator refuses, it answers."""
     try:
-        return checked_prompts(parse_request(kind, path.read_bytes(), "application/json"), 8192)
+        return checked_prompt(parse_request(kind, path.read_bytes(), "application/json"), 8192)
     except ApiError as error:
         return error
 

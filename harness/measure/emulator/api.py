@@ -28,12 +28,12 @@ from harness.measure.emulator.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
-    checked_prompts,
+    checked_prompt,
     parse_request,
     server_error,
 )
 from harness.measure.emulator.recorded import recorded
-from harness.measure.emulator.responses import Answer, Choice, compact
+from harness.measure.emulator.responses import Answer, compact
 from harness.model.engine.core import EngineRequest
 from harness.model.engine.retention import PIN_FACTOR
 
@@ -90,9 +90,8 @@ class Api:
         body.model = self._config.model
         if self._faults.random() < self._config.fault.http_500_rate:
             raise server_error("Internal server error")
-        answer = self._answer_to(
-            http, body, checked_prompts(body, self._config.server.slot_tokens, self._config.vocab_size)
-        )
+        prompt, max_tokens = checked_prompt(body, self._config.server.slot_tokens, self._config.vocab_size)
+        answer = self._answer_to(http, body, prompt, max_tokens)
         self._num_open += 1
         try:
             if body.stream:
@@ -109,27 +108,22 @@ class Api:
             message = f"The model `{body.model}` does not exist."
             raise ApiError(message, "model", kind="NotFoundError", status=HTTPStatus.NOT_FOUND)
 
-    def _answer_to(self, http: web.Request, body: AnyRequest, prompts: list[tuple[list[int], int]]) -> Answer:
-        """The answer to a body, with the engine requests that make it; nothing is submitted yet."""
+    def _answer_to(self, http: web.Request, body: AnyRequest, prompt: list[int], max_tokens: int) -> Answer:
+        """The answer to a body, with the engine request that makes it; nothing is submitted yet."""
         is_chat = isinstance(body, ChatRequest)
         base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
-        choices: list[Choice] = []
-        for index, (prompt, max_tokens) in enumerate(prompts):
-            external_id = response_id if is_chat else f"{response_id}-{index}"
-            choice = self._choice(body, prompt, max_tokens)
-            choice.request.engine_id = f"{external_id}-{uuid.uuid4().hex[:8]}"
-            choice.request.external_id = external_id
-            choices.append(choice)
+        # A completion names the place of its prompt, of which it has one.
+        external_id = response_id if is_chat else f"{response_id}-0"
         return Answer(
             body,
-            choices,
+            self._request(body, prompt, max_tokens, external_id),
             self._metrics.dialect,
             response_id=response_id,
             with_token_details=self._config.enable_prompt_tokens_details,
         )
 
-    def _choice(self, body: AnyRequest, prompt: list[int], max_tokens: int) -> Choice:
+    def _request(self, body: AnyRequest, prompt: list[int], max_tokens: int, external_id: str) -> EngineRequest:
         tokens = np.asarray(prompt, dtype=np.int32)
         context = ContextHash.of(tokens, self._config.seed, words_in(self._config.vocab_size))
         conditions = StopConditions(
@@ -142,10 +136,10 @@ class Api:
         if body.cache_salt is not None:
             # Any fixed 62-bit number per salt keeps its hashes apart from all others.
             keys = keys ^ np.int64(random.Random(body.cache_salt).getrandbits(62))
-        request = EngineRequest(
+        return EngineRequest(
             handle=self._driver.core.new_handle(),
-            engine_id="",
-            external_id="",
+            engine_id=f"{external_id}-{uuid.uuid4().hex[:8]}",
+            external_id=external_id,
             prompt=tokens,
             max_tokens=max_tokens,
             block_keys=keys,
@@ -154,7 +148,6 @@ class Api:
             answer=answer,
             keep_ns=round(PIN_FACTOR * (body.keep_kv_ms or 0) * NS_PER_MS),
         )
-        return Choice(request)
 
     async def _stream(self, http: web.Request, answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})

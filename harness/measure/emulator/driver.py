@@ -30,7 +30,7 @@ SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
 
 
 class StepReporter:
-    """The driver's listener. answers: by handle of an engine request, its answer and its place among the choices."""
+    """The driver's listener. answers: by handle of an engine request."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class StepReporter:
         files: StepFiles,
     ) -> None:
         self.log, self.metrics = log, metrics
-        self.answers: dict[int, tuple[Answer, int]] = {}
+        self.answers: dict[int, Answer] = {}
         self._names: dict[int, str] = {}
         self._slots: dict[int, list[int]] = {}
         self._clock, self._files = clock, files
@@ -55,19 +55,17 @@ class StepReporter:
         if self._files.step_log is not None:
             self._files.step_log.append(step_log_header(self.engine, clock.to_monotonic_ns(clock.now_ns())))
 
-    def register(self, answer: Answer, index: int) -> None:
-        """From now on the tokens of choice ``index`` go to its answer."""
-        request = answer.choices[index].request
-        self.answers[request.handle] = (answer, index)
-        self._names[request.handle] = request.engine_id
+    def register(self, answer: Answer) -> None:
+        """From now on the tokens of its request go to an answer."""
+        self.answers[answer.request.handle] = answer
+        self._names[answer.request.handle] = answer.request.engine_id
 
     def step_ended(self, end: StepEnd, woken_ns: int) -> None:
         """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
         for request in end.requests:
             token = request.draw_token()
-            if (place := self.answers.get(request.handle)) is not None:
-                answer, index = place
-                answer.push(index, token)
+            if (answer := self.answers.get(request.handle)) is not None:
+                answer.push(token)
         for request in end.finished:
             self.answers.pop(request.handle, None)
         emitted_ns = self._clock.now_ns()
@@ -116,9 +114,9 @@ class StepReporter:
         """End every open answer as aborted; returns the handles, for the core to drop."""
         handles = list(self.answers)
         for handle in handles:
-            answer, index = self.answers.pop(handle)
-            answer.choices[index].request.finish_reason = "abort"
-            answer.push(index, None)
+            answer = self.answers.pop(handle)
+            answer.request.finish_reason = "abort"
+            answer.push(None)
         return handles
 
     def _log_prefill(self, start: StepStart) -> None:
@@ -174,37 +172,30 @@ class RealTimeDriver:
         self._kick_pending = False
 
     def submit(self, answer: Answer) -> None:
-        """Hand all engine requests of one HTTP request to the engine, stamped with now; refused while shutting down."""
-        log = self.reporter.log
-        if self._config.log_requests and not self.is_shutting_down:
-            for request in (choice.request for choice in answer.choices):
-                params = f"SamplingParams(n=1, max_tokens={request.max_tokens})"
-                received = f"Received request {request.external_id}: params: {params}, lora_request: None."
-                log.line(logs.RECEIVED, received)
-        for index, choice in enumerate(answer.choices):
-            request = choice.request
-            if self.is_shutting_down:
-                log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
-                request.finish_reason = "abort"
-                answer.push(index, None)
-                continue
-            if self._config.log_requests:
-                log.line(logs.ADDED, f"Added request {request.engine_id}.")
-            self.reporter.register(answer, index)
-            request.arrival_ns = self._clock.now_ns()
-            self.core.submit(request)
-            self._kick_soon()
+        """Hand the request of an answer to the engine, stamped with now; refused while shutting down."""
+        log, request = self.reporter.log, answer.request
+        if self.is_shutting_down:
+            log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
+            request.finish_reason = "abort"
+            answer.push(None)
+            return
+        if self._config.log_requests:
+            params = f"SamplingParams(n=1, max_tokens={request.max_tokens})"
+            log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
+            log.line(logs.ADDED, f"Added request {request.engine_id}.")
+        self.reporter.register(answer)
+        request.arrival_ns = self._clock.now_ns()
+        self.core.submit(request)
+        self._kick_soon()
 
     def forget(self, answer: Answer) -> None:
-        """The HTTP request is over: engine requests that still run are aborted, because their client went away."""
-        log = self.reporter.log
-        for choice in answer.choices:
-            request = choice.request
-            if self.reporter.answers.pop(request.handle, None) is not None:
-                self._abort(request.handle)
-                if self._config.log_requests:
-                    log.line(logs.ABORTING, f"Aborted request(s) {request.engine_id}.")
-                    log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
+        """The HTTP request is over: an engine request that still runs is aborted, because its client went away."""
+        log, request = self.reporter.log, answer.request
+        if self.reporter.answers.pop(request.handle, None) is not None:
+            self._abort(request.handle)
+            if self._config.log_requests:
+                log.line(logs.ABORTING, f"Aborted request(s) {request.engine_id}.")
+                log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
 
     def abort_all(self) -> None:
         """Abort every engine request; its answer ends."""

@@ -116,10 +116,6 @@ class _GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
 
 class CompletionRequest(_GenerationRequest):
     """Body of POST /v1/completions."""
@@ -252,26 +248,33 @@ def field_path(loc: tuple[str | int, ...]) -> str:
     return ".".join(parts)
 
 
-def checked_prompts(
-    request: AnyRequest, max_model_len: int, vocab_size: int = VOCAB_SIZE
-) -> list[tuple[list[int], int]]:
-    """Token ids of every prompt, and the number of tokens to generate at most; raises ApiError for a wrong value.
+def checked_prompt(request: AnyRequest, max_model_len: int, vocab_size: int = VOCAB_SIZE) -> tuple[list[int], int]:
+    """Token ids of the prompt, and the number of tokens to generate at most; raises ApiError for a wrong value.
 
     What vLLM does and the emulator does not is refused, so that no difference stays unnoticed.
     """
     for name, value in (request.model_extra or {}).items():
         # By their text: 0 logprobs are asked for, False are not.
         if name in NOT_EMULATED and repr(value) not in map(repr, NOT_EMULATED[name]):
-            message = f"the emulator does not support {name}"
-            raise ApiError(message, name, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
+            raise _not_emulated(name, name)
+    if request.stream_options and request.stream_options.continuous_usage_stats:
+        raise _not_emulated("continuous_usage_stats", "stream_options")
     try:
         prompts = request.prompts(words_in(vocab_size))
     except UnicodeEncodeError as error:
         raise ApiError("the text has no UTF-8 form: it holds half of a surrogate pair") from error
-    checked = [(prompt, _output_limit(request, prompt, max_model_len)) for prompt in prompts]
-    if request.has_ids and (largest := max(map(max, prompts))) >= vocab_size:
+    if len(prompts) > 1:
+        raise _not_emulated("several prompts in one request", "prompt")
+    (prompt,) = prompts
+    max_tokens = _output_limit(request, prompt, max_model_len)
+    if request.has_ids and (largest := max(prompt)) >= vocab_size:
         raise ApiError(f"Token id {largest} is out of vocabulary")
-    return checked
+    return prompt, max_tokens
+
+
+def _not_emulated(what: str, param: str) -> ApiError:
+    message = f"the emulator does not support {what}"
+    return ApiError(message, param, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
 
 
 def _output_limit(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 from harness.clock import utc_now
@@ -40,59 +39,43 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
 
 
-@dataclass(slots=True, eq=False)
-class Choice:
-    """An engine request's part of an answer: that to one prompt.
-
-    is_begun: its stream has begun. template: what stands around the text and the tokens of its events.
-    """
-
-    request: EngineRequest
-    tokens: list[int] = field(default_factory=list)
-    is_begun: bool = False
-    template: tuple[bytes, bytes, bytes] | None = None
-
-
 class Answer:
     """The answer to one HTTP request, in the making.
 
-    body: with the name of the model. choices: one for each prompt. transport: where a stream goes; None:
-    the answer goes out as a whole.
+    body: with the name of the model. request: of the engine. transport: where a stream goes; None: the answer goes out
+    as a whole.
     """
 
     def __init__(
         self,
         body: AnyRequest,
-        choices: list[Choice],
+        request: EngineRequest,
         dialect: Dialect,
         *,
         response_id: str,
         with_token_details: bool = True,
     ) -> None:
-        self.choices = choices
+        self.request = request
+        self.tokens: list[int] = []
         self.transport: asyncio.Transport | None = None
         self.is_chunked = True
         self.finished = asyncio.Event()
         self._body, self._dialect, self._with_token_details = body, dialect, with_token_details
         self._is_chat = isinstance(body, ChatRequest)
         self._head = {"id": response_id, "created": int(utc_now().timestamp()), "model": body.model}
-        self._num_open = len(choices)
         self._first_cached_tokens: int | None = None
-        self._last_cached_tokens = 0
+        self._is_begun = False
+        # What stands around the text and the tokens of an event of the stream.
+        self._template: tuple[bytes, bytes, bytes] | None = None
 
-    def push(self, index: int, token: int | None) -> None:
-        """One more token of choice ``index``, None for an abort that brings none; the last one ends the answer."""
-        choice, new = self.choices[index], [] if token is None else [token]
-        choice.tokens += new
+    def push(self, token: int | None) -> None:
+        """One more token, None for an abort that brings none; the last one ends the answer."""
+        new = [] if token is None else [token]
+        self.tokens += new
         if self.transport is not None:
-            self.send(self._chunk(index, choice, new))
-        if choice.request.finish_reason is not None:
-            if index == len(self.choices) - 1:
-                # With several prompts vLLM reports the reuse of the last one alone.
-                self._last_cached_tokens = choice.request.cached_tokens
-            self._num_open -= 1
-            if self._num_open == 0:
-                self.finished.set()
+            self.send(self._chunk(new))
+        if self.request.finish_reason is not None:
+            self.finished.set()
 
     def send(self, chunk: bytes) -> None:
         """Put bytes on the wire, in the framing of HTTP/1.1 when the response has no length."""
@@ -105,19 +88,19 @@ class Answer:
         body = {
             **self._recorded(""),
             **self._head,
-            "choices": [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)],
+            "choices": [self._whole_choice()],
             "system_fingerprint": self._fingerprint,
             "usage": self._whole_usage(),
         }
         if self._is_chat and self._body.return_token_ids:
-            body["prompt_token_ids"] = self.choices[0].request.prompt.tolist()
+            body["prompt_token_ids"] = self.request.prompt.tolist()
         return body | dict.fromkeys(self._dialect.null_fields)
 
     def end_stream(self) -> None:
         """Send the usage event, when asked for, and the end of the stream."""
         events = DONE
         if self._body.include_usage:
-            final, cached = usage(self._prompt_tokens, self._num_tokens), self._first_cached_tokens or 0
+            final, cached = usage(len(self.request.prompt), len(self.tokens)), self._first_cached_tokens or 0
             if self._with_token_details and (cached or self._dialect.has_usage_details):
                 final["prompt_tokens_details"] = {"cached_tokens": cached}
                 if self._is_chat and self._dialect.has_usage_details:
@@ -130,42 +113,33 @@ class Answer:
     def _fingerprint(self) -> str:
         return f"vllm-{self._dialect.vllm}-emulated"
 
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(len(choice.request.prompt) for choice in self.choices)
-
-    @property
-    def _num_tokens(self) -> int:
-        return sum(len(choice.tokens) for choice in self.choices)
-
     def _recorded(self, part: str) -> dict[str, Any]:
         return recorded("answers")[f"{'chat' if self._is_chat else 'completion'}{part}"]
 
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        shown, text = self._choice(" choice", index, choice.tokens), decode(choice.tokens)
+    def _whole_choice(self) -> dict[str, Any]:
+        shown, text = self._choice(" choice", self.tokens), decode(self.tokens)
         if self._is_chat:
             message = {**self._recorded(" message"), "content": text}
             if not self._dialect.has_empty_tool_calls:
                 del message["tool_calls"]
             return {**shown, "message": message}
-        prompt = choice.request.prompt.tolist() if self._body.return_token_ids else None
+        prompt = self.request.prompt.tolist() if self._body.return_token_ids else None
         return {**shown, "text": text, "prompt_token_ids": prompt}
 
-    def _choice(self, part: str, index: int, tokens: list[int]) -> dict[str, Any]:
+    def _choice(self, part: str, tokens: list[int]) -> dict[str, Any]:
         """What a whole choice and one of an event have in common."""
-        request = self.choices[index].request
         choice = {
             **self._recorded(part),
-            "index": index,
+            "index": 0,
             "logprobs": None,
-            "finish_reason": request.finish_reason,
+            "finish_reason": self.request.finish_reason,
             "token_ids": tokens if self._body.return_token_ids else None,
         }
-        return choice if request.finish_reason is None else {**choice, "stop_reason": None}
+        return choice if self.request.finish_reason is None else {**choice, "stop_reason": None}
 
     def _whole_usage(self) -> dict[str, Any]:
-        cached = self._last_cached_tokens if self._with_token_details else 0
-        shown = usage(self._prompt_tokens, self._num_tokens)
+        cached = self.request.cached_tokens if self._with_token_details else 0
+        shown = usage(len(self.request.prompt), len(self.tokens))
         if not self._dialect.has_usage_details:
             return {**shown, "prompt_tokens_details": {"cached_tokens": cached} if cached else None}
         created = 0 if self._is_chat else None
@@ -174,52 +148,45 @@ class Answer:
             details = None
         return {**shown, "prompt_tokens_details": details, "completion_tokens_details": None}
 
-    def _chunk(self, index: int, choice: Choice, new: list[int]) -> bytes:
+    def _chunk(self, new: list[int]) -> bytes:
         """The event of new tokens; a chat's first comes with one that opens it."""
-        request, text = choice.request, decode(new)
+        is_last, text = self.request.finish_reason is not None, decode(new)
         if self._first_cached_tokens is None:
-            self._first_cached_tokens = request.cached_tokens
-        if choice.template is not None and request.finish_reason is None:
+            self._first_cached_tokens = self.request.cached_tokens
+        if self._template is not None and not is_last:
             # Nearly every event of a stream: only text and tokens change, and a step sends one to every client.
-            head, middle, tail = choice.template
+            head, middle, tail = self._template
             written = json.dumps(text, ensure_ascii=False).encode(errors="replace")
             tokens = compact(new) if self._body.return_token_ids else b""
             return b"".join((head, written, middle, tokens, tail))
         opening = b""
-        if self._is_chat and not choice.is_begun:
-            opening = self._opening(index)
-        shown = self._event(index, text, new)
-        if not self._body.continuous_usage and request.finish_reason is None:
-            head, _, rest = self._event(index, TEXT_MARK, [TOKENS_MARK]).rpartition(json.dumps(TEXT_MARK).encode())
+        if self._is_chat and not self._is_begun:
+            opening = self._opening()
+        shown = self._event(text, new)
+        if not is_last:
+            head, _, rest = self._event(TEXT_MARK, [TOKENS_MARK]).rpartition(json.dumps(TEXT_MARK).encode())
             middle, _, tail = rest.partition(f"[{TOKENS_MARK}]".encode())
-            choice.template = (head, middle, tail)
+            self._template = (head, middle, tail)
         return opening + shown
 
-    def _event(self, index: int, text: str, tokens: list[int]) -> bytes:
-        choice, request = self.choices[index], self.choices[index].request
-        shown = self._choice(" chunk choice", index, tokens)
+    def _event(self, text: str, tokens: list[int]) -> bytes:
+        shown = self._choice(" chunk choice", tokens)
         if self._is_chat:
             shown["delta"] = {"content": text}
         else:
             shown["text"] = text
-            if not choice.is_begun:
-                shown["prompt_token_ids"] = request.prompt.tolist() if self._body.return_token_ids else None
-        choice.is_begun = True
+            if not self._is_begun:
+                shown["prompt_token_ids"] = self.request.prompt.tolist() if self._body.return_token_ids else None
+        self._is_begun = True
         body = {**self._recorded(" chunk"), **self._head, "choices": [shown]}
-        if self._body.continuous_usage:
-            body["usage"] = usage(len(request.prompt), len(choice.tokens))
-        if request.finish_reason is not None and not self._body.include_usage:
+        if self.request.finish_reason is not None and not self._body.include_usage:
             body["system_fingerprint"] = self._fingerprint
         return event(body)
 
-    def _opening(self, index: int) -> bytes:
-        """The event that opens a choice of a chat."""
-        choice = self.choices[index]
-        choice.is_begun = True
-        opening = self._recorded(" opening")
-        body = {**opening, **self._head, "choices": [{**opening["choices"][0], "index": index}]}
-        if self._body.continuous_usage:
-            body["usage"] = usage(len(choice.request.prompt), 0)
+    def _opening(self) -> bytes:
+        """The event that opens a chat."""
+        self._is_begun = True
+        body = {**self._recorded(" opening"), **self._head}
         if self._body.return_token_ids:
-            body["prompt_token_ids"] = choice.request.prompt.tolist()
+            body["prompt_token_ids"] = self.request.prompt.tolist()
         return event(body)

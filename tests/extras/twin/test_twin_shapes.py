@@ -159,14 +159,8 @@ GOOD: dict[str, tuple[str, str, Any]] = {
     "the longest prompt": ("POST", "/v1/completions", {**COMPLETION, "prompt": [7] * 8191, "max_tokens": 1}),
     "completion with token ids": ("POST", "/v1/completions", {**COMPLETION, "return_token_ids": True}),
     "streamed completion": ("POST", "/v1/completions", {**COMPLETION, **STREAM, "return_token_ids": True}),
-    "streamed completion with usage all along": (
-        "POST",
-        "/v1/completions",
-        {**COMPLETION, **STREAM, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    ),
     "streamed completion without usage": ("POST", "/v1/completions", {**COMPLETION, "stream": True, "max_tokens": 8}),
     "text completion": ("POST", "/v1/completions", {**COMPLETION, "prompt": "mago de fibo"}),
-    "two prompts": ("POST", "/v1/completions", {**COMPLETION, "prompt": [PROMPT[:4], PROMPT[:9]]}),
     "chat": ("POST", "/v1/chat/completions", CHAT),
     "streamed chat": ("POST", "/v1/chat/completions", {**CHAT, **STREAM}),
 }
@@ -247,7 +241,7 @@ def metric_shapes(text: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 def test_the_default_log_of_the_real_stack_is_read_whole_and_cut_anywhere(servers: tuple[Running, Running]) -> None:
     """An overlay shortens the file part of its lines."""
-    for name in ("completion", "completion again, from cache", "the longest prompt", "two prompts"):
+    for name in ("completion", "completion again, from cache", "the longest prompt"):
         assert servers[0].call(*GOOD[name]).status_code == 200
     content = servers[0].log_path.read_bytes()
     counts = ParseCounts()

@@ -99,11 +99,7 @@ def test_a_surviving_slot_is_a_hit_in_usage_metrics_and_log(start_emulator: Star
     assert "Successfully copied KV cache from block 0 to block 7" in server.log
 
 
-def test_bucket_lines_are_the_decode_steps_of_the_trace(start_emulator: Start) -> None:
-    server = start_emulator(server={"max_num_seqs": 4, "decode_buckets": [1, 4]})
-    bodies: list[dict[str, Any]] = [
-        {"prompt": [1000 * n + place for place in range(50)], "max_tokens": 5 + n} for n in range(1, 7)
-    ]
+def send_together(server: Emulator, bodies: list[dict[str, Any]]) -> None:
     threads = [
         threading.Thread(target=server.client.post, args=("/v1/completions",), kwargs={"json": body}) for body in bodies
     ]
@@ -111,6 +107,14 @@ def test_bucket_lines_are_the_decode_steps_of_the_trace(start_emulator: Start) -
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_bucket_lines_are_the_decode_steps_of_the_trace(start_emulator: Start) -> None:
+    server = start_emulator(server={"max_num_seqs": 4, "decode_buckets": [1, 4]})
+    bodies: list[dict[str, Any]] = [
+        {"prompt": [1000 * n + place for place in range(50)], "max_tokens": 5 + n} for n in range(1, 7)
+    ]
+    send_together(server, bodies)
     assert server.stop() == 0
     logged = re.findall(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)", server.log)
     steps = [(str(step["n"]), str(step["b"])) for step in server.trace if step["kind"] == "DECODE"]
@@ -123,7 +127,8 @@ def test_bucket_lines_are_the_decode_steps_of_the_trace(start_emulator: Start) -
 
 def test_steps_follow_each_other_without_a_gap_while_there_is_work(start_emulator: Start) -> None:
     server = start_emulator()
-    server.complete([[1000 + n] * 40 for n in range(8)], max_tokens=30)
+    # The first answer lasts until the others have come.
+    send_together(server, [{"prompt": [1000 + n] * 40, "max_tokens": 30 if n else 2000} for n in range(8)])
     assert server.stop() == 0
     steps = [step for step in server.trace if step["kind"] in ("PREFILL", "DECODE")]
     stalls = sum(step["kind"] == "STALL" for step in server.trace)
