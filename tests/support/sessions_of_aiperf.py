@@ -7,7 +7,6 @@ several turns go to the emulator; sessions, turns and the server's counts of tok
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -53,8 +52,7 @@ def converse(environment: Path, folder: Path) -> None:
             *("--concurrency", str(AT_A_TIME), "--use-server-token-count", "--extra-inputs", "ignore_eos:true"),
             *("--ui", "none", "--artifact-dir", str(folder / "aiperf"), "--random-seed", "5"),
         ]
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        subprocess.run(command, check=True, cwd=folder, env=offline, timeout=400)
+        subprocess.run(command, check=True, cwd=folder, timeout=400)
     finally:
         process.terminate()
         process.wait(20)

@@ -1,0 +1,201 @@
+"""How well the simulator predicts a server whose KV memory is short: predictions beside repeated emulated runs.
+
+``python -m benchmarks.short_memory FOLDER`` replays the same sessions with .5 to 2 times the KV memory that they need,
+several times each, and prints a table. Runs that FOLDER holds are not made again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from harness.analysis.serving import latencies
+from harness.analysis.sessions import session_times
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import HarnessError
+from harness.measure.records.run import SealedRun
+from harness.model.experiment import build_plan
+from harness.model.plan.model import Plan
+from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.runner.experiment import run_experiment
+from harness.table import Table, table_of, to_markdown
+
+SHARES = (0.5, 0.7, 1.0, 1.4, 2.0)
+"""Of the KV blocks that all sessions together hold at their ends."""
+REPEATS = 4
+SEED = 11
+BLOCK_TOKENS = 16
+WIDE_MS = 60_000.0
+WORKLOAD: Mapping[str, Any] = {
+    "num_sessions": 24,
+    "requests_per_session": 8,
+    "prompt_tokens": {"distribution": "uniform", "low": 1500, "high": 4500},
+    "new_tokens": {"distribution": "uniform", "low": 200, "high": 900},
+    "generate_tokens": {"distribution": "uniform", "low": 60, "high": 200},
+    "waits": "tracelab-v0.0.2",
+    "wait_cap_s": 4.0,
+    "start_offset_s": 0.25,
+    "shared_prefix_tokens": 256,
+}
+SERVER: Mapping[str, Any] = {
+    "rules": "vllm-paged",
+    "cost_model": "emulated-gpu",
+    "max_num_seqs": 8,
+    "decode_buckets": [1, 2, 4, 8],
+    "slot_tokens": 16384,
+    "block_size": BLOCK_TOKENS,
+}
+# A busy machine makes a run late, which the table shows: it refuses none.
+LIMITS: Mapping[str, float] = {
+    "rearrival_lag_p99_ms": WIDE_MS,
+    "start_spread_ms": WIDE_MS,
+    "stall_ms": WIDE_MS,
+    "stamp_lag_ms": WIDE_MS,
+    "server_stall_ms": WIDE_MS,
+    "schedule_moved_share": 1.0,
+    "first_token_held_ms": WIDE_MS,
+    "read_together_ms": WIDE_MS,
+}
+
+
+class Row(NamedTuple):
+    """A figure at a share of the memory: as it was predicted, and in each repeated run."""
+
+    share: float
+    blocks: int
+    figure: str
+    predicted: float
+    measured: tuple[float, ...]
+
+    @property
+    def off(self) -> float:
+        """The prediction's difference from the mean of the runs, in parts of that mean."""
+        return self.predicted / mean(self.measured) - 1
+
+    @property
+    def spread(self) -> float:
+        """The largest less the smallest run, in parts of their mean."""
+        return (max(self.measured) - min(self.measured)) / mean(self.measured)
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """A row of the table."""
+        return {
+            "KV memory": f"{self.share:g}",
+            "blocks": self.blocks,
+            "figure": self.figure,
+            "predicted": f"{self.predicted:.3f}",
+            "emulated, mean": f"{mean(self.measured):.3f}",
+            "prediction off": f"{self.off:+.1%}",
+            "spread of the runs": f"{self.spread:.1%}",
+            "inside": "yes" if min(self.measured) <= self.predicted <= max(self.measured) else "no",
+        }
+
+
+def blocks_needed(plan: Plan) -> int:
+    """KV blocks of all sessions at their ends, what they share counted once."""
+    shared = plan.shared_prefix_tokens // BLOCK_TOKENS
+    own = [-(-session.requests[-1].stream_tokens // BLOCK_TOKENS) - shared for session in plan.sessions]
+    return sum(own) + shared
+
+
+def experiment(backend: str, time_scale: float) -> ExperimentSpec:
+    """A condition for each share of the memory; all replay one plan."""
+    table = {
+        "name": "short-memory",
+        "backend": backend,
+        "time_scale": time_scale if backend == "emulator" else 1.0,
+        "base_seed": SEED,
+        "replicates": 1,
+        "workload": dict(WORKLOAD),
+        "limits": dict(LIMITS),
+        "server": dict(SERVER),
+    }
+    plain = parse_experiment({**table, "condition": [{"name": "any"}]}, where="short memory")
+    needed = blocks_needed(build_plan(plain.workload, SEED, 0))
+    # One block is a placeholder.
+    conditions = [
+        {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}} for share in SHARES
+    ]
+    return parse_experiment({**table, "condition": conditions}, where="short memory")
+
+
+def _duration_s(run: SealedRun) -> float:
+    requests = run.table("requests")
+    first_ns, last_ns = min(requests["sent_ns"].to_pylist()), max(requests["done_ns"].to_pylist())
+    return (last_ns - first_ns) / NS_PER_S
+
+
+def _reuse(run: SealedRun) -> float:
+    requests = run.table("requests")
+    return sum(requests["cached_tokens"].to_pylist()) / sum(requests["prompt_tokens"].to_pylist())
+
+
+def _ttft_ms(q: float) -> Callable[[SealedRun], float]:
+    return lambda run: float(np.quantile(latencies(run).ttft_ns, q)) / NS_PER_MS
+
+
+def _session_s(run: SealedRun) -> float:
+    times = session_times(run)
+    assert times is not None
+    return float(times.own_ns.mean()) / NS_PER_S
+
+
+FIGURES: Mapping[str, Callable[[SealedRun], float]] = {
+    "duration, s": _duration_s,
+    "reuse (share of prompt tokens)": _reuse,
+    "TTFT p50, ms": _ttft_ms(0.5),
+    "TTFT p90, ms": _ttft_ms(0.9),
+    "session time less waits, mean s": _session_s,
+}
+
+
+def rows_of(predicted: Sequence[SealedRun], measured: Sequence[Sequence[SealedRun]]) -> Iterator[Row]:
+    """Rows by share. predicted: a run of each share; measured: the same for each repeat."""
+    for place, (share, model) in enumerate(zip(SHARES, predicted, strict=True)):
+        blocks = int(model.manifest.server_spec["num_gpu_blocks"])
+        for name, figure in FIGURES.items():
+            yield Row(share, blocks, name, figure(model), tuple(figure(runs[place]) for runs in measured))
+
+
+def runs_of(spec: ExperimentSpec, folder: Path) -> list[SealedRun]:
+    """The run of each condition, made where it is not there; every request was answered."""
+    made = run_experiment(spec, runs_root=folder).require_valid().runs
+    by_condition = {run.condition: run for run in made}
+    return [by_condition[condition.name] for condition in spec.condition]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """The rows, and how many predictions lie inside the runs' spread."""
+    num_inside = sum(row.cells["inside"] == "yes" for row in rows)
+    worst = max(rows, key=lambda row: abs(row.off))
+    caption = (
+        f"{num_inside} of {len(rows)} predictions lie between the smallest and the largest of "
+        f"{len(rows[0].measured)} emulated runs; the farthest is {worst.off:+.1%} ({worst.figure}, {worst.share:g})."
+    )
+    return table_of("Predictions where KV memory is short", caption, [row.cells for row in rows])
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Keeps the runs.")],
+    repeats: Annotated[int, typer.Option("--repeats", min=2, help="Runs of each share.")] = REPEATS,
+    time_scale: Annotated[float, typer.Option("--time-scale", help="Model time over wall time.")] = 2.0,
+) -> None:
+    """Print the table of predictions beside repeated emulated runs."""
+    predicted = runs_of(experiment("sim", time_scale), folder / "predicted")
+    measured = [runs_of(experiment("emulator", time_scale), folder / str(repeat)) for repeat in range(repeats)]
+    print(to_markdown(table(list(rows_of(predicted, measured)))))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except HarnessError as error:
+        sys.stderr.write(f"short memory: {error}\n")
+        sys.exit(2)
