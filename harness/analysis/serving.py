@@ -46,14 +46,17 @@ QUANTILES = (0.5, 0.9, 0.99)
 # Of the bound of a typical run: it needs seven runs.
 CONFIDENCE = 0.99
 # What lies beyond a high percentile may be decided by few sessions or runs, and a dozen runs may hold none of them. So
-# a percentile of these has an interval only where MIN_BEYOND sessions are expected beyond it, and where the runs share
-# what lies there: as evenly as this part of them would, if each of them had the same. With open arrivals rare long
-# queues decide: there they have one up to this percentile alone (docs/evidence/error-rates.md).
+# a percentile of these has an interval only where MIN_BEYOND sessions, above the median MIN_BEYOND runs are expected
+# beyond it, and where the runs share what lies there: as evenly as this part of them would, if each of them had the
+# same. With open arrivals rare long queues decide: there they have one up to MOST_OPEN_QUANTILE alone
+# (docs/evidence/error-rates.md).
 LEAST_SHARED = 0.6
+MEDIAN = 0.5
 MOST_OPEN_QUANTILE = 0.9
 QUEUED = ("ttft", "e2e", "queue", "session")
 HOW_SURE = (
-    "interval: 95 %, over runs like these, from six runs and ten values beyond the percentile on; typical run: with "
+    "interval: 95 %, over runs like these, from six runs and ten values beyond the percentile on; of TTFT, E2E, "
+    "queueing and sessions p90 from 100 runs on; typical run: with "
     "99 % confidence, half of all runs like these have this percentile of their own at or below it, from seven runs on "
     "(p99: of 100 values each). Like these: the same server and settings, plans drawn as these were. Rare cases: a few "
     "long queues, sessions or runs decide the high percentiles, and these runs may hold none of them"
@@ -437,7 +440,7 @@ def percentiles_of(
     found = quantile_intervals(samples, QUANTILES, unit=unit)
     for q, of_all, one in zip(QUANTILES, quantiles(np.concatenate(samples), QUANTILES), found, strict=True):
         may_be_rare = num_sessions is not None and (
-            num_sessions * min(q, 1 - q) < MIN_BEYOND - ROUNDING
+            (len(samples) if q > MEDIAN else num_sessions) * min(q, 1 - q) < MIN_BEYOND - ROUNDING
             or (is_open and q > MOST_OPEN_QUANTILE)
             or _is_uneven(samples, of_all, is_open)
         )

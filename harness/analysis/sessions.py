@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from harness.analysis.cost.devices import estimate_of, independent_samples
 from harness.analysis.figures import cells, place_of
 from harness.analysis.serving import (
+    MEDIAN,
     RATE_CELLS,
     Percentile,
     Rate,
@@ -39,7 +40,6 @@ NS_PER_H = 3600 * NS_PER_S
 # Sessions of one run depend on each other: with fewer beyond a percentile than these, its intervals held too seldom,
 # with open arrivals in half of the experiments (docs/evidence/error-rates.md).
 LEAST_BEYOND = 100
-MEDIAN = 0.5
 HOW_TIMED = (
     "own time of a session: from its first send to its last token, less its waits; of the sessions that begin in the "
     "window, each to its end"
