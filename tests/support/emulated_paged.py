@@ -19,8 +19,8 @@ from tests.support.paged_in_steps import LONGEST, drawn_plan
 
 
 def drawn_server(chosen: random.Random) -> ServerSpec:
-    """Memory from one longest request up, token budgets from a decode step up. Nothing is pinned: a client of the
-    emulator says nothing of its return."""
+    """Memory from one longest request up, token budgets from a decode step up. Nothing is pinned: what is kept, and
+    several replicas, are held in ``emulated_replicas``."""
     limit, block = chosen.choice((1, 2, 3, 6, 8, 12)), chosen.choice((8, 16, 32))
     longest = LONGEST // block
     return ServerSpec.model_validate(

@@ -31,9 +31,11 @@ from tests.support.naive_paged_run import NOT_YET, noisy, result_row
 from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan
 
 
-def replicas_naively(server: ServerSpec, draws: Draws, config: EngineConfig) -> layout.Outcome:
+def replicas_naively(
+    server: ServerSpec, draws: Draws, config: EngineConfig, made: type[ReplicaRun] = ReplicaRun
+) -> layout.Outcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
-    played = [_played(server, draws, place, seed) for place, seed in enumerate(draws.noise_seeds)]
+    played = [_played(server, draws, place, seed, made) for place, seed in enumerate(draws.noise_seeds)]
     return layout.Outcome(
         requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
         histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
@@ -43,14 +45,14 @@ def replicas_naively(server: ServerSpec, draws: Draws, config: EngineConfig) -> 
     )
 
 
-def _played(server: ServerSpec, draws: Draws, place: int, seed: int) -> ReplicaRun:
+def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[ReplicaRun]) -> ReplicaRun:
     (plan,) = plans_of(one_plan(draws.arrays, place))
     router = policy_named(server.routing.policy, server.num_replicas)
-    run = ReplicaRun(plan, server.replica, draws.models[place], router)
+    run = made(plan, server.replica, draws.models[place], router)
     # Each replica has noise of its own, which is drawn by the number of the step, one by one.
     for replica, core in enumerate(run.cores):
         core.lasting_ns = noisy(draws.noise, seed + replica)
-    run.takes_equal_steps = len(draws.noise) == 1
+    run.takes_equal_steps = made.takes_equal_steps and len(draws.noise) == 1
     run.play()
     return run
 
@@ -150,12 +152,12 @@ def drawn_case(seed: int) -> Case:
     return Case(server, Draws(plan_arrays(plans), models, seeds, noise_table(chosen.choice((0, 0.01)))))
 
 
-def differences(case: Case) -> Iterator[str]:
-    """Where the two do not agree: table by table, the first differing row.
+def differences(case: Case, made: type[ReplicaRun] = ReplicaRun) -> Iterator[str]:
+    """Where the two do not agree: table by table, the first differing row. made: the loop that is compared.
 
     The engine loop does not say of which tokens of a slot a hash was found.
     """
-    ours, naive = case.simulated(), replicas_naively(*case, case.config)
+    ours, naive = case.simulated(), replicas_naively(*case, case.config, made)
     for name in ("requests", "histogram", "totals"):
         tables = [getattr(outcome, name) for outcome in (ours, naive)]
         if name == "requests":

@@ -142,11 +142,12 @@ def begin_slots(
 def take_decodes(
     plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, replica: RoutedReplica, at_ns: int
 ) -> None:
-    """The equal decode steps of a replica end with the one that runs at ``at_ns``, if another could be admitted."""
+    """The equal decode steps of a replica end with the first that ends at ``at_ns`` or later, if another could be
+    admitted.
+    """
     if replica.most == 0:
         return
-    # Steps of no length let a request come at the very start: the step that runs is taken.
-    server, until_ns = state.server[0], max(at_ns, int(replica.start_ns) + 1)
+    server, until_ns = state.server[0], at_ns
     if server.num_waiting > 0 or server.num_running >= server.active_limit:
         until_ns = FAR
     start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
@@ -218,7 +219,7 @@ def run_slots_plan(  # noqa: C901  # one compiled loop
     reset_router(router, sent)
     totals = outcomes[0].totals[plan]
     expected = begin(plans, plan, scratch, outcomes[0], int(servers[0].server[1].limit))
-    now_ns = int(totals.end_ns)
+    now_ns, began_ns = int(totals.end_ns), -1
     for place in range(len(router.replicas)):
         reset(servers[place])
         if place > 0:
@@ -228,7 +229,9 @@ def run_slots_plan(  # noqa: C901  # one compiled loop
             session = heap_pop(scratch.heap, expected)
             expected -= 1
             place = route(plans, plan, router, sent, session, arriving_row(plans, plan, scratch, session))
-            take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], now_ns)
+            # After steps of no length a request may come when the next steps of this instant have begun.
+            until_ns = now_ns + (began_ns == now_ns)
+            take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], until_ns)
             arrive(plans, plan, scratch, servers[place], outcomes[place], session)
         for place in range(len(router.replicas)):
             if router.replicas[place].end_ns < FAR:
@@ -238,6 +241,7 @@ def run_slots_plan(  # noqa: C901  # one compiled loop
                 row = state.server[0].wait_head
                 totals.stuck_session = plans.requests[plans.plans[plan].first_request + row].session
                 return
+        began_ns = now_ns
         at_ns = first_of_replicas(router, scratch, expected)
         if at_ns == FAR:
             return
@@ -296,7 +300,7 @@ def take_paged_decodes(
     """As ``take_decodes``."""
     if replica.most == 0:
         return
-    server, until_ns = state.server[0], max(at_ns, int(replica.start_ns) + 1)
+    server, until_ns = state.server[0], at_ns
     if server.num_waiting > 0 or server.num_running >= server.limit:
         until_ns = FAR
     start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
@@ -369,7 +373,7 @@ def run_routed_paged_plan(  # noqa: C901  # one compiled loop
         find_returns(plans, plan, returns)
     totals = outcomes[0].totals[plan]
     expected = begin(plans, plan, scratch, outcomes[0], int(servers[0].server[1].limit))
-    now_ns = int(totals.end_ns)
+    now_ns, began_ns = int(totals.end_ns), -1
     for place in range(len(router.replicas)):
         reset_paged(servers[place])
         if place > 0:
@@ -379,7 +383,9 @@ def run_routed_paged_plan(  # noqa: C901  # one compiled loop
             session = heap_pop(scratch.heap, expected)
             expected -= 1
             place = route(plans, plan, router, sent, session, arriving_row(plans, plan, scratch, session))
-            take_paged_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], now_ns)
+            # After steps of no length a request may come when the next steps of this instant have begun.
+            until_ns = now_ns + (began_ns == now_ns)
+            take_paged_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], until_ns)
             arrive_paged(plans, plan, scratch, returns, servers[place], outcomes[place], session)
         for place in range(len(router.replicas)):
             if router.replicas[place].end_ns < FAR:
@@ -389,6 +395,7 @@ def run_routed_paged_plan(  # noqa: C901  # one compiled loop
                 row = max(state.server[0].skipped_head, state.server[0].wait_head)
                 totals.stuck_session = plans.requests[plans.plans[plan].first_request + row].session
                 return
+        began_ns = now_ns
         at_ns = first_of_replicas(router, scratch, expected)
         if at_ns == FAR:
             return

@@ -11,29 +11,32 @@ from harness.model.engine.paged import scheduler_of
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.plan.tokens import TokenStreams
-from harness.model.sim.driver import VirtualDriver
+from harness.model.sim.driver import Key, VirtualDriver, keep_times_ns
 from harness.model.spec import ServerSpec
 
 
-class _TokenDriver(VirtualDriver):
-    """Draws every token, so that prompts hold the answers before them; keeps every step."""
+class TokenRequests:
+    """The requests of a plan with every token, drawn as the server draws them: prompts hold the answers before them."""
 
-    def __init__(self, plan: Plan, core: EngineCore, config: EngineConfig) -> None:
-        super().__init__(plan, [core])
-        self._config = config
-        self.steps: list[StepEnd] = []
+    def __init__(self, plan: Plan, config: EngineConfig) -> None:
+        self._plan, self._config = plan, config
+        self._streams, self._keep_ns = TokenStreams(plan), keep_times_ns(plan)
         self._answers: dict[int, list[list[int]]] = {}
-        self._streams = TokenStreams(plan)
 
-    def request_of(self, event: ClientEvent) -> EngineRequest:
-        prompt = self._streams.prompt(event.session, event.request, self._answers)
+    def prompt(self, event: ClientEvent) -> list[int]:
+        """The tokens of the prompt that an event sends."""
+        return self._streams.prompt(event.session, event.request, self._answers)
+
+    def request_of(self, event: ClientEvent, handle: int) -> EngineRequest:
+        """The request that an event sends."""
+        prompt = self.prompt(event)
         self._answers.setdefault(event.session, []).append([])
-        planned = self.plan.request(event.session, event.request)
+        planned = self._plan.request(event.session, event.request)
         name = f"{event.session}-{event.request}"
         context = ContextHash.of(prompt, 0)
         keys, answer = keyed_answer(self._config, prompt, context, PlannedAnswer(planned.generate_tokens))
         return EngineRequest(
-            handle=len(self.names),
+            handle=handle,
             engine_id=name,
             external_id=name,
             prompt=prompt,
@@ -41,16 +44,36 @@ class _TokenDriver(VirtualDriver):
             block_keys=keys,
             planned_tokens=planned.generate_tokens,
             answer=answer,
+            keep_ns=self._keep_ns[event.session, event.request],
             arrival_ns=event.at_ns,
         )
 
-    def num_tokens(self, key: tuple[int, int]) -> int:
+    def num_tokens(self, key: Key) -> int:
+        """Tokens of its answer so far."""
         return len(self._answers[key[0]][key[1]])
+
+    def draw_token(self, key: Key, request: EngineRequest) -> None:
+        """Draw the next token of its answer."""
+        self._answers[key[0]][key[1]].append(request.draw_token())
+
+
+class _TokenDriver(VirtualDriver):
+    """Keeps every step."""
+
+    def __init__(self, plan: Plan, core: EngineCore, config: EngineConfig) -> None:
+        super().__init__(plan, [core])
+        self._requests = TokenRequests(plan, config)
+        self.steps: list[StepEnd] = []
+
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        return self._requests.request_of(event, len(self.names))
+
+    def num_tokens(self, key: Key) -> int:
+        return self._requests.num_tokens(key)
 
     def ended(self, _server: int, end: StepEnd, /) -> None:
         for request in end.requests:
-            session, index = self.names[request.handle]
-            self._answers[session][index].append(request.draw_token())
+            self._requests.draw_token(self.names[request.handle], request)
         self.steps.append(end)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
@@ -25,6 +24,12 @@ Key = tuple[int, int]
 """A request of a plan: (session, request)."""
 
 
+def keep_times_ns(plan: Plan) -> dict[Key, int]:
+    """How long the KV of each request is asked to be kept: its wait, times ``PIN_FACTOR``."""
+    keys = ((session.index, place) for session in plan.sessions for place in range(len(session.requests)))
+    return {key: PIN_FACTOR * (wait or 0) for key, wait in zip(keys, return_waits_ns(plan), strict=True)}
+
+
 class UnreadRequests:
     """The requests of a plan where nobody reads tokens: of a prompt only its length counts, and the keys of its
     blocks."""
@@ -34,8 +39,7 @@ class UnreadRequests:
         keys = BlockKeys(plan, config.block_tokens) if is_paged else BlockKeys(plan)
         # Paged memory reuses blocks of answers too.
         self._plan, self._keys = plan, keys.stream if is_paged else keys.prompt
-        self._first_row = [0, *accumulate(len(session.requests) for session in plan.sessions)]
-        self._waits_ns = return_waits_ns(plan)
+        self._keep_ns = keep_times_ns(plan)
         self._blank = np.zeros(max(request.prompt_tokens for request in plan.requests), dtype=np.int32)
 
     def request_of(self, event: ClientEvent, handle: int, external_id: str = "") -> EngineRequest:
@@ -50,7 +54,7 @@ class UnreadRequests:
             max_tokens=planned.generate_tokens,
             block_keys=self._keys(*key),
             planned_tokens=planned.generate_tokens,
-            keep_ns=PIN_FACTOR * (self._waits_ns[self._first_row[event.session] + event.request] or 0),
+            keep_ns=self._keep_ns[key],
             arrival_ns=event.at_ns,
         )
 
@@ -78,6 +82,8 @@ class VirtualDriver(VirtualClients):
         self._sent: dict[Key, tuple[int, int]] = {}
         # Of the running step of each server, and of the equal steps taken with it; empty while it is idle.
         self._ends_ns: list[Sequence[int]] = [() for _ in cores]
+        # When steps last began.
+        self._began_ns = -1
 
     def server_of(self, event: ClientEvent) -> int:  # noqa: ARG002 - one server takes all
         """The server that an event sends to, as its place in the order of the cores."""
@@ -113,6 +119,7 @@ class VirtualDriver(VirtualClients):
                 if core.running_step is None and (start := core.start_step(now_ns)) is not None:
                     self._ends_ns[server] = self._ends_of(core, start)
                     self.started(server, start)
+            self._began_ns = now_ns
             due = [ends_ns[-1] for ends_ns in self._ends_ns if ends_ns]
             if (next_ns := self.client_events.next_ns) is not None:
                 due.append(next_ns)
@@ -155,8 +162,9 @@ class VirtualDriver(VirtualClients):
         self.names[request.handle], self._sent[key] = key, (server, request.handle)
         self.cores[server].submit(request)
         if len(ends_ns := self._ends_ns[server]) > 1:
-            # The step that runs when a request arrives is the last of those taken at once.
-            self._ends_ns[server] = ends_ns[: bisect_left(ends_ns, event.at_ns) + 1]
+            # The step that runs when a request arrives is the last of those taken at once. After steps of no length it
+            # may arrive when the next steps of this instant have begun.
+            self._ends_ns[server] = ends_ns[: bisect_left(ends_ns, event.at_ns + (event.at_ns == self._began_ns)) + 1]
 
     def leave(self, key: Key, at_ns: int) -> None:
         server, handle = self._sent[key]

@@ -30,6 +30,7 @@ from harness.runner import run_experiment
 from tests.extras.replicas.test_virtual import PAGED
 from tests.measure.emulator.test_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
+from tests.support.emulated_replicas import EmulatedReplicas, NaiveReplicas, kinds_of
 from tests.support.experiments import small_experiment
 from tests.support.naive_replicas import differences, drawn_case
 
@@ -68,10 +69,19 @@ def test_one_paged_replica_is_predicted_as_a_server(workload: WorkloadSpec, seed
     assert_one_replica_is_the_server(build_plan(workload, seed, 0), PAGED)
 
 
+# In 98 and 134 pins decide what is found; 20 and 160 have a prefix-aware router too, 29 has a second memory alone.
+@pytest.mark.parametrize("seed", [20, 29, 98, 134, 160])
+def test_kept_kv_and_routed_prompts_are_the_emulators_and_the_second_opinions(seed: int) -> None:
+    case = drawn_case(seed)
+    assert {"retention", "prefix-aware"} & set(kinds_of(case))
+    assert list(differences(case, EmulatedReplicas)) == []
+    assert list(differences(case, NaiveReplicas)) == []
+
+
 def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> None:
     seen = Counter[str]()
-    # 1041: a request comes at the start of a step, since a prefill took no time.
-    for seed in (*range(40), 1041):
+    # The last three: a request comes when the next steps of its instant have begun, since a prefill took no time.
+    for seed in (*range(40), 1041, 1_000_968, 2_005_506):
         case = drawn_case(seed)
         assert list(differences(case)) == [], f"seed {seed}"
         outcome = case.simulated()
