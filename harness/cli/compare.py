@@ -181,8 +181,7 @@ def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_targ
     from harness.judge.decisions.gate_looks import placed, read_looks, write_looks
 
     ours, theirs = (_side(address, runs, session_target_s) for address in (new, against))
-    is_same_place = Path(new).resolve() == Path(against).resolve()
-    if same := ours[0].key if is_same_place else same_run(ours, theirs):
+    if same := same_run(ours, theirs):
         raise SpecError(
             f"both sides hold the same runs (first {same})",
             where="harness gate",

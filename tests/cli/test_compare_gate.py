@@ -137,10 +137,12 @@ def test_more_blocks_are_the_next_look_and_the_looks_lie_beside_the_runs(tmp_pat
 
 
 def test_runs_are_not_judged_against_themselves(folders: Path) -> None:
-    base = str(folders / "base" / "small")
-    told = harness("gate", base, "--against", base)
-    assert told.returncode == 2
-    assert "both sides hold the same runs" in told.stderr
+    base = folders / "base" / "small"
+    (folders / "link").symlink_to(folders / "base")
+    for new in (str(base), str(base / "base"), str(folders / "link" / "small"), "small"):
+        told = harness("gate", new, "--against", str(base), "--runs", str(folders / "base"))
+        assert told.returncode == 2, new
+        assert "both sides hold the same runs" in told.stderr
 
 
 def test_one_of_against_and_save_baseline_is_needed(folders: Path) -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,11 +122,7 @@ def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]
 def refuse_same_runs(placed: Sequence[Placed]) -> None:
     """Raises SpecError where two points are of the same runs."""
     for one, other in combinations(placed, 2):
-        if Path(one.place).resolve() == Path(other.place).resolve() and one.key == other.key:
-            same = one.runs[0].key
-        else:
-            same = same_run(one.runs, other.runs)
-        if same:
+        if same := same_run(one.runs, other.runs):
             raise SpecError(
                 f"holds the same runs as {one.place} (first {same})",
                 where=other.place,

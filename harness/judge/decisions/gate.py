@@ -57,7 +57,7 @@ class GateRun:
 
     num_requests: answered requests with a time to first token. num_sessions: sessions that finished; 0 of a baseline
     that an earlier version saved. device, unit: where in a fleet it ran. bounds: what figures can be whose tokens the
-    client read late; the others are exact.
+    client read late; the others are exact. folder: where it was read from, links resolved.
     """
 
     manifest: Manifest
@@ -67,6 +67,7 @@ class GateRun:
     values: Mapping[str, Value | None]
     num_sessions: int = 0
     bounds: Mapping[str, Bounds] = field(default_factory=dict[str, Bounds])
+    folder: str = ""
 
     @property
     def condition(self) -> str:
@@ -95,7 +96,8 @@ def gate_run(run: SealedRun) -> GateRun:
         for name, figure in FIGURES.items()
         if figure.bounds is not None and (bound := figure.bounds(run)) is not None
     }
-    return GateRun(run.manifest, place["device"], place["unit"], values=values, bounds=bounds, **numbers)
+    folder = str(run.path.resolve())
+    return GateRun(run.manifest, place["device"], place["unit"], values=values, bounds=bounds, folder=folder, **numbers)
 
 
 def log_bounds(figure: str, runs: Sequence[GateRun]) -> tuple[float, float]:
@@ -488,7 +490,8 @@ def same_run(new: Sequence[GateRun], base: Sequence[GateRun]) -> str:
     Simulated runs of one second may be equal to the byte and are not the same: their folders tell.
     """
     seals = {run.seal for run in base if not run.manifest.kind.is_virtual}
-    return next((run.key for run in new if run.seal in seals), "")
+    places = {(run.folder, run.key) for run in base if run.folder}
+    return next((run.key for run in new if run.seal in seals or (run.folder, run.key) in places), "")
 
 
 def _check_alike(new: Sequence[GateRun], base: Sequence[GateRun]) -> None:

@@ -85,6 +85,8 @@ class RouterSpec(Spec):
             if not self.command:
                 raise ValueError('kind = "command" needs command = ["program", "...", "{urls}"]')
             return self
+        if self.kind == "harness" and (self.command or self.environment):
+            raise ValueError("the harness's own router takes no command and no environment; say another kind")
         known = POLICIES if self.kind == "harness" else tuple(WORDS[self.kind])
         if self.policy not in known and (self.kind not in OWN_WORDS or self.policy in POLICIES):
             raise ValueError(f"{self.kind} has no policy {self.policy!r}; it has {', '.join(known)}")

@@ -86,7 +86,8 @@ def load_baseline(folder: Path) -> list[GateRun]:
         if name not in listed:
             raise RecordsError(f"has no {name}", where=str(folder), hint=_RESTORE)
         numbers = (place.device, place.unit, place.num_requests)
-        runs.append(GateRun(load_manifest(folder / name), *numbers, values, place.num_sessions, bounds.get(place, {})))
+        known = (values, place.num_sessions, bounds.get(place, {}), str(folder.resolve()))
+        runs.append(GateRun(load_manifest(folder / name), *numbers, *known))
     return runs
 
 

@@ -53,6 +53,8 @@ def test_one_place_has_no_history(places: list[str]) -> None:
 
 
 def test_a_folder_named_twice_is_refused(places: list[str]) -> None:
-    told = harness("history", places[0], places[0])
-    assert told.returncode == 2
-    assert "holds the same runs as" in told.stderr
+    experiment = next(path for path in Path(places[0]).iterdir() if path.is_dir())
+    for again in (places[0], str(experiment), experiment.name):
+        told = harness("history", places[0], again, "--runs", places[0])
+        assert told.returncode == 2, again
+        assert "holds the same runs as" in told.stderr

@@ -26,6 +26,11 @@ REFUSED = {
         "sim",
         'rules = "vllm-paged"\ncost_model = "emulated-gpu"\nnum_gpu_blocks = 600\noffload_block_us = 20.0',
     ),
+    "the harness's own router takes no command": (
+        "sim",
+        TWO + 'router = {command = ["no-such-router", "{port}", "{urls}"]}',
+    ),
+    "takes no command and no environment": ("emulator", TWO + 'router = {environment = "there"}'),
     "one server has no router": ("sim", 'router = {policy = "session-affinity"}'),
     "need replica_urls": ("attached", 'url = "http://127.0.0.1:1"\n' + TWO),
 }
