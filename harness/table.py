@@ -96,7 +96,8 @@ class Table:
 
     def text_rows(self) -> list[list[str]]:
         """The cells as people read them."""
-        return [[cell_text(cell) for cell in row] for row in self.rows]
+        pairs = _interval_columns(self.columns)
+        return [_row_text(row, pairs) for row in self.rows]
 
 
 def table_of(name: str, caption: str, records: Iterable[Mapping[str, Cell]], origin: str = "") -> Table:
@@ -117,6 +118,29 @@ def cell_text(cell: Cell) -> str:
     return str(cell)
 
 
+def _interval_columns(columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the ends of intervals stand: "low" and "high", "ratio_a_low" and "ratio_a_high"."""
+    return [
+        (place, columns.index(high))
+        for place, low in enumerate(columns)
+        if low.endswith("low") and (high := f"{low[:-3]}high") in columns
+    ]
+
+
+def _row_text(row: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> list[str]:
+    return _told_apart(row, [cell_text(cell) for cell in row], pairs)
+
+
+def _told_apart(row: Sequence[Cell], texts: list[str], pairs: Iterable[tuple[int, int]]) -> list[str]:
+    """The texts of a row's cells, with more digits for ends of an interval that read as one number."""
+    for place, other in pairs:
+        low, high = row[place], row[other]
+        if isinstance(low, float) and isinstance(high, float) and texts[place] == texts[other]:
+            digits = len(texts[place].partition(".")[2])
+            texts[place], texts[other] = interval_ends(low, high, digits)
+    return texts
+
+
 def four_digits(value: float) -> str:
     """A figure of any size with four digits: 0.004975, 12.91, 2,831."""
     places = 3 - math.floor(math.log10(abs(value))) if value else 3
@@ -126,12 +150,13 @@ def four_digits(value: float) -> str:
 def with_four_digits(table: Table, columns: Sequence[str]) -> Table:
     """The table with the floats of these columns as text of four digits, for people."""
     places = {table.columns.index(name) for name in columns}
-    rows = (
-        tuple(
-            four_digits(cell) if place in places and isinstance(cell, float) else cell for place, cell in enumerate(row)
-        )
-        for row in table.rows
-    )
+    pairs = [pair for pair in _interval_columns(table.columns) if places.issuperset(pair)]
+    rows: list[tuple[Cell, ...]] = []
+    for row in table.rows:
+        texts = [four_digits(cell) if isinstance(cell, float) else cell_text(cell) for cell in row]
+        texts = _told_apart(row, texts, pairs)
+        is_text = [place in places and isinstance(cell, float) for place, cell in enumerate(row)]
+        rows.append(tuple(texts[place] if is_text[place] else cell for place, cell in enumerate(row)))
     return replace(table, rows=tuple(rows))
 
 
@@ -420,10 +445,24 @@ def _filled(line: str, part: tuple[int, int], width: int, indents: tuple[int, in
 
 
 def interval_ends(low: float, high: float, digits: int, form: str = "f") -> tuple[str, str]:
-    """Both ends of an interval with so many digits, and with more where they would read as one number."""
-    more = 0
-    while True:
-        ends = f"{low:,.{digits + more}{form}}", f"{high:,.{digits + more}{form}}"
-        if ends[0] != ends[1] or low == high or more == MOST_MORE:
-            return ends
-        more += 1
+    """Both ends of an interval with so many digits, and up to six more where they would read as one number.
+
+    form: of a number, "f" or "g"; "+f" with its sign.
+    """
+    sign, kind = form[:-1], form[-1]
+    forms = [f"{sign},.{more}{kind}" for more in range(digits, digits + MOST_MORE + 1)]
+    ends = [(format(low, each), format(high, each)) for each in forms]
+    # "-0.00" and "+0.00" are one number.
+    return next((each for each in ends if len({float(end.replace(",", "")) for end in each}) > 1), ends[0])
+
+
+def interval_text(low: float, high: float, digits: int = 4, between: str = " to ", form: str = "f") -> str:
+    """An interval as people read it: "0.9610 to 0.9880"; thousands stand without a comma."""
+    return between.join(end.replace(",", "") for end in interval_ends(low, high, digits, form))
+
+
+def with_error(value: float, error: float, digits: int, form: str = "f") -> str:
+    """A value and its error, "2.1 +- 0.3", with more digits where the error would read as none."""
+    near, _ = interval_ends(0.0, error, digits)
+    digits = len(near.partition(".")[2])
+    return f"{value:{form[:-1]}.{digits}{form[-1]}} +- {error:.{digits}f}"

@@ -8,7 +8,17 @@ import json
 
 import pytest
 
-from harness.table import Table, TableForm, interval_ends, latex_text, table_of, written
+from harness.table import (
+    Table,
+    TableForm,
+    interval_ends,
+    interval_text,
+    latex_text,
+    table_of,
+    with_error,
+    with_four_digits,
+    written,
+)
 
 TABLE = Table(
     "Table IV",
@@ -100,3 +110,23 @@ def test_the_ends_of_an_interval_never_read_as_one_number() -> None:
     assert interval_ends(1.041, 1.044, 2) == ("1.041", "1.044")
     assert interval_ends(2.34561, 2.34567, 4, "g") == ("2.3456", "2.3457")
     assert interval_ends(3.0, 3.0, 1) == ("3.0", "3.0")
+    assert interval_ends(0.97441, 0.97444, 4) == ("0.97441", "0.97444")
+    assert interval_text(-0.0012, 0.0034, 2, ", ", "+f") == "-0.001, +0.003"
+
+
+def test_an_error_never_reads_as_none() -> None:
+    assert with_error(2.14, 0.31, 1) == "2.1 +- 0.3"
+    assert with_error(2.14, 0.031, 1) == "2.14 +- 0.03"
+    assert with_error(2.14, 0.0, 1, "+f") == "+2.1 +- 0.0"
+
+
+@pytest.mark.parametrize("form", [TableForm.text, TableForm.markdown, TableForm.latex])
+def test_ends_in_a_table_never_read_as_one_number(form: TableForm) -> None:
+    row = {"ratio": 0.974425, "low": 0.97441, "high": 0.97444, "mean_low": 2831.12, "mean_high": 2831.14}
+    table = table_of("Ratios", "", [row, row | {"low": 0.96, "high": 0.98}])
+    shown = written([table], form, 200)
+    assert "0.97441" in shown
+    assert "0.97444" in shown
+    assert "2,831.12" in shown
+    assert "0.9600" in shown
+    assert with_four_digits(table, ("mean_low", "mean_high")).rows[0][3:] == ("2,831.12", "2,831.14")

@@ -20,7 +20,7 @@ from harness.analysis.figures import RunFigures, cells, figure_at, run_figures
 from harness.analysis.stats import DEFAULT_LEVEL, Estimate, FloatArray, contrast, grouped, holm, percent
 from harness.measure.records.manifest import Finding, FleetRecord, info, warning
 from harness.measure.records.run import SealedRun
-from harness.table import Cell, Table, table_of
+from harness.table import Cell, Table, interval_text, table_of
 
 
 class Compared(Protocol):
@@ -303,9 +303,10 @@ class Drift:
 
     def __str__(self) -> str:
         words, found = "drift" if self.is_found else "no drift shown", self.per_run
-        change, low, high = (f"{100 * math.expm1(value):+.2f}" for value in (found.mean, found.low, found.high))
+        change, low, high = (100 * math.expm1(value) for value in (found.mean, found.low, found.high))
+        ends = interval_text(low, high, 2, ", ", "+f")
         return (
-            f"{words}: cost (B) changes by {change} % [{low}, {high}] per place in the order ({self.order}), "
+            f"{words}: cost (B) changes by {change:+.2f} % [{ends}] per place in the order ({self.order}), "
             f"p = {found.p:.2g}, {found.num_units} runs; the order leaves at most "
             f"{100 * math.expm1(abs(self.left)):.2f} % in a comparison"
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.table import interval_text
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -80,8 +81,9 @@ class Interval:
     def __str__(self) -> str:
         drawn = f", {self.resamples} resamples, seed {self.seed}" if self.resamples else ""
         drawn += f"; {self.family} intervals hold together" if self.family > 1 else ""
+        ends = interval_text(self.low, self.high, between=", ")
         return (
-            f"{self.estimate:.4f} [{self.low:.4f}, {self.high:.4f}] ({100 * self.level:.0f} % {self.method} over "
+            f"{self.estimate:.4f} [{ends}] ({100 * self.level:.0f} % {self.method} over "
             f"{self.num_units} {self.unit}{drawn})"
         )
 

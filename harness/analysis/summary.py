@@ -49,7 +49,7 @@ from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun, declared_by, kind_of, served_by
 from harness.model.spec import Factor, Factors
 from harness.model.spec.sections import Basis
-from harness.table import Cell, Table, table_of, to_html
+from harness.table import Cell, Table, interval_text, table_of, to_html
 
 Shown = TypeVar("Shown")
 # Columns of ``to_arrow`` that a notebook shows.
@@ -605,7 +605,7 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
 
 def _in_words(answer: Answer) -> str:
     """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
-    interval = "" if answer.interval is None else f" ({answer.interval.low:.4f} to {answer.interval.high:.4f})"
+    interval = "" if answer.interval is None else f" ({interval_text(answer.interval.low, answer.interval.high)})"
     channels = answer.comparison.agreement
     shown = f"{answer.said} (channels: {channels.value})" if channels.is_missing else answer.said
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"

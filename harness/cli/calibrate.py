@@ -16,7 +16,7 @@ from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
-from harness.table import Table
+from harness.table import Table, interval_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +166,7 @@ def _show(console: Console, calibration: Calibration, path: Path, runs: Path) ->
     from harness.present.report.pages import coefficients, extrapolated, write_calibration_report
 
     rows = [
-        (name, f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
+        (name, f"{interval.estimate:.5f}", f"[{interval_text(interval.low, interval.high, 5, ', ')}]")
         for name, interval in coefficients(calibration).items()
     ]
     show(console, Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)))

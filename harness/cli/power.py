@@ -16,7 +16,7 @@ from harness.api import experiment_with
 from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption
 from harness.cli.terminal import format_duration, print_folded, terminal_width
 from harness.errors import SpecError
-from harness.table import Table, to_text
+from harness.table import Table, to_text, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -202,8 +202,9 @@ def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
     for need in needs:
         parts = need.components
         if (ratio := own.get(parts.condition)) is not None:
+            change = with_error(100 * (ratio.ratio - 1), 100 * ratio.error, 1, "+f")
             yield (
-                f"{parts.condition}: {100 * (ratio.ratio - 1):+.1f} +- {100 * ratio.error:.1f} % on this experiment's "
+                f"{parts.condition}: {change} % on this experiment's "
                 f"{plans} (`harness simulate`); {_percent(parts.mean)} is over {parts.num_blocks} plans, "
                 f"+- {100 * parts.error:.1f}"
             )

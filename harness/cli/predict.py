@@ -14,7 +14,7 @@ from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.plugins import service
-from harness.table import WIDE, Table
+from harness.table import WIDE, Table, interval_text, with_error
 
 if TYPE_CHECKING:
     from harness.analysis.compare.predictions import Predictions
@@ -125,7 +125,7 @@ def _predicted_conditions(planned: PlannedRuns, predictions: Predictions, num_dr
         counts = (f"{sum(getattr(run, count) for run in runs) / len(runs):.0f}" for count in MEAN_COUNTS)
         drawn = [f"{sum(run.device_ns for run in runs) / scale:.3f}"]
         if interval:
-            drawn += ["" if device is None else f"{device.low / scale:.3f}\u2013{device.high / scale:.3f}"]
+            drawn += ["" if device is None else interval_text(device.low / scale, device.high / scale, 3, "\u2013")]
         cells = ["\n".join(drawn)] if is_narrow else drawn
         rows.append((name, *cells, *(f"{ns / scale:.3f}" for ns in sums), reused, *counts))
     caption = f"below device s: its {interval}" if interval and is_narrow else ""
@@ -160,9 +160,9 @@ def _answers(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
         drawn, mean = costs.interval_to(base_costs), costs.ratio_to(base_costs)
         parts = [f"{predicted_ratio(own, base):.4f} ({source_of_prediction(own).value})"]
         if mean is not None:
-            parts[0] = f"{mean.ratio:.4f} +- {mean.error:.4f} (mean of {mean.num_draws} draws)"
+            parts[0] = f"{with_error(mean.ratio, mean.error, 4)} (mean of {mean.num_draws} draws)"
         if drawn is not None:
-            parts.append(f"{100 * drawn.level:.0f} % of outcomes {drawn.low:.4f} to {drawn.high:.4f}{given}")
+            parts.append(f"{100 * drawn.level:.0f} % of outcomes {interval_text(drawn.low, drawn.high)}{given}")
         runs = [planned.by_condition[name] for name in (condition.name, baseline)]
         parts += unmeasured_of_runs(runs[0][0], runs[1][0])
         ends: list[str] = []

@@ -27,7 +27,7 @@ from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
-from harness.table import Table, TableForm, table_of, written
+from harness.table import Table, TableForm, interval_text, table_of, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -197,7 +197,7 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
         lines.append(f"{row['condition']}")
         for name in ("predicted", "observed"):
             low, high = row[f"{name}_low"], row[f"{name}_high"]
-            interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            interval = "" if low is None else f"  [{interval_text(low, high, between=', ')}]"
             observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
             ratio = row["predicted_ratio"] if name == "predicted" else observed
             source = row["prediction" if name == "predicted" else "observation"]

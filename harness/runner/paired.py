@@ -20,6 +20,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.spec import ConditionSpec, ExperimentSpec
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent
+from harness.table import interval_text
 
 PLAIN, OBSERVED = "plain", "observed"
 INTERVAL_SEED = 20261121
@@ -154,9 +155,10 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
         changes = [100 * (periods[1][place] / periods[0][place] - 1) for place in both]
         change = _interval(changes, "answers", "median")
         before, after = (float(np.median([of_run[place] for place in both])) for of_run in periods)
+        ends = interval_text(change.low, change.high, 2, " %, ", "+f")
         lines.append(
             f"token period: {before:.3f} ms plain, {after:.3f} ms observed; change {change.estimate:+.2f} % "
-            f"[{change.low:+.2f} %, {change.high:+.2f} %] (95 % bootstrap interval, {len(both)} answers each with "
+            f"[{ends} %] (95 % bootstrap interval, {len(both)} answers each with "
             "itself)"
         )
     else:
@@ -189,7 +191,7 @@ def _interval(values: Sequence[float], unit: str, statistic: StatisticName) -> I
 
 
 def _bounds(interval: Interval, unit: str) -> str:
-    return f"{interval.estimate:.0f} [{interval.low:.0f}, {interval.high:.0f}] {unit}"
+    return f"{interval.estimate:.0f} [{interval_text(interval.low, interval.high, 0, ', ')}] {unit}"
 
 
 def _token_periods_ms(run: SealedRun) -> dict[Place, float]:

@@ -15,6 +15,7 @@ import tomli_w
 from harness.errors import ExitCode
 from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec
+from harness.table import with_error
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, server_of
 from harness.tune.diagnose import Diagnosis
@@ -150,7 +151,7 @@ def _nothing_saves(explored: Explored) -> str:
     most = max(explored.options, key=lambda option: option.saving, default=None)
     if most is None or most.saving <= 0:
         return f"{within} predicted to save anything"
-    saved = f"{100 * most.saving:.1f} +- {100 * most.ratio.error:.1f} %"
+    saved = f"{with_error(100 * most.saving, 100 * most.ratio.error, 1)} %"
     return f"{within} predicted to save {100 * MARGIN:g} % (at most {saved}, {most.words})"
 
 
@@ -160,8 +161,8 @@ def _predicted(explored: Explored) -> str:
     assert smallest is not None
     beside = ""
     if best.setup != smallest.setup:
-        beside = f"; {best.words}: {100 * best.saving:.1f} +- {100 * best.ratio.error:.1f} %"
-    saving = f"{100 * smallest.saving:.1f} +- {100 * smallest.ratio.error:.1f} % less device time"
+        beside = f"; {best.words}: {with_error(100 * best.saving, 100 * best.ratio.error, 1)} %"
+    saving = f"{with_error(100 * smallest.saving, 100 * smallest.ratio.error, 1)} % less device time"
     return f"{_capital(smallest.words)}: {saving}, predicted, not measured{beside}."
 
 

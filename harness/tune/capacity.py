@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from harness.table import interval_text
 from harness.tune.setups import Setup
 
 PROPOSED = "proposed"
@@ -36,7 +37,7 @@ class Point:
     def words(self) -> str:
         """ "12 agents at a time: requests 97.1 % (94.0 to 98.6), holds"."""
         parts = [
-            f"{name} {100 * each.share:.1f} % ({100 * each.low:.1f} to {100 * each.high:.1f})"
+            f"{name} {100 * each.share:.1f} % ({interval_text(100 * each.low, 100 * each.high, 1)})"
             for name, each in (("requests", self.requests), ("sessions", self.sessions))
             if each is not None
         ]

@@ -30,6 +30,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.sections import Basis
+from harness.table import interval_text
 from harness.tune.explore import Explored
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
 from harness.tune.plans import MARGIN, SEED_RANGE
@@ -211,7 +212,7 @@ class Confirmed:
         interval = ""
         if self.low is not None and self.high is not None:
             ends = sorted((self.low, self.high)) if self.saving >= 0 else sorted((-self.low, -self.high))
-            interval = f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+            interval = f" ({interval_text(100 * ends[0], 100 * ends[1], 1)})"
         return f"{100 * abs(self.saving):.1f} % {side} {what}{interval}"
 
 

@@ -22,6 +22,7 @@ from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import AUTO
+from harness.table import interval_text
 
 LEVEL = 0.95
 
@@ -43,8 +44,10 @@ class Loss:
     @property
     def percent(self) -> str:
         """ "12.3 % (11.0 to 13.6)"."""
-        interval = "" if self.low is None or self.high is None else f" ({100 * self.low:.1f} to {100 * self.high:.1f})"
-        return f"{100 * self.share:.1f} %{interval}"
+        share = f"{100 * self.share:.1f} %"
+        if self.low is None or self.high is None:
+            return share
+        return f"{share} ({interval_text(100 * self.low, 100 * self.high, 1)})"
 
 
 @dataclass(frozen=True)

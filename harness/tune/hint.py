@@ -18,6 +18,7 @@ from harness.model.experiment import PlannedRun
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import ExperimentSpec
+from harness.table import with_error
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import MARGIN, SEED_RANGE, Question
@@ -63,7 +64,7 @@ class Hint:
             best = self.explored.best
             beside = ""
             if best is not None and best.setup != proposal.setup:
-                beside = f"; {best.words} saves {100 * best.saving:.1f} +- {100 * best.ratio.error:.1f} %"
+                beside = f"; {best.words} saves {with_error(100 * best.saving, 100 * best.ratio.error, 1)} %"
             return f"{over}on new plans, {proposal.sentence}{beside}. Confirm it by measuring"
         if self.tested is not None and self.tested.saving >= MARGIN:
             return (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.html import plain_page
 from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
+from harness.table import interval_text, with_error
 from harness.tune.answer import Answer, modelled, to_copy
 from harness.tune.capacity import Capacity, Share
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
@@ -140,7 +141,7 @@ def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec) -> str:
 
 def _share(share: Share | None) -> str:
     """ "97.1 (94.0 to 98.6)"."""
-    return "" if share is None else f"{100 * share.share:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
+    return "" if share is None else f"{100 * share.share:.1f} ({interval_text(100 * share.low, 100 * share.high, 1)})"
 
 
 class Dot(NamedTuple):
@@ -250,7 +251,8 @@ def _overturns(found: Found) -> Iterator[str]:
         yield f"Costs that nobody measured: {option.unmeasured}."
     for each in found.answer.measured:
         if each.low is not None and each.high is not None:
-            yield f"Chance: {each.name} saves {100 * each.low:.1f} to {100 * each.high:.1f} % (95 %, at every look)."
+            saved = interval_text(100 * each.low, 100 * each.high, 1)
+            yield f"Chance: {each.name} saves {saved} % (95 %, at every look)."
     workload = found.spec.workload
     yield f"Other sessions: the plans are new draws of this workload ({workload.source}), not of another one."
     if found.diagnosis is not None and found.diagnosis.origin:
@@ -316,8 +318,8 @@ def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]
     if shown is not None:
         ratio = f"{1 - shown.saving:.4f}"
         if shown.low is not None and shown.high is not None:
-            ratio += f" ({1 - shown.high:.4f} to {1 - shown.low:.4f})"
-    predicted = f"{option.ratio.ratio:.4f} +- {option.ratio.error:.4f}"
+            ratio += f" ({interval_text(1 - shown.high, 1 - shown.low)})"
+    predicted = with_error(option.ratio.ratio, option.ratio.error, 4)
     figures = (f"{100 * option.reuse:.0f} %", f"{option.memory_gib:.1f}", f"{option.compile_s:.0f}")
     return _cells(option.setup.label, ", ".join(names), predicted, ratio, *figures)
 

@@ -26,6 +26,7 @@ from harness.model.spec.sections import Basis
 from harness.runner import ExperimentOutcome
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
+from harness.table import with_error
 from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import (
@@ -489,12 +490,12 @@ def explored_lines(found: Explored) -> list[str]:
     lines = [f"{found.num_setups:,} configurations, {found.num_simulated:,} simulations of a plan"]
     lines += [f"bounds: {line}" for line in found.bounds]
     ceiling, error = 100 * (1 - found.ceiling.ratio), 100 * found.ceiling.error
-    lines.append(f"most that any configuration could save: {ceiling:.1f} +- {error:.1f} %")
+    lines.append(f"most that any configuration could save: {with_error(ceiling, error, 1)} %")
     for option in found.options:
         marks = [name for name, chosen in (("best", found.best), ("smallest", found.smallest)) if chosen == option]
         mark = f"  <- {', '.join(marks)}" if marks else ""
         lines.append(
-            f"{option.setup.label:<34} predicted {option.ratio.ratio:.4f} +- {option.ratio.error:.4f}, "
+            f"{option.setup.label:<34} predicted {with_error(option.ratio.ratio, option.ratio.error, 4)}, "
             f"{option.memory_gib:.1f} GiB{mark}"
         )
     return lines

@@ -15,6 +15,7 @@ from harness.judge.planning.deciding import NO_CHANGE, BreakEven, CostChange, br
 from harness.model.engine.config import EngineConfig
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import Draws, artifact_key, jittered_draw, perturbed, simulator_of
+from harness.table import with_error
 from harness.tune.plans import SEED_RANGE, FloatArray, Question, drawn_plans
 from harness.tune.setups import Setup
 
@@ -54,7 +55,7 @@ class Option:
         given = f"; {self.unmeasured}" if self.unmeasured else ""
         turns = "" if self.turns is None or self.turns.change is None else f"; {self.turns}"
         saving, error = 100 * self.saving, 100 * self.ratio.error
-        return f"{self.words}: predicted to save {saving:.1f} +- {error:.1f} %{given}{turns}"
+        return f"{self.words}: predicted to save {with_error(saving, error, 1)} %{given}{turns}"
 
 
 class Predictor:

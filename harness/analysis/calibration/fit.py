@@ -23,6 +23,7 @@ from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS
 from harness.model.engine.cost import US_PER_MS, FitErrors, size_name
+from harness.table import interval_text
 
 RESAMPLES = 2000
 # A fit that errs on a step by more, held out, is not called good: the paper's tolerance of the channels.
@@ -138,7 +139,8 @@ def fit_decode(points: Sequence[StepPoint], *, with_context: bool | None = None,
     if with_context or (with_context is None and is_tried):
         fit = _fit_decode(points, seed, with_context=True)
         interval = fit.intervals["context_us_per_token"]
-        ends = f"its {100 * DEFAULT_LEVEL:.0f} % interval is [{interval.low:.6f}, {interval.high:.6f}] us/token"
+        ends = interval_text(interval.low, interval.high, 6, ", ")
+        ends = f"its {100 * DEFAULT_LEVEL:.0f} % interval is [{ends}] us/token"
         if interval.high < -NEGLIGIBLE_US:
             left_out = (
                 f"The context term is held at 0: a longer context cannot make a step shorter, and {ends}. Something "
@@ -157,7 +159,7 @@ def _with_odd_signs(fit: DecodeFit) -> DecodeFit:
     interval = fit.intervals.get("beta_ms_per_request")
     if interval is None or interval.high >= 0:
         return fit
-    ends = f"[{interval.low:.6f}, {interval.high:.6f}] ms"
+    ends = f"[{interval_text(interval.low, interval.high, 6, ', ')}] ms"
     note = (
         f"A request more in the same size makes a step shorter by this fit (beta's {100 * DEFAULT_LEVEL:.0f} % "
         f"interval is {ends}): read beta and the sizes together, not as the cost of a request."
@@ -278,7 +280,7 @@ def fit_prefill(
             names.append(ATTENDED)
         elif max(abs(interval.low), abs(interval.high)) > NEGLIGIBLE_NS:
             held = "is held at 0: no token costs less than 0" if interval.high < 0 else "is left out"
-            ends = f"[{interval.low:.6f}, {interval.high:.6f}] ns"
+            ends = f"[{interval_text(interval.low, interval.high, 6, ', ')}] ns"
             left_out = f"The cost of a token that parts of prompts attend to {held}; its 95 % interval is {ends}."
     fitted = fitted_by(names)
     # A step lasts whole nanoseconds, which leave less than NEGLIGIBLE_MS of a coefficient.

@@ -32,7 +32,7 @@ from harness.measure.records.schema import values_of
 from harness.model.engine.paged import PagedScheduler
 from harness.model.plan.event_queue import whole_sessions
 from harness.model.plan.model import Plan
-from harness.table import Cell, Table, table_of
+from harness.table import Cell, Table, interval_text, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +315,7 @@ def _against(own: Sequence[ReplicaFigures], base: Sequence[ReplicaFigures], fami
     interval = result.interval
     return {
         "ratio": result.ratio,
-        "95 %": None if interval is None else f"{interval.low:.3f}\u2013{interval.high:.3f}",
+        "95 %": None if interval is None else interval_text(interval.low, interval.high, 3, "\u2013"),
         "shown": result.verdict.said(),
     }
 

@@ -16,7 +16,7 @@ from harness.api import override_table
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.errors import ExitCode, SpecError
 from harness.shipped import find_shipped, shipped_names
-from harness.table import Table
+from harness.table import Table, interval_text, with_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,9 +98,9 @@ def ratios(
                 prediction = predictor.predict(server.shape, users, changed)
                 note = f"{changed.name}: {LABEL}" if changed.name else ""
                 note = note or ("" if prediction.shows_difference else "=")
-                mean = f"{prediction.mean:.4f} +- {prediction.error:.4f}"
+                mean = with_error(prediction.mean, prediction.error, 4)
                 ratios = (f"{prediction.ratio_of_sums:.4f}", f"{prediction.median_of_pairs:.4f}", mean)
-                interval = f"{prediction.low:.4f}\u2013{prediction.high:.4f}"
+                interval = interval_text(prediction.low, prediction.high, between="\u2013")
                 turns = ""
                 if prediction.shows_difference and not changed.name:
                     turns = predictor.break_even(server.shape, users).short

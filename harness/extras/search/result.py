@@ -22,7 +22,7 @@ from harness.extras.search.intervals import PredictedRatio, Predictor
 from harness.extras.search.space import Score, SpaceSpec
 from harness.model.spec import ServerShape
 from harness.processes import parallel_map
-from harness.table import Cell, Table
+from harness.table import Cell, Table, interval_text, with_error
 
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
@@ -349,20 +349,21 @@ def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
     if best == base:
         return f"best: {best.label}{given}"
     over = score_interval(space, best)
-    of_score = f"; {space.score} over its {over[2]} plans {over[0]:.4f} to {over[1]:.4f} (95 %)" if over else ""
+    of_score = f"; {space.score} over its {over[2]} plans {interval_text(*over[:2])} (95 %)" if over else ""
     if not with_intervals:
         return f"best: {best.label}{of_score}{given}"
     found = predictor.predict(best, space.inputs.users)
     turns = f"; {predictor.break_even(best, space.inputs.users)}" if found.shows_difference else ""
     return (
-        f"best: {best.label} costs {found.mean:.4f} +- {found.error:.4f} of {base.label} on new draws "
-        f"({100 * found.level:.0f} % of outcomes {found.low:.4f} to {found.high:.4f}){of_score}{given}{turns}"
+        f"best: {best.label} costs {with_error(found.mean, found.error, 4)} of {base.label} on new draws "
+        f"({100 * found.level:.0f} % of outcomes {interval_text(found.low, found.high)}){of_score}{given}{turns}"
     )
 
 
 def _interval_text(prediction: PredictedRatio) -> str:
     """ "0.9980-1.0040 =" where the interval contains 1, "0.9700-0.9900  " where it does not."""
-    return f"{prediction.low:.4f}-{prediction.high:.4f} {' ' if prediction.shows_difference else '='}"
+    ends = interval_text(prediction.low, prediction.high, between="-")
+    return f"{ends} {' ' if prediction.shows_difference else '='}"
 
 
 def _front_table(result: SearchResult) -> Table:

@@ -26,6 +26,7 @@ from harness.analysis.cost.reconstruct import (
     agreement_tolerance,
 )
 from harness.model.spec.rules import CostRule, EquivalenceRule, SuperiorityRule
+from harness.table import interval_text
 
 Number = float | int | str | bool | None
 MarginRule = EquivalenceRule | SuperiorityRule
@@ -215,8 +216,9 @@ def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, status: Sequent
     is_equivalent = least < interval.low and interval.high < most
     is_different = interval.low >= most or interval.high <= least
     method = "two one-sided t tests" if p is not None else interval.method
+    ends = interval_text(interval.low, interval.high, between=", ")
     reason = (
-        f"cost ratio {interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}], margin {least:.4f} to "
+        f"cost ratio {interval.estimate:.4f} [{ends}], margin {least:.4f} to "
         f"{most:.4f}, {_basis(ratios, rule)}, {method}" + ("" if p is None else f", p = {p:.2g}")
     )
     label = "EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN"

@@ -19,6 +19,7 @@ from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement
 from harness.model.sim.draws import if_assumed
+from harness.table import interval_text
 
 # Lines of one kind that a terminal shows; the page has all.
 MOST_LINES = 4
@@ -62,7 +63,7 @@ def predictions_in_words(frozen: Preregistration) -> Iterator[str]:
     for name, baseline, ratio, interval, _ in _predicted(frozen):
         if baseline:
             level = "" if interval is None else f"{100 * interval.level:.0f} %"
-            ends = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}{_if_assumed(frozen)}"
+            ends = "" if interval is None else f"{interval_text(interval.low, interval.high)}{_if_assumed(frozen)}"
             among = "" if interval is None else f" ({level}: {ends})"
             yield f"{name} costs {ratio:.4f} of {baseline}{among}"
 
@@ -157,7 +158,7 @@ def _predictions(frozen: Preregistration) -> str:
             name,
             f"{seconds:.2f}",
             f"{ratio:.4f}" if baseline else "baseline",
-            "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}",
+            "" if interval is None else interval_text(interval.low, interval.high),
         )
         for name, baseline, ratio, interval, seconds in _predicted(frozen)
     ]

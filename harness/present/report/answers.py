@@ -27,6 +27,7 @@ from harness.analysis.summary import ConditionFigures, ExperimentSummary
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.model.spec.sections import Basis
+from harness.table import interval_text
 
 DASH = "\u2013"
 # A change of padding below this share is not worth a clause.
@@ -186,8 +187,8 @@ def _not_said(comparison: Comparison, this: str, other: str, given_costs: str) -
             apart = f"they differ by {channels.difference:.4f}, more than \u03c4 = {channels.tau:.4f}"
         elif not channels.are_opposed:
             apart = (
-                f"{letter} / {other_letter} = {gap.estimate:.4f} ({100 * gap.level:g} % interval: {gap.low:.4f} to "
-                f"{gap.high:.4f}), which is more than {channels.tolerance:.4f} apart"
+                f"{letter} / {other_letter} = {gap.estimate:.4f} ({100 * gap.level:g} % interval: "
+                f"{interval_text(gap.low, gap.high)}), which is more than {channels.tolerance:.4f} apart"
             )
         return f"Withheld: {this} against {other}. {both}: {apart}.{_cause(comparison.cause)}"
     if given_costs:

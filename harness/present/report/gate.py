@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from harness.analysis.figures import cells, same
 from harness.judge.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
-from harness.table import Table, four_digits, markdown_rows, table_of
+from harness.table import Table, four_digits, interval_text, markdown_rows, table_of
 
 ANSWERS = {
     GateVerdict.PASS: "pass: every figure is shown to stay within its limit",
@@ -70,7 +70,7 @@ def shown_table(result: GateResult) -> Table:
             str(test.num_pairs),
             *("-" if value is None else four_digits(value) for value in (test.baseline, test.new)),
             "-" if test.ratio is None else f"{test.ratio:.4f}",
-            "-" if test.low is None or test.high is None else f"{test.low:.4f} to {test.high:.4f}",
+            "-" if test.low is None or test.high is None else interval_text(test.low, test.high),
             f"{test.limit:g}",
             test.verdict.value,
         )
@@ -168,7 +168,7 @@ def _measured(test: GateTest) -> str:
     if test.ratio is None or test.low is None or test.high is None:
         return ""
     values = " -> ".join("-" if value is None else four_digits(value) for value in (test.baseline, test.new))
-    ratio = f"ratio {test.ratio:.4f} ({test.low:.4f} to {test.high:.4f})"
+    ratio = f"ratio {test.ratio:.4f} ({interval_text(test.low, test.high)})"
     return f"{values} {test.unit}, {ratio}, limit {test.limit:g}, {test.num_pairs} pairs"
 
 

@@ -47,7 +47,7 @@ from harness.present.report.terminal import for_documents, sessions_tables, shar
 from harness.present.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
 from harness.present.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.processes import parallel_map
-from harness.table import cell_text, table_of, to_csv
+from harness.table import cell_text, interval_text, table_of, to_csv
 
 # What a second process costs by itself, several times over.
 MIN_PARALLEL_S = 0.15
@@ -356,7 +356,7 @@ def _environment() -> Environment:
         "whole": partial(fixed, decimals=0),
         "share": _share,
         "factors": factors_text,
-        "interval": "{0.low:.3f}\u2013{0.high:.3f}".format,
+        "interval": lambda shown: interval_text(shown.low, shown.high, 3, "\u2013"),
         "words": _words,
         "seconds": partial(fixed, decimals=3, unit=NS_PER_S),
         "milliseconds": partial(fixed, decimals=3, unit=NS_PER_MS),

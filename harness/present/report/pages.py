@@ -22,7 +22,7 @@ from harness.model.engine.cost import attended_tokens
 from harness.model.plan.model import WAIT_KINDS
 from harness.outputs import check_output, escape_bidi, write_text
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
-from harness.table import markdown_rows
+from harness.table import interval_text, markdown_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -225,8 +225,8 @@ def _calibration_page(
 
 def _coefficient_row(name: str, interval: Interval) -> tuple[str, str, str]:
     how = f"{100 * interval.level:.0f} % {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
-    ends = f"[{interval.low:.5f}, {interval.high:.5f}] {how}"
-    return name, f"{interval.estimate:.5f}", ends
+    ends = interval_text(interval.low, interval.high, 5, ", ")
+    return name, f"{interval.estimate:.5f}", f"[{ends}] {how}"
 
 
 def _error_cells(error: FitError) -> list[str]:

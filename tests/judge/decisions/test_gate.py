@@ -15,6 +15,7 @@ from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_pol
 from harness.judge.planning.power import superiority_power
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun
+from harness.present.report.gate import gate_junit, shown_table
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
@@ -55,6 +56,19 @@ def test_equal_runs_pass_and_one_worse_figure_is_named() -> None:
     assert [test.figure for test in result.tests if test.verdict is WORSE] == ["tpot"]
     better = judge(runs_of(times(0.5, "cost", "ttft_p99")), runs_of(BASE), gate_policy())
     assert better.verdict is PASS
+
+
+def test_ends_of_a_gates_interval_never_read_as_one_number() -> None:
+    new = {name: list(np.array(row) * (1 + 1e-5 * (NOISE - 1))) for name, row in BASE.items()}
+    result = judge(runs_of(new), runs_of(BASE), gate_policy(["tpot"]))
+    (test,) = result.tests
+    assert test.low is not None
+    assert test.high is not None
+    assert f"{test.low:.4f}" == f"{test.high:.4f}"
+    (row,) = shown_table(result).records()
+    low, high = str(row["interval"]).split(" to ")
+    assert low != high
+    assert f"({low} to {high})" in gate_junit(result)
 
 
 def test_the_one_pair_that_decides_and_a_skew_are_said() -> None:
