@@ -123,9 +123,6 @@ def open_archive(
     from harness.measure.records.archive import open_into, runs_folder
     from harness.measure.records.store import sealed_runs as runs_at
 
-    if not archive.is_file():
-        hint = "Name an archive of `harness prereg publish`"
-        raise SpecError("there is no such file", where=str(archive), hint=hint)
     folder = open_into(archive, output or archive.with_suffix(""))
     sealed = runs_at(Path("runs"), folder)
     num_invalid = sum(not run.is_valid for run in sealed)

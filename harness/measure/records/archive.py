@@ -95,8 +95,11 @@ def open_into(archive: Path, folder: Path) -> Path:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a published experiment and check each file against its checksum; RecordsError where one differs.
 
-    Nothing is unpacked when the archive holds anything else, or lacks a file that each has.
+    Nothing is unpacked when the archive holds anything else, or lacks a file that each has. SpecError without a file.
     """
+    if not archive.is_file():
+        hint = "Name an archive of `harness prereg publish`"
+        raise SpecError("there is no such file", where=str(archive), hint=hint)
     try:
         with zipfile.ZipFile(archive) as packed:
             infos = packed.infolist()

@@ -197,7 +197,8 @@ def format_problems(
     written = load_toml(file) if lines and file is not None else {}
     line_numbers: dict[str, int] = {}
     for path, message in problems:
-        is_set = bool(lines) and _value_at(path, table) != _value_at(path, written)
+        # As text: nan is not equal to itself.
+        is_set = bool(lines) and repr(_value_at(path, table)) != repr(_value_at(path, written))
         line = None if is_set else line_of(path, lines)
         prefix = "--set " if is_set else "" if line is None else f"line {line}: "
         text = f"{prefix}{key_name(path, table)}: {message}" if path else message

@@ -97,9 +97,9 @@ def test_nothing_is_unpacked_where_files_were_added(alone: Path) -> None:
 
 def test_what_is_no_archive_is_refused_in_one_line(alone: Path) -> None:
     (alone / "no.zip").write_bytes(b"PK no")
-    for words, where in ((("open", "no.zip"), "cannot be unpacked"), (("open", "gone.zip"), "there is no such file")):
-        done = command_line.harness(*words)
-        assert done.returncode in (1, 2)
-        assert where in done.stderr
-        assert "Traceback" not in done.stderr
+    for command in (("open",), ("prereg", "check")):
+        for name, code, said in (("no.zip", 1, "cannot be unpacked"), ("gone.zip", 2, "there is no such file")):
+            done = command_line.harness(*command, name)
+            assert (done.returncode, said in done.stderr) == (code, True)
+            assert "Traceback" not in done.stderr
     assert not (alone / "no").exists()

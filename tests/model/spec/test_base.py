@@ -63,6 +63,13 @@ def test_every_problem_is_told_at_once_in_the_order_of_lines(tmp_path: Path) -> 
     ]
 
 
+def test_a_value_that_is_no_number_is_told_by_its_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "m"\n[slo]\nttft_ms = nan\n[[condition]]\nname = "a"\n')
+    with pytest.raises(SpecError, match=r"line 3: slo\.ttft_ms: must be a finite number"):
+        load_experiment(path)
+
+
 def test_files_that_an_experiment_names_are_found_beside_it(tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text('name = "short"\nwaits = { distribution = "constant", wait_s = 1 }\n')
     path = tmp_path / "mine.toml"
