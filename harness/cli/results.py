@@ -197,7 +197,9 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
         lines.append(f"{row['condition']}")
         for name in ("predicted", "observed"):
             low, high = row[f"{name}_low"], row[f"{name}_high"]
-            interval = "" if low is None else f"  [{interval_text(low, high, between=', ')}]"
+            interval = ""
+            if isinstance(low, float) and isinstance(high, float):
+                interval = f"  [{interval_text(low, high, between=', ')}]"
             observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
             ratio = row["predicted_ratio"] if name == "predicted" else observed
             source = row["prediction" if name == "predicted" else "observation"]

@@ -10,7 +10,7 @@ from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.engine.paged import scheduler_of
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
-from harness.model.plan.tokens import TokenStreams
+from harness.model.plan.tokens import TokenArray, TokenStreams
 from harness.model.sim.driver import Key, VirtualDriver, keep_times_ns
 from harness.model.spec import ServerSpec
 
@@ -23,7 +23,7 @@ class TokenRequests:
         self._streams, self._keep_ns = TokenStreams(plan), keep_times_ns(plan)
         self._answers: dict[int, list[list[int]]] = {}
 
-    def prompt(self, event: ClientEvent) -> list[int]:
+    def prompt(self, event: ClientEvent) -> TokenArray:
         """The tokens of the prompt that an event sends."""
         return self._streams.prompt(event.session, event.request, self._answers)
 

@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from harness.analysis.reuse_by_wait import HOW_REUSED
 from harness.analysis.serving import HOW_SURE, METRICS
+from harness.analysis.stats import Interval
 from harness.analysis.summary import ExperimentSummary
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
@@ -47,7 +48,7 @@ from harness.present.report.terminal import for_documents, sessions_tables, shar
 from harness.present.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
 from harness.present.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
 from harness.processes import parallel_map
-from harness.table import cell_text, interval_text, table_of, to_csv
+from harness.table import cell_text, interval_ends, interval_text, table_of, to_csv
 
 # What a second process costs by itself, several times over.
 MIN_PARALLEL_S = 0.15
@@ -345,6 +346,16 @@ def _resource(name: str) -> str:
     return files("harness.present.report").joinpath(name).read_text(encoding="utf-8")
 
 
+def _interval(shown: Interval) -> str:
+    return interval_text(shown.low, shown.high, 3, "\u2013")
+
+
+def _ms_interval(shown: Interval) -> str:
+    """As ``short_ms`` writes each end."""
+    low, high = shown.low / NS_PER_MS, shown.high / NS_PER_MS
+    return "\u2013".join(interval_ends(low, high, int(low < 1000)))
+
+
 @lru_cache
 def _environment() -> Environment:
     kept = Path(__file__).parent / "__pycache__"  # making code of the template is a twentieth of a report's time
@@ -356,12 +367,13 @@ def _environment() -> Environment:
         "whole": partial(fixed, decimals=0),
         "share": _share,
         "factors": factors_text,
-        "interval": lambda shown: interval_text(shown.low, shown.high, 3, "\u2013"),
+        "interval": _interval,
         "words": _words,
         "seconds": partial(fixed, decimals=3, unit=NS_PER_S),
         "milliseconds": partial(fixed, decimals=3, unit=NS_PER_MS),
         "check_value": _check_value,
         "ms": short_ms,
+        "ms_interval": _ms_interval,
         "bounds": bound_words,
     }
     environment.filters.update(filters)
