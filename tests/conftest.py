@@ -37,11 +37,13 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_audit() -> None:
-    """See ``tests.support.one_audit`` and ``patience``."""
+    """See ``tests.support.one_audit``, ``asking_here`` and ``patience``."""
+    from tests.support.asking_here import ask_here
     from tests.support.one_audit import audit_once
     from tests.support.patience import be_patient
 
     audit_once()
+    ask_here()
     be_patient()
 
 
@@ -92,7 +94,7 @@ SAME_EVERYWHERE = (
     ),
     *(f"extras/{name}" for name in ("prometheus", "releases", "search")),
     *(f"stacks/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
-    *("benchmarks", "docker", "docs", "recipes"),
+    *("benchmarks", "docker", "docs", "recipes", "tune"),
 )
 """Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the
 rule: what another Python can change of them, ``test_house`` (imports) and ``tests/cli/test_cli_examples.py`` (every
@@ -101,8 +103,9 @@ command by its example) notice."""
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks by what a test asks for and where it lies: ``-m twin`` are the tests that need the real stack."""
+    rooms = tuple(f"{TESTS / place}{os.sep}" for place in SAME_EVERYWHERE)
     for item in items:
-        if any(item.path.is_relative_to(TESTS / place) for place in SAME_EVERYWHERE):
+        if str(item.path).startswith(rooms):
             item.add_marker("same_everywhere")
         if isinstance(item, pytest.Function) and "twin" in item.fixturenames:
             item.add_marker("twin")

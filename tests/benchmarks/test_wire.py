@@ -35,6 +35,8 @@ from tests.support.analysis_tables import manifest
 NUM_TOKENS = 6
 TOKEN_INTERVAL_MS = 60
 STOP_MS = 200
+HELD_UP_MS = TOKEN_INTERVAL_MS / 2
+"""A busy machine may hold up the proxy between its stamp and its write, for less than the next token takes."""
 PLAN = Plan("wire", 1, 0, "as-drawn", 0, (1000, 2000), (SessionPlan(0, 0, None, None, (RequestPlan(0, 50, 6, 0),)),))
 
 
@@ -79,7 +81,7 @@ def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(by: Cal
     assert len(seen.token_ns) == NUM_TOKENS
     apart_ms = ttft_ms(result) - seen.ttft_ms
     first = result.audit["read_together"]["first"]
-    assert FAR_MS < apart_ms < first["sum_ms"] + 1
+    assert FAR_MS < apart_ms < first["sum_ms"] + HELD_UP_MS
     (finding,) = check_read_together(manifest(client_audit=result.audit))
     assert (finding.code, finding.severity) == ("read-together", "invalid")
 
@@ -88,8 +90,7 @@ def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(by: Cal
 def test_a_client_that_reads_in_time_has_the_first_token_of_the_wire() -> None:
     result, (seen,) = replayed(replay, threading.Event())
     first = result.audit["read_together"]["first"]
-    # What a busy test machine adds, the client states.
-    assert -1 < ttft_ms(result) - seen.ttft_ms < first["sum_ms"] + 5
+    assert -HELD_UP_MS < ttft_ms(result) - seen.ttft_ms < first["sum_ms"] + HELD_UP_MS
 
 
 def test_only_a_run_far_from_the_wire_has_to_be_marked() -> None:

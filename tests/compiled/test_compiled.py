@@ -57,12 +57,19 @@ def answer(engine: Path) -> tuple[int, int, str]:
     return int(done.stdout), len(list((engine / "cache").rglob("*.aot.o"))), done.stderr
 
 
-def test_an_edited_callee_or_constant_changes_what_a_cached_caller_returns(tmp_path: Path) -> None:
+def test_machine_code_is_made_anew_where_a_callee_or_constant_was_edited_and_kept_otherwise(
+    tmp_path: Path,
+) -> None:
     engine = little_package(tmp_path)
     first = answer(engine)
     assert first[0] == 42
     assert first[2].startswith("compiling harness/model/engine/caller.py for this machine: once")
     assert answer(engine) == (*first[:2], ""), "the second process adds no machine code, and has nothing to say"
+    for name in ("caller", "callee"):
+        path = engine / f"{name}.py"
+        path.write_text("# edited\n" + path.read_text() + "\n\ndef other() -> int:\n    return 1\n")
+    (engine / "factor.py").write_text("OTHER = 5\nFACTOR = 3\n")
+    assert answer(engine) == (*first[:2], ""), "no compiled function was changed"
     callee = engine / "callee.py"
     callee.write_text(callee.read_text().replace("* FACTOR", "* FACTOR + 1"))
     assert answer(engine)[0] == 43
@@ -80,16 +87,6 @@ def test_processes_that_come_together_make_machine_code_once(tmp_path: Path) -> 
     ]
     said = sorted(process.communicate()[0].strip() for process in together)
     assert said == ["42 False", "42 False", "42 True"], "who waited for the code needed nothing to make it with"
-
-
-def test_edits_that_change_no_compiled_function_keep_its_machine_code(tmp_path: Path) -> None:
-    engine = little_package(tmp_path)
-    first = answer(engine)
-    for name in ("caller", "callee"):
-        path = engine / f"{name}.py"
-        path.write_text("# edited\n" + path.read_text() + "\n\ndef other() -> int:\n    return 1\n")
-    (engine / "factor.py").write_text("OTHER = 5\nFACTOR = 3\n")
-    assert answer(engine) == (*first[:2], "")
 
 
 def test_a_function_that_names_a_module_is_refused_since_changes_there_would_go_unseen(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from harness.stacks.vllm.step_log import COLUMNS
 from tests.support.emulated_vllm import emulated_vllm
 from tests.support.experiments import UNHURRIED
 
+pytestmark = pytest.mark.same_everywhere
+
 # The servers' stamps are what is fitted, however late the client is.
 READ_LATE = {"limits": UNHURRIED}
 

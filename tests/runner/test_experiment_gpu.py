@@ -26,6 +26,8 @@ from harness.model.spec import load_toml, parse_experiment
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
 
+pytestmark = pytest.mark.same_everywhere
+
 Runs = Callable[[str], tuple[SealedRun, ...]]
 Figures = Callable[[str], dict[str, RunFigures]]
 

@@ -107,7 +107,7 @@ def plain_server(server: PlainServer) -> Generator[PlainServer]:
             listening.socket = context.wrap_socket(listening.socket, server_side=True)
         scheme = "http" if server.certificate is None else "https"
         server.url = f"{scheme}://127.0.0.1:{listening.server_address[1]}{server.prefix}"
-        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield server

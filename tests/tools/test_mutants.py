@@ -14,13 +14,16 @@ pytestmark = pytest.mark.same_everywhere
 
 @pytest.mark.parametrize("area", AREAS)
 def test_each_mistake_is_valid_python_and_another_program(area: str) -> None:
-    drawn = draw(area, 1, 100)
-    assert len(set(drawn)) == 100
+    drawn = draw(area, 1, 40)
+    assert len(set(drawn)) == 40
     assert {mutant.kind for mutant in drawn} >= {"comparison", "and/or", "arithmetic", "not", "return", "+/-1"}
     for mutant in drawn:
         before = (ROOT / mutant.path).read_bytes()
         assert ast.dump(ast.parse(mutant.apply(before))) != ast.dump(ast.parse(before)), mutant
-    assert draw(area, 1, 100) == drawn
+
+
+def test_a_seed_draws_the_same_mistakes() -> None:
+    assert draw("analysis/compare", 1, 20) == draw("analysis/compare", 1, 40)[:20]
 
 
 def test_a_mistake_is_one_place() -> None:

@@ -57,7 +57,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SealedR
     """The runs of two conditions, each with its own costs, made once for all tests that only read them."""
     folder = tmp_path_factory.mktemp("emulated")
     conditions = [{"name": "base"}, {"name": "other", "server": {"cost_model": dearer_costs(folder)}}]
-    return grouped(sealed(folder, conditions, baseline="base", replicates=3), lambda run: run.condition)
+    return grouped(sealed(folder, conditions, baseline="base", replicates=2), lambda run: run.condition)
 
 
 def test_folders_whose_runs_other_cost_files_priced_are_compared_by_one(emulated: dict[str, list[SealedRun]]) -> None:

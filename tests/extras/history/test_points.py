@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from harness.extras.history.points import MIN_POINTS, Placed, change_points, his
 from harness.judge.decisions.gate import GateRun
 from harness.measure.records.manifest import Manifest
 
-pytest.importorskip("ruptures", reason="the extra history is not installed")
+pytestmark = pytest.mark.skipif(find_spec("ruptures") is None, reason="the extra history is not installed")
 
 
 def a_place(

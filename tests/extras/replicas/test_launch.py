@@ -63,7 +63,7 @@ def decisions(run: SealedRun) -> list[list[object]]:
     return [json.loads(line) for line in run.file(layout.ROUTED).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("policy", ["least-requests", "session-affinity", "prefix-aware"])
+@pytest.mark.parametrize("policy", ["least-requests", "prefix-aware"])
 def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(
     run_of: Callable[[str], SealedRun], policy: str
 ) -> None:
@@ -76,7 +76,7 @@ def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(
     served = engines_of(run)
     logged = {named[name]: rest[1] for _at, what, name, *rest in decisions(run) if what == "route"}
     assert served == logged
-    if policy in ("session-affinity", "prefix-aware"):
+    if policy == "prefix-aware":
         homes = {session: {served[key] for key in served if key[0] == session} for session, _ in served}
         assert all(len(replicas) == 1 for replicas in homes.values())
 
@@ -93,7 +93,7 @@ def test_live_replicas_make_the_steps_of_the_simulator(run_of: Callable[[str], S
 
 
 def test_the_sums_of_replicas_are_what_the_door_saw(run_of: Callable[[str], SealedRun]) -> None:
-    run = run_of("session-affinity")
+    run = run_of("prefix-aware")
     servers, figures = servers_in(run), figures_of_sealed(run)
     own = run_figures(run)
     assert sum(server.steps.num_rows for server in servers) == own.num_steps == run.table("steps").num_rows

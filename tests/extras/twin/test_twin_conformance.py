@@ -31,7 +31,8 @@ from tests.support.twin_runs import Turn, counters, device_trace, faultless_turn
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
-SURVIVAL = {5: (1920, 0, 1920), 6: (1920, 1, 1920), 7: (0, 2, 1920), 8: (0, 3, 1920)}
+NUM_SESSIONS = 12
+SURVIVAL = {6: (1920, 1, 1920), 7: (0, 2, 1920)}
 """m: cached tokens of the re-arrival, evictions, what prefix_cache_hits_total claims. Source: the paper, table S4."""
 
 
@@ -118,14 +119,8 @@ def assert_another_order_of_arrival_is_noticed(run: SealedRun, server: ServerSpe
     assert "requests of schedule()" in follow_run(run, trace, server).difference
 
 
-SURVIVALS = [
-    *(("0.12.0", num_background) for num_background in SURVIVAL),
-    *(("0.12.1a8", 6), ("0.12.1a8", 7), ("0.11.1", 7)),
-]
-"""The default release in full, the others where the answer turns: each is a server of its own."""
-
-
-@pytest.mark.parametrize(("twin", "num_background"), SURVIVALS, indirect=["twin"])
+# Where the answer turns, on the default release; the engine, which has all sizes, follows the other releases below.
+@pytest.mark.parametrize(("twin", "num_background"), [("0.12.0", place) for place in SURVIVAL], indirect=["twin"])
 def test_a_sessions_kv_survives_as_long_as_the_paper_saw(
     twin: TwinEnvironment, tmp_path: Path, num_background: int
 ) -> None:
@@ -142,29 +137,27 @@ def test_a_sessions_kv_survives_as_long_as_the_paper_saw(
     assert increase(run, "vllm:prompt_tokens_cached_total") == cached
     assert len(device_trace(run, "copy")) == bool(cached)
     assert_no_wrong_token(run)
-    assert run.manifest.effective["server"]["rules"] == rule_set(AUTO, twin.version).name
-    # Where a release writes its step statistics as JSON, they lie in the run.
-    assert bool(step_reports(run.path)) == ("0.12.1" in twin.version)
     print(f"{twin.version}: {check_observed(run, run.file('device_trace.jsonl'))}")
     followed = assert_engine_follows(run, ServerSpec(rules=rule_set(AUTO, twin.version).name))
     assert (followed.reuses, followed.evictions) == (bool(cached), evictions)
     assert followed.false_hits == (hits > cached)
 
 
-@pytest.mark.parametrize(
-    ("twin", "num_sessions"), [("0.12.0", 8), ("0.12.0", 12), ("0.12.1a8", 12), ("0.11.1", 12)], indirect=["twin"]
-)
+@pytest.mark.parametrize("twin", ["0.12.0", "0.12.1a8", "0.11.1"], indirect=True)
 def test_concurrent_sessions_are_scheduled_reused_and_logged_as_the_engine_says(
-    twin: TwinEnvironment, tmp_path: Path, num_sessions: int
+    twin: TwinEnvironment, tmp_path: Path
 ) -> None:
-    workload = {"num_sessions": num_sessions, "wait_cap_s": 3.0}
+    workload = {"num_sessions": NUM_SESSIONS, "wait_cap_s": 3.0}
     server = ServerSpec(rules=rule_set(AUTO, twin.version).name)
 
     run = run_on_twin(tmp_path, "concurrent", workload, {"environment": twin.version})
 
     assert run.is_valid, run.invalid_reasons
     rows = run.table("requests").to_pylist()
-    assert [row["status"] for row in rows] == ["ok"] * (2 * num_sessions)
+    assert [row["status"] for row in rows] == ["ok"] * (2 * NUM_SESSIONS)
+    assert run.manifest.effective["server"]["rules"] == rule_set(AUTO, twin.version).name
+    # Where a release writes its step statistics as JSON, they lie in the run.
+    assert bool(step_reports(run.path)) == ("0.12.1" in twin.version)
     assert_bucket_lines_equal_the_device_trace(run)
     assert sum(row["cached_tokens"] for row in rows) == increase(run, "vllm:prompt_tokens_cached_total")
     assert sum(row["prompt_tokens"] for row in rows) == increase(run, "vllm:prompt_tokens_total")
@@ -176,6 +169,7 @@ def test_concurrent_sessions_are_scheduled_reused_and_logged_as_the_engine_says(
     assert followed.reuses > 0
     assert followed.evictions > 0
     # More sessions than the limit: whom a finished request makes room for is the scheduler's choice.
-    assert (followed.queued_admissions > 0) == (num_sessions > server.max_num_seqs)
+    assert server.max_num_seqs < NUM_SESSIONS
+    assert followed.queued_admissions > 0
     assert_another_order_of_arrival_is_noticed(run, server)
     assert_every_line_is_read(run)

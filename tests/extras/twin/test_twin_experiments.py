@@ -1,4 +1,4 @@
-"""The bucket intervention and the sequential experiment from files, on the real stack: overlay, in place, observed.
+"""The bucket intervention and agents of a trace from files, on the real stack: overlay, in place, observed.
 
 ``harness run`` as a person runs it, backend ``rbln``, with the stand-in device in place of the NPUs. Skipped where the
 twin is not installed.
@@ -63,21 +63,6 @@ def test_the_bucket_intervention(place: Place) -> None:
     assert compare_pair(overlaid["plain"], overlaid["base"]).is_same
     assert {b for n, b in bucket_lines(overlaid["bucket-6"]) if n in (5, 6)} == {6}
     assert not bucket_lines(overlaid["plain"])
-
-
-def test_the_sequential_experiment(place: Place) -> None:
-    # That the answer turns from 6 to 7 is the subject of test_twin_conformance.
-    workload = 'source = "sequential"\nnum_background = 7'
-    conditions = {"plain": PLAIN, "observed": OBSERVED}
-    runs = place.run("survival", place.write("survival", workload, conditions))
-
-    _check(place, "survival", runs)
-    cached = {one: run.table("requests")["cached_tokens"].to_pylist()[-1] for one, run in runs.items()}
-    assert cached == {"plain": 0, "observed": 0}
-    # One session at a time: not only the tokens and the work are the same, every step is.
-    outcome = compare_pair(runs["plain"], runs["observed"])
-    assert outcome.is_same
-    assert "steps (n in order) identical" in outcome.lines[1]
 
 
 def test_agents_that_fork_join_and_leave_answers(place: Place) -> None:

@@ -5,7 +5,6 @@ Skipped where the twin is not installed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -66,19 +65,6 @@ def test_a_server_that_is_not_ready_in_time_is_one_error_and_gone(tmp_path: Path
         process.wait_healthy(launch.host, launch.port, deadline_s=4)
 
     assert processes_below(tmp_path) == []
-
-
-def test_an_engine_that_dies_in_a_step_ends_its_server_and_nothing_is_left(tmp_path: Path) -> None:
-    process, launch = started(tmp_path, do="crash", call="decode", at=3)
-    with process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
-        with contextlib.suppress(httpx.TransportError):
-            assert ask(launch, timeout_s=120).status_code == 500
-        report = process.stop(grace_s=SERVER.stop_grace_s)
-
-    assert report.pid > 0
-    assert processes_below(tmp_path) == []
-    assert "EngineDeadError" in (tmp_path / "server.log").read_text() or not report.was_asked
 
 
 def test_a_step_that_hangs_is_a_timeout_for_the_client_and_the_server_can_still_be_stopped(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_looking_after_each_extension_keeps_alpha() -> None:
     """Servers at the limit; without the earlier looks more of them pass or are called worse than alpha allows."""
     rng, policy = np.random.default_rng(2), gate_policy(["cost"])
     passes = worse = plain = 0
-    experiments = 150
+    experiments = 60
     for _ in range(experiments):
         runs = runs_of({"cost": drawn(rng, math.log(1.01), 24)})
         base = runs_of({"cost": [10.0] * 24})

@@ -1,14 +1,12 @@
-"""On the twin, the real stack, a second client sees the same tokens and the same reuse of a plan.
+"""On the twin, the real stack: what a session that comes back reuses, and an agent with sub-agents.
 
 Skipped where the twin is not installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ from harness.measure.client.run import ReplayResult, Target, replay
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, ServerSpec
 from harness.runner.run import LaunchOptions
-from tests.support.aiohttp_client import replay_by_aiohttp
 from tests.support.processes import serving
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, rows_of
 
@@ -37,24 +34,19 @@ PLAN = Plan(
 )
 
 
-def replayed_on_twin(plan: Plan, folder: Path, by: Callable[[Plan, Target], ReplayResult] = replay) -> ReplayResult:
+def replayed_on_twin(plan: Plan, folder: Path) -> ReplayResult:
     folder.mkdir()
     clock = ScaledClock(1.0)
     server = ServerSpec(start_timeout_s=240)
     launch = TwinBackend().launch(server, LaunchOptions(0, folder))
     with serving(launch, folder, clock):
         target = Target(launch.endpoint, launch.model, ClientSpec(), clock, request_timeout_ns=120 * NS_PER_S)
-        return by(plan, target)
+        return replay(plan, target)
 
 
-def counts_on_twin(folder: Path, by: Callable[[Plan, Target], ReplayResult]) -> list[dict[str, Any]]:
-    names = ["session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens", "token_digest"]
-    return replayed_on_twin(PLAN, folder, by).requests.select(names).to_pylist()
-
-
-def test_two_clients_see_the_same_tokens_and_the_same_reuse(tmp_path: Path) -> None:
-    rows = counts_on_twin(tmp_path / "ours", replay)
-    assert rows == counts_on_twin(tmp_path / "aiohttp", replay_by_aiohttp)
+def test_a_session_that_comes_back_reuses_what_the_real_stack_kept(tmp_path: Path) -> None:
+    # That another client sees the same is held on the emulator.
+    rows = replayed_on_twin(PLAN, tmp_path / "again").requests.to_pylist()
     assert {row["status"] for row in rows} == {"ok"}
     assert [row["cached_tokens"] > 0 for row in rows] == [False, True, False, True]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.emulator_process import Emulator
@@ -20,6 +19,8 @@ def prompt_of(start: int, length: int) -> list[int]:
 
 
 def test_an_unmodified_openai_client_completes(emulator: Emulator) -> None:
+    import openai
+
     with openai.OpenAI(base_url=f"{emulator.address}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
         answer = client.completions.create(model=MODEL, prompt="Say something", max_tokens=7)
@@ -39,6 +40,8 @@ def test_an_unmodified_openai_client_completes(emulator: Emulator) -> None:
 
 
 def test_an_unmodified_openai_client_chats(emulator: Emulator) -> None:
+    import openai
+
     messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
     with openai.OpenAI(base_url=f"{emulator.address}/v1", api_key="none", max_retries=0) as client:
         answer = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=5)

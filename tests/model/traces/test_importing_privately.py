@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -91,6 +91,7 @@ LINES = st.recursive(
 
 
 @pytest.mark.parametrize("kind", sorted(TRACE_FORMATS))
+@settings(max_examples=25)
 @given(records=st.lists(LINES, min_size=1, max_size=4))
 def test_whatever_a_file_says_ends_in_a_trace_or_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, kind: str, records: list[Any]
