@@ -197,7 +197,7 @@ def _by_device(experiment: ExperimentRuns) -> list[Table]:
     "predictions",
     "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
     "(ratio of sums, and the interval of `harness table`; on channel A, or B where A is missing); error > 0: "
-    "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured",
+    "the prediction promised too much; has_interpolated_buckets: the cost of some bucket was not measured",
 )
 def prediction_table(experiment: ExperimentRuns) -> Rows:
     """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
@@ -222,5 +222,5 @@ def prediction_table(experiment: ExperimentRuns) -> Rows:
             "error": compared.main.ratio - ratio_predicted,
             "predicted_reuse": sum(run.num_reused for run in predicted[0]),
             "observed_reuse": totals(pairs)[0].reuse.num_reused,
-            "has_filled_in_buckets": any(run.filled_in_buckets for run in predicted[0]),
+            "has_interpolated_buckets": any(run.interpolated_buckets for run in predicted[0]),
         }

@@ -137,7 +137,7 @@ def test_the_written_model_drives_the_simulator_and_channel_a(tmp_path: Path) ->
     assert ends[1] == pytest.approx(ends[0], rel=1e-3)
 
 
-def test_the_report_shows_every_point_and_names_filled_in_buckets(tmp_path: Path) -> None:
+def test_the_report_shows_every_point_and_names_interpolated_buckets(tmp_path: Path) -> None:
     spec = little_sweep("paper")
     [run] = run_experiment(calibration_experiment(spec), runs_root=tmp_path).runs
     calibration = fit_runs([run], seed=1)

@@ -244,7 +244,7 @@ def _session_measure(percent: int) -> Measure:
     )
 
 
-COST_WORDS = ("cheaper", "dearer")
+COST_WORDS = ("cheaper", "more expensive")
 # Costs are per generated token, since the sides may have done other work.
 MEASURES: Mapping[str, Measure] = {
     measure.name: measure

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pydantic import AliasChoices, Field
+
 from harness.analysis.cost.padding import Padding
 from harness.model.spec import Spec
 
@@ -24,7 +26,7 @@ class DrawnFigures(Spec):
 class Prediction(Spec):
     """One simulated run: means over its draws, rounded; of a single simulation where there are no draws.
 
-    device_ns = decode_ns + prefill_ns; waiting_session_ns is W, never added to it. filled_in_buckets: buckets whose
+    device_ns = decode_ns + prefill_ns; waiting_session_ns is W, never added to it. interpolated_buckets: buckets whose
     cost was interpolated or extrapolated. level: share of outcomes that an interval over the draws is to hold.
     """
 
@@ -41,7 +43,10 @@ class Prediction(Spec):
     cached_tokens: int
     computed_tokens: int
     num_evictions: int
-    filled_in_buckets: tuple[int, ...] = ()
+    # Files that were frozen before have the key filled_in_buckets.
+    interpolated_buckets: tuple[int, ...] = Field(
+        default=(), validation_alias=AliasChoices("interpolated_buckets", "filled_in_buckets")
+    )
     draws: DrawnFigures | None = None
     level: float = 0.9
 

@@ -242,7 +242,7 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: Sequent
     shown = "" if is_cheaper else "not "
     method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
     reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}"
-    label = "CHEAPER" if is_cheaper else "DEARER" if interval.low > 1 else "NOT SHOWN"
+    label = "CHEAPER" if is_cheaper else "MORE EXPENSIVE" if interval.low > 1 else "NOT SHOWN"
     numbers = {"limit": rule.limit, "p": p}
     return _on_ratio(rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_cheaper), reason, label, numbers))
 

@@ -151,7 +151,7 @@ def _on_margin(
     else:
         claim, decision = (0.0, rule.limit), decide.decide_superiority(rule, ratios, status)
     # What the model cannot know, as neighbours, is asked of B alone: A, which is blind to it, may only deny a claim.
-    is_claim = decision.outcome is Outcome.PASS or decision.label in ("CHEAPER", "DEARER")
+    is_claim = decision.outcome is Outcome.PASS or decision.label in ("CHEAPER", "MORE EXPENSIVE")
     if is_claim or rule.channel != "b":
         decision = as_asked(decision, experiment.asked(ratios.condition, ratios.baseline, ratios.channel))
     compared = experiment.compare(ratios.condition, ratios.baseline, ratios.channel)

@@ -67,7 +67,7 @@ def sizes_in_words(sizes: Iterable[int]) -> str:
 
 def unmeasured_in_words(model: CostModel, sizes: Iterable[int]) -> str:
     """Which of these sizes have no measured cost: "f(12) and f(16) were not measured, but extrapolated"; else ""."""
-    missing = model.filled_in_buckets(sorted(set(sizes)))
+    missing = model.interpolated_buckets(sorted(set(sizes)))
     if not missing:
         return ""
     measured = [size for size in model.f_fs if not model.is_bucket_filled_in(size)]

@@ -198,7 +198,7 @@ class CostModel:
 
     @property
     def measured_sizes(self) -> tuple[int, ...]:
-        """Sizes whose f the file states; those of ``filled_in_buckets`` are not among them."""
+        """Sizes whose f the file states; those of ``interpolated_buckets`` are not among them."""
         return getattr(self.f_fs, "measured", None) or tuple(sorted(self.f_fs))
 
     def error_of(self, weights: Mapping[str, float]) -> CostError:
@@ -291,7 +291,7 @@ class CostModel:
         fitted = self.fitted_context_tokens
         return fitted is not None and not fitted[0] * num_seqs <= context_tokens <= fitted[1] * num_seqs
 
-    def filled_in_buckets(self, buckets: Sequence[int]) -> tuple[int, ...]:
+    def interpolated_buckets(self, buckets: Sequence[int]) -> tuple[int, ...]:
         """Those of ``buckets`` whose cost was not measured."""
         return tuple(bucket for bucket in buckets if self.is_bucket_filled_in(bucket))
 

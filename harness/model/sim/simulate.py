@@ -36,7 +36,7 @@ class SimResult:
     steps: start_ns, kind, n, b, count, session, request, computed_tokens, duration_ns (of each); ``count`` equal
     decode steps in one row, b is null for a prefill, session, request and computed_tokens are null for decode.
     evictions: at_ns (start of the step), slot, caller, session, request (whose prompt filled the slot).
-    decode_histogram: h(n) at place n. wait_session_ns: W. filled_in_buckets: buckets whose cost was not measured.
+    decode_histogram: h(n) at place n. wait_session_ns: W. interpolated_buckets: buckets whose cost was not measured.
     """
 
     requests: pa.Table
@@ -51,7 +51,7 @@ class SimResult:
     computed_tokens: int
     cached_tokens: int
     preemptions: int
-    filled_in_buckets: tuple[int, ...]
+    interpolated_buckets: tuple[int, ...]
 
     @property
     def device_ns(self) -> int:
@@ -85,7 +85,7 @@ def simulate(
     arrays = plan_arrays([plan])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model, max_steps_per_advance)
-    return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
+    return _result(arrays, outcome, model.interpolated_buckets(config.decode_buckets))
 
 
 def run_batch(
@@ -167,7 +167,7 @@ def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple
         decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
         wait_session_ns=totals["wait_ns"],
         num_decode_steps=totals["decode_steps"],
-        filled_in_buckets=filled_in,
+        interpolated_buckets=filled_in,
         **{name: totals[name] for name in same},
     )
 

@@ -145,7 +145,7 @@ def prefill_residuals(calibration: Calibration, model: CostModel) -> list[Residu
 
 def extrapolated(calibration: Calibration, model: CostModel) -> Iterator[str]:
     """What the model gives without having seen it, one line each."""
-    filled = model.filled_in_buckets(calibration.buckets)
+    filled = model.interpolated_buckets(calibration.buckets)
     if filled:
         yield (
             f"f({', '.join(map(str, filled))}) was not measured: filled in on the line between measured buckets, or "

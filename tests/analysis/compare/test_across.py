@@ -32,7 +32,7 @@ def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tm
     same = [row for row in rows if row["condition"] == again.name]
     assert all(row["paired"] and row["ratio"] == pytest.approx(1) and row["low"] is None for row in same)
     assert {row["verdict"] for row in same if row["measure"] != "ttft_p99_ms"} >= {"nothing varied"}
-    assert not {"lower", "higher", "cheaper", "dearer"} & {row["verdict"] for row in same}
+    assert not {"lower", "higher", "cheaper", "more expensive"} & {row["verdict"] for row in same}
     assert not any(row["paired"] for row in rows if row["condition"] == other.name)
     # Both channels of a simulation are the same cost: it is one hypothesis.
     of_simulations = [one for one in MEASURES.values() if one.name not in OF_SERVERS and not one.target]
@@ -50,7 +50,7 @@ def test_a_slower_server_differs_and_one_replicate_says_nothing(tmp_path: Path) 
     base = side(tmp_path / "base", "base")
     slow = side(tmp_path / "slow", "slow", server={"decode_buckets": [8]})
     row = compare_all([(slow, base)]).records()[0]
-    assert (row["measure"], row["verdict"]) == ("cost_s_per_token", "dearer")
+    assert (row["measure"], row["verdict"]) == ("cost_s_per_token", "more expensive")
     assert row["ratio"] > 1.05
     assert row["low"] > 1
     few = (Side(slow.name, slow.runs[:1]), Side(base.name, base.runs[:1]))
@@ -75,7 +75,7 @@ def test_the_experiments_baselines_are_taken_and_never_the_alphabet(tmp_path: Pa
         assert (row["family"], answer.result.family) == (2, 2)
         assert row["p_adjusted"] == (answer.result.p_adjusted and pytest.approx(answer.result.p_adjusted))
         assert row["verdict"] == answer.said
-    assert [one.said for one in shown.values()] == ["dearer", "nothing varied"]
+    assert [one.said for one in shown.values()] == ["more expensive", "nothing varied"]
 
 
 def test_without_a_baseline_among_them_conditions_are_not_compared(tmp_path: Path) -> None:

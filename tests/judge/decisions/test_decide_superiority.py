@@ -89,7 +89,7 @@ def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_tha
     assert decide_superiority(RULE.model_copy(update={"margin": 0.04}), ratios_of(CHEAPER)).outcome is Outcome.FAIL
     assert decide_superiority(RULE.model_copy(update={"margin": 0.03}), ratios_of(CHEAPER)).outcome is Outcome.PASS
     dearer = decide_superiority(RULE, ratios_of(BASE, CHEAPER))
-    assert (dearer.outcome, dearer.label) == (Outcome.FAIL, "DEARER")
+    assert (dearer.outcome, dearer.label) == (Outcome.FAIL, "MORE EXPENSIVE")
     assert "4.4 % more than base" in dearer.answer
 
 

@@ -45,7 +45,7 @@ ON_COSTS: Sequence[DecisionRule] = (
     *(EquivalenceRule(name=f"equal-{basis}", kind="equivalence", channel=basis, margin=0.2) for basis in ("a", "b")),
 )
 ON_COUNTS = {DirectionRule, OccupancyPredictionRule, RecompilationRule, NoTreatmentRule, InterferenceRule}
-CLAIMS = ("CHEAPER", "DEARER", "EQUIVALENT", "SATURATED")
+CLAIMS = ("CHEAPER", "MORE EXPENSIVE", "EQUIVALENT", "SATURATED")
 
 
 class Drawn(NamedTuple):
@@ -107,7 +107,7 @@ def _decided(runs: Sequence[SealedRun], predicted: float) -> list[Decision]:
 
 def _predictions(ratio: float) -> Mapping[str, Mapping[int, Prediction]]:
     def one(device_ns: int) -> Prediction:
-        counts = dict.fromkeys(Prediction.model_fields.keys() - {"filled_in_buckets", "draws", "level"}, 0)
+        counts = dict.fromkeys(Prediction.model_fields.keys() - {"interpolated_buckets", "draws", "level"}, 0)
         return Prediction.model_validate({**counts, "device_ns": device_ns})
 
     return {

@@ -155,3 +155,10 @@ class Slow(MonotonicClock):
     def now_ns(self) -> int:
         self.at_ns += 60 * NS_PER_S
         return self.at_ns
+
+
+def test_predictions_that_were_frozen_with_the_former_key_of_buckets_open() -> None:
+    (run, *_rest) = planned(draws=1)
+    now = predict_experiment(planned(draws=1))[run.condition.name][run.replicate]
+    before = {**now.model_dump(mode="json", exclude={"interpolated_buckets"}), "filled_in_buckets": [3]}
+    assert type(now).model_validate(before) == now.model_copy(update={"interpolated_buckets": (3,)})

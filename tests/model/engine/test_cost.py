@@ -23,7 +23,7 @@ def test_measured_buckets_are_not_filled_in() -> None:
     assert [PAPER.bucket_fs(bucket) for bucket in (1, 2, 4, 8)] == [
         round(ms * FS_PER_MS) for ms in (9.870, 10.420, 10.825, 12.970)
     ]
-    assert PAPER.filled_in_buckets((1, 4, 6, 8, 10, 16)) == (6, 10, 16)
+    assert PAPER.interpolated_buckets((1, 4, 6, 8, 10, 16)) == (6, 10, 16)
 
 
 def test_a_filled_in_value_is_never_a_reference() -> None:

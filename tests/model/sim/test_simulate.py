@@ -260,8 +260,8 @@ def test_an_active_limit_lowers_the_batch_and_nothing_else() -> None:
     assert sum(n * steps for n, steps in enumerate(limited.decode_histogram)) == decode_tokens(plan)
 
 
-def test_filled_in_buckets_are_named() -> None:
-    assert simulate(paper_plan(6, 1, 0), SELECTED).filled_in_buckets == (6, 10, 16)
+def test_interpolated_buckets_are_named() -> None:
+    assert simulate(paper_plan(6, 1, 0), SELECTED).interpolated_buckets == (6, 10, 16)
 
 
 def test_simultaneous_arrivals_go_by_session() -> None:
