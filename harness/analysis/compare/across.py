@@ -27,7 +27,7 @@ from harness.analysis.compare.measures import (
 from harness.analysis.compare.pairs import num_plans, without_a
 from harness.analysis.compare.prices import Prices, prices_of
 from harness.analysis.compare.ratio import Ratio, paired_ratio, unpaired_ratio
-from harness.analysis.compare.result import Result, result_of, result_of_looks
+from harness.analysis.compare.result import Result, result_of
 from harness.analysis.compare.stopping import ComparisonLooks, status_until_decided
 from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, cost_error
@@ -246,9 +246,7 @@ class _Row:
     def _result(self, family: Family) -> Result:
         if self.why_not:
             return Result(self.ratio.ratio, None, None, None, Verdict.TOO_FEW, family.size)
-        if self.looks is not None and self.num_plans != 1:
-            return result_of_looks(self.ratio.ratio, self.looks)
-        return result_of(self.ratio, self.num_plans, family)
+        return result_of(self.ratio, self.num_plans, family, self.looks)
 
 
 def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices: Prices) -> Iterator[_Row]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from harness.analysis.compare.channels import BASES, BASIS_NAMES, ChannelRatio, Comparison
 from harness.analysis.compare.family import Family
 from harness.analysis.compare.predictions import Prediction
-from harness.analysis.compare.result import Result, result_of, result_of_looks
+from harness.analysis.compare.result import Result, result_of
 from harness.analysis.compare.stopping import SequentialStatus
 from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.agreement import Agreement, Seen
@@ -147,10 +147,7 @@ def _of_pair(
         is_main, figures = channel == main, comparison.on(channel)
         if figures is None:
             continue
-        if is_main and looks is not None and pair.num_plans != 1:
-            result = result_of_looks(figures.ratio, looks)
-        else:
-            result = result_of(figures, pair.num_plans, family)
+        result = result_of(figures, pair.num_plans, family, looks if is_main else None)
         yield Answer(name, comparison, channel, source, result, is_main, pair.without_a, pair.prices)
 
 

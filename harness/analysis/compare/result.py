@@ -34,8 +34,10 @@ class Result:
     note: str = ""
 
 
-def result_of(of: Ratio, num_plans: int, family: Family) -> Result:
-    """What one ratio shows. num_plans: different inputs among the blocks."""
+def result_of(of: Ratio, num_plans: int, family: Family, looks: ComparisonLooks | None = None) -> Result:
+    """What one ratio shows. num_plans: different inputs among the blocks. looks: of the stopping rule that decides."""
+    if looks is not None and num_plans != 1:
+        return _of_looks(of.ratio, looks)
     ratio, values, estimate = of.ratio, of.values, of.estimate
     is_varied = bool(len(values)) and float(np.ptp(values)) >= NO_SCATTER
     if num_plans == 1 and len(values) > 1:
@@ -55,7 +57,7 @@ def result_of(of: Ratio, num_plans: int, family: Family) -> Result:
     return Result(ratio, interval, p, p and min(1.0, family.size * p), shown(interval), family.size)
 
 
-def result_of_looks(ratio: float, looks: ComparisonLooks) -> Result:
+def _of_looks(ratio: float, looks: ComparisonLooks) -> Result:
     """What a stopping rule shows: estimate and interval of its last look, as ``harness decide`` has them.
 
     ratio: where no look has an interval.
