@@ -18,7 +18,7 @@ from benchmarks.figure import Figure
 from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
 from harness.analysis.compare.stopping import bonferroni, boundary_of
 from harness.analysis.stats import FloatArray
-from harness.judge.planning.family import Aim, Family
+from harness.judge.planning.family import Aim, PlannedFamily
 from harness.judge.planning.needed import Components, Goal, family_of, needed_together
 from harness.judge.planning.power import MOST_BLOCKS
 from harness.model.spec import StopSpec, load_experiment
@@ -170,7 +170,7 @@ def _kept_after(case: Population, place: int, aim: Aim, sds: FloatArray, num_run
     """The share of experiments with their verdict, each with the blocks that its own runs ask for, and the promise."""
     effect = GOAL.log_margin if aim == "difference" else 0.0
     grid = np.geomspace(sds.min(), sds.max(), GRID)
-    plans = [Family((float(sd),), GOAL.alpha, degrees=(num_runs - 1,)) for sd in grid]
+    plans = [PlannedFamily((float(sd),), GOAL.alpha, degrees=(num_runs - 1,)) for sd in grid]
     needed = [plan.blocks(0, (effect,), aim, GOAL.power, GOAL.log_margin) or MOST_BLOCKS for plan in plans]
     promised = [
         plan.power(count, (effect,), aim, GOAL.log_margin)[0] for plan, count in zip(plans, needed, strict=True)

@@ -21,7 +21,7 @@ from harness.clock import NS_PER_MS
 from harness.compiled.records import records_of
 from harness.errors import HarnessError, SpecError
 from harness.extras.search.commands import read_space
-from harness.extras.search.intervals import Figures, Predictor, interval
+from harness.extras.search.intervals import PlanFigures, SpacePredictor, interval
 from harness.extras.search.space import SpaceSpec
 from harness.extras.search.windows import user_timelines, window_bounds, window_stats
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
@@ -133,7 +133,7 @@ def check_coverage(
 
 def predicted(space: SpaceSpec, candidate: ServerShape, users: int) -> tuple[FloatArray, ...]:
     """Draws of the FIGURES of one experiment."""
-    own, base = Predictor(space).sampled((candidate, space.baseline.shape), (users,))
+    own, base = SpacePredictor(space).sampled((candidate, space.baseline.shape), (users,))
     return own.cost / base.cost, own.reuse, base.reuse
 
 
@@ -175,7 +175,7 @@ def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) ->
             costs = perturbed(model, truth, 0, artifact_key(EngineConfig.of_shape(each, space.rules)))
             runs[role].append(figures(late, each, space, costs, lasting(perturbation.step_sd, generator)))
     own, base = (
-        Figures(*np.array(of_role).T).experiments(len(of_role), is_windowed=space.window is not None)
+        PlanFigures(*np.array(of_role).T).experiments(len(of_role), is_windowed=space.window is not None)
         for of_role in runs
     )
     return Outcome(float(own.cost[0] / base.cost[0]), float(own.reuse[0]), float(base.reuse[0]))

@@ -384,7 +384,7 @@ _COMMAND = re.compile(r"^(?P<before> *|.*?[:;,] )(?P<command>harness [a-z][^\u20
 _WORD = re.compile(r"\S+")
 
 
-class Piece(NamedTuple):
+class FoldedLine(NamedTuple):
     """A line of the terminal: what stands before and after a part of the line that is folded."""
 
     before: str
@@ -402,10 +402,10 @@ def folded(line: str, width: int, hang: int | None = None) -> list[str]:
     return [piece.before + line[piece.start : piece.end] + piece.after for piece in pieces(line, width, hang)]
 
 
-def pieces(line: str, width: int, hang: int | None = None) -> Iterator[Piece]:
+def pieces(line: str, width: int, hang: int | None = None) -> Iterator[FoldedLine]:
     """Where ``folded`` breaks a line."""
     if len(line) <= width:
-        yield Piece("", 0, len(line))
+        yield FoldedLine("", 0, len(line))
         return
     indent = len(line) - len(line.lstrip())
     hang = indent + 2 if hang is None else hang
@@ -428,7 +428,9 @@ def pieces(line: str, width: int, hang: int | None = None) -> Iterator[Piece]:
     yield from _filled(line, (start, len(line)), width, (indent, indent + 4), " \\")
 
 
-def _filled(line: str, part: tuple[int, int], width: int, indents: tuple[int, int], after: str = "") -> Iterator[Piece]:
+def _filled(
+    line: str, part: tuple[int, int], width: int, indents: tuple[int, int], after: str = ""
+) -> Iterator[FoldedLine]:
     """The words between two places, as many on a line as fit.
 
     indents: spaces before the first line and before later ones. after: what ends each line but the last.
@@ -438,10 +440,10 @@ def _filled(line: str, part: tuple[int, int], width: int, indents: tuple[int, in
     for word in _WORD.finditer(line, *part):
         end = word.end()
         if indent + end - begin + (len(after) if end < part[1] else 0) > width and last > begin:
-            yield Piece(" " * indent, begin, last, after)
+            yield FoldedLine(" " * indent, begin, last, after)
             indent, begin = hang, word.start()
         last = end
-    yield Piece(" " * indent, begin, last)
+    yield FoldedLine(" " * indent, begin, last)
 
 
 def interval_ends(low: float, high: float, digits: int, form: str = "f") -> tuple[str, str]:

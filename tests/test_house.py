@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,36 @@ def test_the_design_and_the_import_contract_tell_the_same_floors() -> None:
     drawn = re.search(r"^Floors.*?\n(.*?)\.$", design, re.MULTILINE | re.DOTALL)
     assert drawn is not None
     assert [set(re.findall(r"[\w.]+", floor)) for floor in drawn[1].split(">")] == floors_of_the_contract()
+
+
+SAME_NAMES = {
+    "Answer",
+    "Device",
+    "Distribution",
+    "Family",
+    "Fault",
+    "Observer",
+    "Outcome",
+    "Seen",
+    "Server",
+    "Rounds",
+    "ServerLog",
+    "SessionRecord",
+    "Share",
+    "Table",
+    "TraceFile",
+}
+"""Public classes of which several rooms have one; each new one needs a name that says what it is."""
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    classes = Counter(
+        node.name
+        for path in (ROOT / "harness").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in classes.items() if count > 1} <= SAME_NAMES
 
 
 def test_the_walk_of_an_experiment_names_functions_that_are_there() -> None:

@@ -48,7 +48,7 @@ from harness.measure.records import schema
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
-from harness.model.spec import Place as DevicePlace
+from harness.model.spec import DeviceSlot as DevicePlace
 from harness.run_key import RunKey
 
 

@@ -28,7 +28,7 @@ HOW_REUSED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ReuseShare:
     """part / whole, summed over runs. interval: over runs like these; why: why there is none."""
 
     part: int
@@ -54,8 +54,8 @@ class WaitBin:
     median_wait_s: float
     num_runs: int
     num_returns: int
-    reused: Share | None
-    kept: Share | None
+    reused: ReuseShare | None
+    kept: ReuseShare | None
 
     @property
     def range_text(self) -> str:
@@ -119,14 +119,14 @@ def _bin(place: int, returns: Sequence[tuple[RunFigures, _Returns]]) -> WaitBin:
     )
 
 
-def _share(sides: Sequence[tuple[FloatArray, FloatArray]], runs: Sequence[RunFigures]) -> Share | None:
+def _share(sides: Sequence[tuple[FloatArray, FloatArray]], runs: Sequence[RunFigures]) -> ReuseShare | None:
     parts, unit = independent_samples([part for part, _ in sides], runs)
     wholes, _ = independent_samples([whole for _, whole in sides], runs)
     part, whole = (int(sum(sample.sum() for sample in samples)) for samples in (parts, wholes))
     if not whole:
         return None
     found = share_interval(parts, wholes, unit=unit)
-    return Share(part, whole, *((found, None) if isinstance(found, Interval) else (None, found)))
+    return ReuseShare(part, whole, *((found, None) if isinstance(found, Interval) else (None, found)))
 
 
 _SHARE_CELLS = {"": "value", "_low": "interval.low", "_high": "interval.high", "_no_interval": "why.value"}

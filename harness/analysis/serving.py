@@ -120,7 +120,7 @@ class Percentile:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class LatencyDistribution:
     """One metric of one group of requests ("all", a prefix, a turn)."""
 
     metric: str
@@ -157,13 +157,13 @@ class ServingFigures:
     condition: str
     num_runs: int
     num_requests: int
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[LatencyDistribution, ...]
     tokens_per_s: Rate
     requests_per_s: Rate
     goodput_per_s: Rate | None
     good_share: float | None
 
-    def of(self, metric: str, group: str = "all") -> Distribution | None:
+    def of(self, metric: str, group: str = "all") -> LatencyDistribution | None:
         """The distribution of a metric in a group; None where nothing of it was observed."""
         wanted = (metric, group)
         return next((each for each in self.distributions if (each.metric, each.group) == wanted), None)
@@ -353,7 +353,7 @@ def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Laten
     return Rate(sum(rates) / len(rates) if interval is None else interval.estimate, interval)
 
 
-def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
+def _distributions(observed: Sequence[Latencies]) -> list[LatencyDistribution]:
     groups: dict[str, Callable[[Latencies], NDArray[np.bool_]]] = {"all": lambda run: np.ones(len(run.turn), np.bool_)}
     for prefix in ("first", "reused", "recomputed", "unknown"):
         groups[prefix] = lambda run, prefix=prefix: run.prefix == prefix
@@ -400,7 +400,7 @@ def metric_bounds(run: Latencies, metric: str, is_in: NDArray[np.bool_] | None =
 
 def _distribution(
     metric: str, group: str, observed: Sequence[tuple[Latencies, NDArray[np.bool_]]]
-) -> Distribution | None:
+) -> LatencyDistribution | None:
     seen = [(run, is_in, values) for run, is_in in observed if len(values := _values(run, metric, is_in))]
     if not seen:
         return None
@@ -412,7 +412,7 @@ def _distribution(
     if any(run.late is not None for run in runs):
         low, high = zip(*(metric_bounds(run, metric, is_in) for run, is_in, _ in seen), strict=True)
         percentiles = tuple(with_bounds(each, np.concatenate(low), np.concatenate(high)) for each in percentiles)
-    return Distribution(metric, group, sum(map(len, samples)), percentiles)
+    return LatencyDistribution(metric, group, sum(map(len, samples)), percentiles)
 
 
 def with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray) -> Percentile:

@@ -46,7 +46,7 @@ HOW_TIMED = (
 )
 
 
-class Outcome(IntEnum):
+class SessionOutcome(IntEnum):
     """How a session ended. LEFT: the client left its last answer, as planned. FAILED: any request of it failed."""
 
     FINISHED = 0
@@ -77,7 +77,7 @@ class SessionTimes:
     @property
     def own_ns(self) -> IntArray:
         """The own time of every session that finished."""
-        return (self.last_ns - self.first_ns - self.wait_ns)[self.outcome == Outcome.FINISHED]
+        return (self.last_ns - self.first_ns - self.wait_ns)[self.outcome == SessionOutcome.FINISHED]
 
     @property
     def span_h(self) -> float:
@@ -145,7 +145,9 @@ def _sessions(requests: pa.Table, whole: IntArray) -> Iterator[_Session]:
     for rows in np.split(order, starts[1:]) if len(order) else ():
         last_row = rows[np.lexsort((number[rows], session[rows], done_ns[rows]))[-1]]
         ended_ns = np.maximum.accumulate(done_ns[rows])
-        outcome = Outcome.FAILED if not np.all(is_ok[rows] | is_left[rows]) else Outcome(int(is_left[last_row]))
+        outcome = (
+            SessionOutcome.FAILED if not np.all(is_ok[rows] | is_left[rows]) else SessionOutcome(int(is_left[last_row]))
+        )
         yield _Session(
             session=int(of[last_row]),
             num_requests=len(rows),
@@ -163,7 +165,7 @@ def _last_ns(run: SealedRun, requests: pa.Table, columns: dict[str, IntArray]) -
     last_ns = columns["done_ns"].copy()
     if not run.manifest.requested_client.get("stream", True):
         return last_ns
-    finished = np.flatnonzero(columns["outcome"] == Outcome.FINISHED)
+    finished = np.flatnonzero(columns["outcome"] == SessionOutcome.FINISHED)
     row, at_ns, *_ = token_chunks(run, requests.take(columns["last_row"][finished]))
     ends = np.flatnonzero(np.diff(row, append=-1))
     last_ns[finished[row[ends]]] = at_ns[ends]

@@ -23,7 +23,7 @@ from harness.measure.records.run import SealedRun
 from harness.table import Cell, Table, interval_text, table_of
 
 
-class Compared(Protocol):
+class ComparedByDevice(Protocol):
     """A comparison of a condition, whose effects on each device are known by channel."""
 
     @property
@@ -139,7 +139,7 @@ def device_findings(
     runs: Sequence[SealedRun],
     figures: Sequence[RunFigures],
     measured: Speeds | None,
-    compared: Mapping[str, Compared | None],
+    compared: Mapping[str, ComparedByDevice | None],
 ) -> list[Finding]:
     """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
     findings = [*split_blocks(figures), *missing_neighbours(runs)]
@@ -222,7 +222,7 @@ EFFECTS_CAPTION = (
 )
 
 
-def device_tables(measured: Speeds | None, compared: Mapping[str, Compared | None]) -> list[Table]:
+def device_tables(measured: Speeds | None, compared: Mapping[str, ComparedByDevice | None]) -> list[Table]:
     """Both tables of an experiment; compared: by condition. Empty where fewer than two devices made it."""
     known = {name: comparison for name, comparison in compared.items() if comparison is not None}
     rows = [row for name, comparison in known.items() for row in _effect_rows(name, comparison)]
@@ -273,7 +273,7 @@ def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
         }
 
 
-def _effect_rows(condition: str, compared: Compared) -> Iterator[Mapping[str, Cell]]:
+def _effect_rows(condition: str, compared: ComparedByDevice) -> Iterator[Mapping[str, Cell]]:
     for channel, effect in compared.device_effects.items():
         named: dict[str, Cell] = {"comparison": f"{condition} / {compared.baseline}", "channel": channel}
         for mean in effect.devices:

@@ -21,7 +21,7 @@ from harness.table import Table, to_text, with_error
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.judge.planning.needed import Components, Costs, Goal, Needed
+    from harness.judge.planning.needed import Components, Goal, Needed, WallCosts
     from harness.model.spec import ExperimentSpec
     from harness.model.spec.rules import SuperiorityRule
 
@@ -65,7 +65,13 @@ def power(
     Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
     from harness.cli.run import ensure_machine_code
-    from harness.judge.planning.needed import Costs, Goal, measured_components, needed_together, simulated_components
+    from harness.judge.planning.needed import (
+        Goal,
+        WallCosts,
+        measured_components,
+        needed_together,
+        simulated_components,
+    )
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import RunStore
     from harness.present.report.pages import write_power_page
@@ -75,7 +81,7 @@ def power(
     goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd, _superiority(spec, rule))
     ensure_machine_code(spec, is_simulated=True)
     simulated, costs = simulated_components(spec, blocks)
-    costs = Costs(costs.block_s + start_s * len(spec.condition), costs.compile_s)
+    costs = WallCosts(costs.block_s + start_s * len(spec.condition), costs.compile_s)
     sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]
     components = measured_components(spec, sealed) if sealed else simulated
     needs = needed_together(components, goal)
@@ -264,7 +270,7 @@ def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
         yield f"{parts.condition:<{width}}  {_percent(parts.mean):>9}  {parts.sd:.4f}  {levels}"
 
 
-def _needs(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
+def _needs(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterator[str]:
     size = len(needs[0].case.found)
     together = f" over {size} comparisons" if size > 1 else ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
@@ -299,7 +305,7 @@ def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
             )
 
 
-def _allocation(needs: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
+def _allocation(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterator[str]:
     from harness.judge.planning.needed import allocated
 
     yield "repeat no plan draw: a new one costs no more, and holds the restart's spread as well"
@@ -337,7 +343,7 @@ def _paste(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
         yield f"budget = {max(5, budget)}"
 
 
-def _with_hours(count: int | None, costs: Costs) -> str:
+def _with_hours(count: int | None, costs: WallCosts) -> str:
     return DASH if count is None else f"{count} ({count * costs.block_s / 3600:.2f} h)"
 
 

@@ -95,7 +95,9 @@ def table(
     if serving + reuse_by_wait + predicted > 1:
         hint = "Ask for each in a command of its own"
         raise SpecError("--serving, --reuse-by-wait and --predicted are a table each", where="table", hint=hint)
-    figures = Figures.serving if serving else Figures.reuse_by_wait if reuse_by_wait else Figures.conditions
+    figures = (
+        FiguresShown.serving if serving else FiguresShown.reuse_by_wait if reuse_by_wait else FiguresShown.conditions
+    )
     sealed = sealed_runs(runs, experiment)
     note_look(sealed, "table")
     if predicted:
@@ -107,7 +109,7 @@ def table(
         print(_figures_written(summary, form, figures), end="")
         return
     out = terminal()
-    if figures is Figures.conditions:
+    if figures is FiguresShown.conditions:
         _print_answer(out, summary, sealed)
         out.print()
     for shown in _tables(summary, figures):
@@ -115,7 +117,7 @@ def table(
         out.print()
 
 
-class Figures(Enum):
+class FiguresShown(Enum):
     """What ``harness table`` shows."""
 
     conditions = "conditions"
@@ -123,7 +125,9 @@ class Figures(Enum):
     reuse_by_wait = "reuse by wait"
 
 
-def conditions_written(sealed: Sequence[SealedRun], form: TableForm, figures: Figures = Figures.conditions) -> str:
+def conditions_written(
+    sealed: Sequence[SealedRun], form: TableForm, figures: FiguresShown = FiguresShown.conditions
+) -> str:
     """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
     from harness.analysis.summary import summarise
 
@@ -151,27 +155,27 @@ def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str)
     return summary
 
 
-def _figures_written(summary: ExperimentSummary, form: TableForm, figures: Figures) -> str:
+def _figures_written(summary: ExperimentSummary, form: TableForm, figures: FiguresShown) -> str:
     from harness.present.report.terminal import for_documents
 
     if form in (TableForm.csv, TableForm.json):
         to_arrow = {
-            Figures.conditions: summary.to_arrow,
-            Figures.serving: summary.serving_to_arrow,
-            Figures.reuse_by_wait: summary.reuse_by_wait_to_arrow,
+            FiguresShown.conditions: summary.to_arrow,
+            FiguresShown.serving: summary.serving_to_arrow,
+            FiguresShown.reuse_by_wait: summary.reuse_by_wait_to_arrow,
         }
         rows = to_arrow[figures]().to_pylist()
         return written([table_of(summary.experiment, "", rows)], form)
     return written(list(map(for_documents, _tables(summary, figures))), form)
 
 
-def _tables(summary: ExperimentSummary, figures: Figures) -> list[Table]:
+def _tables(summary: ExperimentSummary, figures: FiguresShown) -> list[Table]:
     from harness.present.report import serving_tables, summary_tables
     from harness.present.report.terminal import reuse_by_wait_table
 
-    if figures is Figures.conditions:
+    if figures is FiguresShown.conditions:
         return summary_tables(summary)
-    return serving_tables(summary) if figures is Figures.serving else [reuse_by_wait_table(summary)]
+    return serving_tables(summary) if figures is FiguresShown.serving else [reuse_by_wait_table(summary)]
 
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:

@@ -21,9 +21,9 @@ from harness.model.plan.event_queue import STEADY_START
 from harness.model.plan.model import Plan
 from harness.model.spec import (
     ConditionSpec,
+    DeviceSlot,
     ExperimentSpec,
     OrderName,
-    Place,
     RequestSpec,
     ServerSpec,
     Treatment,
@@ -212,7 +212,7 @@ class PlannedRun:
         return f"{self.condition.name}/{self.replicate}"
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> DeviceSlot | None:
         """The device that performs it; None outside a fleet."""
         return None if self.spec.fleet is None else self.spec.fleet.place_of(self.replicate)
 

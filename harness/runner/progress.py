@@ -18,7 +18,7 @@ from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim import simulate
-from harness.model.spec import ExperimentSpec, Place, StopSpec
+from harness.model.spec import DeviceSlot, ExperimentSpec, StopSpec
 from harness.run_key import RunKey
 
 
@@ -300,7 +300,7 @@ class Forecast:
 
     def left_s(self) -> float | None:
         """Wall seconds of all unfinished runs; None while no pace is known."""
-        periods, lanes = defaultdict[int, float](float), defaultdict[Place | None, float](float)
+        periods, lanes = defaultdict[int, float](float), defaultdict[DeviceSlot | None, float](float)
         for key in self._runs.keys() - self._wall_s.keys():
             run, wall_s = self._runs[key], self.of(key)
             if wall_s is None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.figures import ReuseFigures, RunFigures, run_figures
 from harness.analysis.reuse import Rearrival, rearrivals
-from harness.analysis.reuse_by_wait import EDGES_S, Share, reuse_by_wait, reuse_by_wait_rows
+from harness.analysis.reuse_by_wait import EDGES_S, ReuseShare, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.stats import Interval, NoInterval, share_interval
 from harness.analysis.summary import summarise
 from harness.measure.records.run import SealedRun
@@ -75,7 +75,7 @@ def test_reuse_that_is_not_stated_is_unknown_in_its_bin_alone(a_run: RunFigures)
     assert found is not None
     unknown, known = found.bins
     assert (unknown.num_returns, unknown.reused, unknown.kept) == (2, None, None)
-    assert known.reused == Share(0, 1, None, NoInterval.RUNS)
+    assert known.reused == ReuseShare(0, 1, None, NoInterval.RUNS)
     assert reuse_by_wait_rows([found])[0]["num_reused"] is None
 
 
@@ -83,7 +83,7 @@ def test_prompts_too_short_to_share_a_block_have_no_share_of_tokens(a_run: RunFi
     found = reuse_by_wait("base", runs_with(a_run, [returned(0, 1, 0, reusable=0)]))
     assert found is not None
     assert found.bins[0].kept is None
-    assert found.bins[0].reused == Share(0, 1, None, NoInterval.RUNS)
+    assert found.bins[0].reused == ReuseShare(0, 1, None, NoInterval.RUNS)
 
 
 def test_a_condition_without_returns_has_no_bins(a_run: RunFigures) -> None:

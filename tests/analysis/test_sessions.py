@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.compare.measures import MEASURES
-from harness.analysis.sessions import Outcome, session_percentiles, session_times
+from harness.analysis.sessions import SessionOutcome, session_percentiles, session_times
 from harness.analysis.stats import NoInterval
 from harness.analysis.summary import summarise
 from harness.measure.records.run import SealedRun
@@ -61,7 +61,7 @@ def by_hand(run: SealedRun) -> dict[int, int]:
 def found(run: SealedRun) -> dict[int, int]:
     times = session_times(run)
     assert times is not None
-    assert set(times.outcome.tolist()) == {Outcome.FINISHED}
+    assert set(times.outcome.tolist()) == {SessionOutcome.FINISHED}
     return dict(zip(times.session.tolist(), times.own_ns.tolist(), strict=True))
 
 
@@ -157,7 +157,7 @@ def test_own_times_of_any_trees_are_the_time_in_which_a_request_was_due(
     for place, index in enumerate(times.session.tolist()):
         mine = [row for row in rows if of[row["session"]] == index]
         last = max(mine, key=end)
-        assert times.outcome[place] == (Outcome.LEFT if last["status"] == "aborted" else Outcome.FINISHED)
+        assert times.outcome[place] == (SessionOutcome.LEFT if last["status"] == "aborted" else SessionOutcome.FINISHED)
         if last["status"] == "ok":
             assert next(own_ns) == swept(mine, int(times.last_ns[place]))
     told = RunStore(run.path.parents[2]).query(
@@ -185,7 +185,7 @@ def test_a_session_whose_last_answer_is_left_has_no_time_and_one_that_goes_on_ha
     run = replayed([left, goes_on], tmp_path)
     times = session_times(run)
     assert times is not None
-    assert sorted(times.outcome.tolist()) == [Outcome.FINISHED, Outcome.LEFT]
+    assert sorted(times.outcome.tolist()) == [SessionOutcome.FINISHED, SessionOutcome.LEFT]
     (figures,) = summarise([run.with_targets(session_s=1e6)]).sessions
     assert (figures.num_finished, figures.num_others, figures.share_within) == (1, 1, 0.5)
 

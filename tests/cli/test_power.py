@@ -10,8 +10,8 @@ import pytest
 
 from harness.errors import SpecError
 from harness.judge.planning.needed import (
-    Costs,
     Goal,
+    WallCosts,
     allocated,
     devices_for_equivalence,
     measured_components,
@@ -84,7 +84,7 @@ def test_simulated_spreads_tell_plan_draws_from_restarts() -> None:
 
 def test_a_compile_that_scatters_is_a_level_of_its_own() -> None:
     ((drawn,), _) = simulated_components(small_experiment(backend="sim"), 20)
-    costs = Costs(block_s=30.0, compile_s=700.0)
+    costs = WallCosts(block_s=30.0, compile_s=700.0)
     one = allocated(drawn, GOAL, costs)
     several = allocated(drawn, Goal(margin=0.05, compile_sd=0.01), costs)
     assert one.compiles == 1

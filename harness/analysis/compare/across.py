@@ -30,8 +30,7 @@ from harness.analysis.compare.ratio import Ratio, paired_ratio, unpaired_ratio
 from harness.analysis.compare.result import Result, result_of
 from harness.analysis.compare.stopping import ComparisonLooks, status_until_decided
 from harness.analysis.compare.verdict import Verdict
-from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, cost_error
-from harness.analysis.cost.cost_errors import Side as CostSide
+from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, CostSide, cost_error
 from harness.analysis.figures import RunFigures, cells, run_figures, same
 from harness.analysis.stats import GIVEN_COSTS, grouped, paired
 from harness.errors import SpecError

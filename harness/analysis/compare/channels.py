@@ -22,7 +22,7 @@ from harness.analysis.cost.agreement import (
     cause_of,
     least_noticed,
 )
-from harness.analysis.cost.cost_errors import NO_ERROR, Side, cost_error, with_cost_error
+from harness.analysis.cost.cost_errors import NO_ERROR, CostSide, cost_error, with_cost_error
 from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
 from harness.analysis.cost.step_parts import MAX_DRIFT
@@ -285,7 +285,7 @@ def _residual(runs: Sequence[RunFigures], bases: tuple[Basis, Basis], family: Fa
     one_ns, other_ns = ([_cost_ns(run, basis) or 0 for run in runs] for basis in bases)
     sign = -1.0 if bases[0] == "a" else 1.0
     priced = [run.a for run in runs if run.a is not None] if "a" in bases else []
-    costs = cost_error(Side(priced, sign)) if priced else NO_ERROR
+    costs = cost_error(CostSide(priced, sign)) if priced else NO_ERROR
     return family.interval(_log_ratio(log_mean_values(other_ns, one_ns).tolist(), runs, costs), float)
 
 
@@ -330,7 +330,7 @@ def _priced(sides: Sides) -> tuple[tuple[ChannelA, ChannelA], ...]:
 def _costs_of(priced: Sequence[tuple[ChannelA, ChannelA]]) -> CostError:
     """What the costs leave unknown of the log ratio of sums."""
     own, base = zip(*priced, strict=True) if priced else ((), ())
-    return cost_error(Side(own, 1.0), Side(base, -1.0)) if priced else NO_ERROR
+    return cost_error(CostSide(own, 1.0), CostSide(base, -1.0)) if priced else NO_ERROR
 
 
 def work_of(runs: Sequence[RunFigures]) -> Work:

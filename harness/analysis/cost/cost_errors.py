@@ -24,14 +24,14 @@ NO_ERROR = CostError((), ())
 MANY = 10**6
 
 
-class Side(NamedTuple):
+class CostSide(NamedTuple):
     """Runs of one side of a log ratio, and the sign that their time has in it."""
 
     runs: Sequence[ChannelA]
     sign: float
 
 
-def cost_error(*sides: Side) -> CostError:
+def cost_error(*sides: CostSide) -> CostError:
     """What the costs leave unknown of the sum of the sides' log times, each with its sign."""
     weights = _Weights()
     for side in sides:
@@ -46,8 +46,8 @@ def errors_of_means(blocks: Iterable[tuple[ChannelA, ChannelA]]) -> Iterator[Cos
     """
     weights = _Weights()
     for num, (own, base) in enumerate(blocks, 1):
-        weights.add(Side([own], 1.0))
-        weights.add(Side([base], -1.0))
+        weights.add(CostSide([own], 1.0))
+        weights.add(CostSide([base], -1.0))
         yield weights.error(1 / num)
 
 
@@ -58,7 +58,7 @@ class _Weights:
         self.by_model: list[tuple[CostModel, defaultdict[str, float]]] = []
         self.is_known = True
 
-    def add(self, side: Side) -> None:
+    def add(self, side: CostSide) -> None:
         total_ms = sum(run.total_ns for run in side.runs) / NS_PER_MS
         for run in side.runs:
             model = run.cost_model

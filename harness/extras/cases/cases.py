@@ -150,7 +150,7 @@ class CasePerturbation(_Part):
         return Perturbation(seed, **changes)
 
 
-class Case(_Part):
+class SimulationCase(_Part):
     """One simulation: sessions on a configuration at given costs. Times in seconds.
 
     draws: number of perturbed simulations to add; ``seed`` identifies them. fields: what the result and each draw hold;
@@ -169,7 +169,7 @@ class Case(_Part):
     seed: Whole = Field(default=0, ge=0, le=LARGEST_SEED)
 
     @model_validator(mode="after")
-    def _keys_fit_the_rules(self) -> Case:
+    def _keys_fit_the_rules(self) -> SimulationCase:
         paged = {
             **{f"config.{key}": getattr(self.config, key) for key in sorted(PAGED_KEYS - RETENTION_KEYS)},
             "cost.chunked_prefill": self.cost.chunked_prefill,
@@ -228,7 +228,7 @@ def _result_of(line: str) -> dict[str, Any]:
     try:
         table = json.loads(line)
         case_id = table.get("id") if isinstance(table, dict) else None
-        return run_case(Case.model_validate(table))
+        return run_case(SimulationCase.model_validate(table))
     except json.JSONDecodeError as error:
         return {"id": case_id, "error": f"not JSON: {error}"}
     except ValidationError as error:
@@ -252,7 +252,7 @@ def describe(error: ValidationError) -> str:
     return "; ".join(f"{key}: {message}" if key else message for key, message in lines)
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run_case(case: SimulationCase) -> dict[str, Any]:
     """Simulate one case; raises PlanError, SpecError or ValueError when it cannot be run."""
     config = EngineConfig.from_server(server_of(case))
     model = cost_model_of(case)
@@ -272,7 +272,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def _drawn_results(
-    case: Case, config: EngineConfig, model: CostModel, arrays: layout.PlanArrays
+    case: SimulationCase, config: EngineConfig, model: CostModel, arrays: layout.PlanArrays
 ) -> Iterator[dict[str, Any]]:
     """The figures of every draw: all simulated in one call, unless steps are wanted, which only single calls record."""
     drawn = draw(arrays, config, model, case.perturb.perturbation(case.seed), range(case.draws))
@@ -313,7 +313,7 @@ def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: in
     )
 
 
-def server_of(case: Case) -> ServerSpec:
+def server_of(case: SimulationCase) -> ServerSpec:
     """The server of a case. A case may be larger than a server of an experiment, so it is not checked as one."""
     keys = case.config.model_dump(exclude_none=True)
     keys["decode_buckets"] = tuple(sorted(case.config.decode_buckets))
@@ -334,7 +334,7 @@ def check_durations(config: EngineConfig, model: CostModel) -> None:
         raise ValueError("cost.prefill: a prefill would take less than no time")
 
 
-def cost_model_of(case: Case) -> CostModel:
+def cost_model_of(case: SimulationCase) -> CostModel:
     """The cost model of a case, its decimals taken as written."""
     cost, chunked = case.cost, case.cost.chunked_prefill
     prefill = cost.prefill or CasePrefill(per_chunk_s=0)
@@ -356,7 +356,7 @@ def cost_model_of(case: Case) -> CostModel:
     return model
 
 
-def _sessions_of(case: Case) -> list[SessionPlan]:
+def _sessions_of(case: SimulationCase) -> list[SessionPlan]:
     sessions: list[SessionPlan] = []
     for place, session in enumerate(case.sessions):
         if session.after is not None and (session.after >= len(case.sessions) or session.after == place):
@@ -376,7 +376,9 @@ def _ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-def _figures(case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome) -> dict[str, Any]:
+def _figures(
+    case: SimulationCase, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome
+) -> dict[str, Any]:
     """The fields that a case asks for."""
     totals = record_as_dict(outcome.totals, 0)
     figures: dict[str, Callable[[], Any]] = {

@@ -41,7 +41,7 @@ Block = tuple[int, int]
 """A KV block: the request that had it first, and its place there."""
 
 
-class Server(NamedTuple):
+class Recorder(NamedTuple):
     """The recorder that wrote a file, and the file's number. offset_ns: the clock of the day less the file's clock."""
 
     recorder: str
@@ -79,7 +79,7 @@ class Seen:
 
     at: str
     number: int
-    server: Server
+    server: Recorder
     arrival_ns: int
     queued_ns: int
     prompt: int
@@ -159,10 +159,10 @@ class _Reading:
     def __init__(self, notes: ReadNotes) -> None:
         self._notes = notes
         self._early: list[tuple[Record, str]] = []
-        self._server: Server | None = None
-        self._first: Server | None = None
-        self._ends: list[tuple[Record, Server, str]] = []
-        self.servers: list[Server] = []
+        self._server: Recorder | None = None
+        self._first: Recorder | None = None
+        self._ends: list[tuple[Record, Recorder, str]] = []
+        self.servers: list[Recorder] = []
         self.requests: dict[tuple[str, int], Seen] = {}
 
     def begin(self) -> None:
@@ -210,7 +210,7 @@ class _Reading:
         self.servers.append(server)
         self._notes.pass_over("the settings of a server")
 
-    def _line(self, record: Record, server: Server, at: str) -> None:
+    def _line(self, record: Record, server: Recorder, at: str) -> None:
         if "end" in record:
             self._end(record, server, at)
             return
@@ -222,7 +222,7 @@ class _Reading:
         if self.requests.setdefault((server.recorder, request.number), request) is not request:
             self._notes.drop("requests that came before", at)
 
-    def _end(self, record: Record, server: Server, at: str) -> None:
+    def _end(self, record: Record, server: Recorder, at: str) -> None:
         end = _end(record, server)
         if end is None:
             self._notes.row_broken("an end without its numbers", at)
@@ -249,7 +249,7 @@ def _move(request: Seen, by_ns: int) -> None:
         request.end = end._replace(end_ns=end.end_ns + by_ns, admitted_ns=admitted_ns, first_token_ns=first_ns)
 
 
-def _server(record: Record) -> Server | None:
+def _server(record: Record) -> Recorder | None:
     numbers = [_ns(record.get(name)) for name in ("engine", "part", "opened_ns", "opened_unix_ns")]
     engine, part, opened_ns, unix_ns = numbers
     recorder = text_of(record, "recorder")
@@ -260,10 +260,10 @@ def _server(record: Record) -> Server | None:
     effective = record_of(record.get("effective"))
     is_caching = effective.get("enable_prefix_caching") is not False
     size = (tokens_of(record.get("block_tokens")) or 0) if is_caching else 0
-    return Server(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
+    return Recorder(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
 
 
-def _came(record: Record, server: Server, at: str) -> Seen | None:
+def _came(record: Record, server: Recorder, at: str) -> Seen | None:
     names = ("request", "arrival_ns", "queued_ns", "known", "blocks")
     numbers = [_ns(record.get(name)) for name in names]
     prompt, like = tokens_of(record.get("prompt_tokens")), _ns(record.get("like"), -1)
@@ -278,7 +278,7 @@ def _came(record: Record, server: Server, at: str) -> Seen | None:
     return Seen(at, number, server, min(arrival_ns, queued_ns), queued_ns, prompt, most, like, known, blocks)
 
 
-def _end(record: Record, server: Server) -> End | None:
+def _end(record: Record, server: Recorder) -> End | None:
     numbers = [_ns(record.get(name)) for name in ("end", "end_ns", "preemptions", "known", "blocks")]
     generated, like = tokens_of(record.get("generated_tokens")), _ns(record.get("like"), -1)
     if None in numbers or generated is None or like is None:
@@ -292,7 +292,7 @@ def _end(record: Record, server: Server) -> End | None:
     return End(number, end_ns, *instants, *counts, text_of(record, "reason"), *chain)
 
 
-def _one_clock(servers: list[Server], notes: ReadNotes) -> dict[str, int]:
+def _one_clock(servers: list[Recorder], notes: ReadNotes) -> dict[str, int]:
     """What makes the clock of each start of a machine one clock: that of the day when its first file was opened."""
     clocks: dict[str, int] = {}
     for server in servers:

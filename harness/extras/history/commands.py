@@ -16,7 +16,7 @@ from harness.table import Cell, Table, TableForm, table_of, with_four_digits
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from harness.extras.history.points import Placed
+    from harness.extras.history.points import PlacedRuns
 
 
 def history(
@@ -76,15 +76,15 @@ def _by_series(table: Table) -> list[Table]:
     return [replace(table, columns=(), rows=()), *tables]
 
 
-def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> Iterator[Placed]:
+def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> Iterator[PlacedRuns]:
     """The conditions at an address, each with its valid runs."""
-    from harness.extras.history.points import Placed
+    from harness.extras.history.points import PlacedRuns
     from harness.judge.decisions.gate import gate_run
     from harness.present.export.baseline import is_baseline, load_baseline
 
     if not is_baseline(Path(address)):
-        yield from (Placed(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs, targets))
+        yield from (PlacedRuns(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs, targets))
         return
     loaded = load_baseline(Path(address))
     for condition in dict.fromkeys(run.condition for run in loaded):
-        yield Placed(address, tuple(run for run in loaded if run.condition == condition))
+        yield PlacedRuns(address, tuple(run for run in loaded if run.condition == condition))

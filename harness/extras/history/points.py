@@ -70,7 +70,7 @@ INDEPENDENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRuns:
     """The valid runs of one condition in one place: a folder of runs or a saved baseline."""
 
     place: str
@@ -101,7 +101,7 @@ def _release(run: GateRun) -> str:
     return f"{made.kind.name}, rules {rules}" if rules else made.kind.name
 
 
-def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]:
+def histories(placed: Iterable[PlacedRuns], figures: Sequence[str]) -> list[History]:
     """A history for each figure of each condition; SpecError for what is no figure, or is in one place alone."""
     for name in figures:
         if name not in FIGURES:
@@ -119,7 +119,7 @@ def histories(placed: Iterable[Placed], figures: Sequence[str]) -> list[History]
     return known
 
 
-def refuse_same_runs(placed: Sequence[Placed]) -> None:
+def refuse_same_runs(placed: Sequence[PlacedRuns]) -> None:
     """Raises SpecError where two points are of the same runs."""
     for one, other in combinations(placed, 2):
         if same := same_run(one.runs, other.runs):
@@ -130,7 +130,7 @@ def refuse_same_runs(placed: Sequence[Placed]) -> None:
             )
 
 
-def _history(key: tuple[str, str], places: Sequence[Placed], figure: str) -> History | None:
+def _history(key: tuple[str, str], places: Sequence[PlacedRuns], figure: str) -> History | None:
     chosen, notes = _of_same_plans(places)
     points = [
         point for one, runs in zip(places, chosen, strict=True) if (point := _point(one, runs, figure)) is not None
@@ -163,7 +163,7 @@ def _of_costs(runs: Sequence[GateRun]) -> list[str]:
     return [f"no device, and several cost models ({', '.join(names)}): a change may be from one to another"]
 
 
-def _of_same_plans(places: Sequence[Placed]) -> tuple[list[list[GateRun]], list[str]]:
+def _of_same_plans(places: Sequence[PlacedRuns]) -> tuple[list[list[GateRun]], list[str]]:
     """The runs of plans that every place has, so that plans do not scatter; all runs where these are too few."""
     plans = [{run.manifest.plan_hash for run in one.runs} for one in places]
     common = set[str].intersection(*plans)
@@ -174,7 +174,7 @@ def _of_same_plans(places: Sequence[Placed]) -> tuple[list[list[GateRun]], list[
     return [list(one.runs) for one in places], ["the points are of different plans, which scatter too"]
 
 
-def _point(one: Placed, runs: Sequence[GateRun], figure: str) -> HistoryPoint | None:
+def _point(one: PlacedRuns, runs: Sequence[GateRun], figure: str) -> HistoryPoint | None:
     known = [run.values.get(figure) for run in runs]
     values = [value for value in known if value is not None and FIGURES[figure].has_ratio(value)]
     if len(values) < len(runs) or not any(value.amount for value in values):

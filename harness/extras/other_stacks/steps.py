@@ -25,7 +25,7 @@ from harness.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class StepFile:
+class ForeignSteps:
     """The steps of a file. source: the stack, with the version that the format was read from.
 
     steps: columns of ``SCHEMA``. has_each_step: False where a file names each shape once, so that there are no counts.
@@ -85,7 +85,7 @@ _TPU_NOTES = (
 )
 
 
-def _read_tpu(content: bytes) -> StepFile:
+def _read_tpu(content: bytes) -> ForeignSteps:
     """Batches of tpu-inference, the TPU plugin of vLLM; a line that is no batch, or out of order, is damaged.
 
     Source: tpu-inference 0.32.0, runner/utils.py (get_batch_composition_stats, AggregatedStatsLogger).
@@ -102,7 +102,7 @@ def _read_tpu(content: bytes) -> StepFile:
         last_id = batch["batch_id"]
         records.append(_batch_record(batch))
     missing = (f"{num_missing} batches are missing: their numbers are not in the file",) if num_missing else ()
-    return StepFile("tpu-inference (format of 0.32.0)", _step_table(records), damaged, (*missing, *_TPU_NOTES))
+    return ForeignSteps("tpu-inference (format of 0.32.0)", _step_table(records), damaged, (*missing, *_TPU_NOTES))
 
 
 def _is_batch(batch: Mapping[str, Any]) -> bool:
@@ -142,7 +142,7 @@ _GAUDI_NOTES = (
 )
 
 
-def _read_gaudi(content: bytes) -> StepFile:
+def _read_gaudi(content: bytes) -> ForeignSteps:
     """Events of a profile, which name a batch and the bucket it was padded to.
 
     An event that is no JSON, or whose bucket is smaller than its batch, is damaged. Read from documents only: no
@@ -161,7 +161,7 @@ def _read_gaudi(content: bytes) -> StepFile:
         else:
             records += steps
     source = "vLLM on Gaudi (format from documents, no release read)"
-    return StepFile(source, _step_table(records), damaged, _GAUDI_NOTES)
+    return ForeignSteps(source, _step_table(records), damaged, _GAUDI_NOTES)
 
 
 def _steps_of_event(event: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -197,7 +197,7 @@ _NATIVE_NOTES = (
 )
 
 
-def _read_native(content: bytes) -> StepFile:
+def _read_native(content: bytes) -> ForeignSteps:
     """Shapes of vllm-rbln's native path in a debug log; other lines are passed over.
 
     A line is written once for each shape (``debug_once``): the log shows which sizes occurred and how they were
@@ -215,7 +215,7 @@ def _read_native(content: bytes) -> StepFile:
         elif not line.rstrip().endswith(b"-> nothing to run"):
             damaged.append(line)
     source = "vllm-rbln native path (format of 0.12.0)"
-    return StepFile(source, _step_table(records), damaged, _NATIVE_NOTES, has_each_step=False)
+    return ForeignSteps(source, _step_table(records), damaged, _NATIVE_NOTES, has_each_step=False)
 
 
 def _shape_record(shape: re.Match[bytes]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class _Reader:
     package: str
     how: str
     mark: bytes
-    read: Callable[[bytes], StepFile]
+    read: Callable[[bytes], ForeignSteps]
 
 
 _READERS = (
@@ -266,18 +266,18 @@ def ways_to_steps(packages: Collection[str] | None = None) -> list[str]:
     return [f"{reader.package}: {reader.how}" for reader in _READERS if packages is None or reader.package in packages]
 
 
-def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
+def read_steps(content: bytes, *, where: str = "step file") -> ForeignSteps:
     """The steps in a file of any known stack; RecordsError for any other file."""
     if any(mark in content.partition(b"\n")[0] for mark in (b'"vllm_step_log"', MARK)):
         log = read_step_log(content, where=where)
         damaged = [log.first_damaged.encode()] * log.num_damaged
         name = f"vLLM {log.vllm or 'of unknown version'}"
         if not log.cores:
-            return StepFile(f"{name}, step log", log.steps, damaged, log.unseen)
+            return ForeignSteps(f"{name}, step log", log.steps, damaged, log.unseen)
         (core,) = log.cores
         lost = f"{core.num_missing} steps are not in the file, {core.num_unended} never ended"
         notes = (*([lost] if core.num_missing or core.num_unended else []), *log.unseen)
-        return StepFile(f"{name}, engine core {log.engines[0]}", log.steps, damaged, notes, requests=core.requests)
+        return ForeignSteps(f"{name}, engine core {log.engines[0]}", log.steps, damaged, notes, requests=core.requests)
     for reader in _READERS:
         if reader.mark in content:
             return reader.read(content)
@@ -289,7 +289,7 @@ def read_steps(content: bytes, *, where: str = "step file") -> StepFile:
     )
 
 
-def load_steps(path: Path) -> StepFile:
+def load_steps(path: Path) -> ForeignSteps:
     """``read_steps`` of a file."""
     with RecordsError.on_os_error("cannot be read", where=path):
         return read_steps(path.read_bytes(), where=str(path))
@@ -317,7 +317,7 @@ class StepPadding:
         return dict(sorted(counts.items()))
 
 
-def padding_of(file: StepFile) -> StepPadding:
+def padding_of(file: ForeignSteps) -> StepPadding:
     """(n, b), p and h(n) of the pure decode steps."""
     shapes: Counter[tuple[int, int | None]] = Counter()
     eager: Counter[tuple[int, int | None]] = Counter()
@@ -338,7 +338,7 @@ def padding_of(file: StepFile) -> StepPadding:
     )
 
 
-def step_tables(file: StepFile) -> tuple[Table, Table]:
+def step_tables(file: ForeignSteps) -> tuple[Table, Table]:
     """One row about the file, and its decode shapes, a row each. Counts are absent where the file has none."""
     padding = padding_of(file)
     kinds = file.num_by_kind
@@ -375,7 +375,7 @@ def step_tables(file: StepFile) -> tuple[Table, Table]:
     )
 
 
-def request_records(file: StepFile) -> list[dict[str, Any]]:
+def request_records(file: ForeignSteps) -> list[dict[str, Any]]:
     """What became of each request, in the order of admission; empty where the file does not name them."""
     rows = [] if file.requests is None else file.requests.to_pylist()
     return [
@@ -396,7 +396,7 @@ _REQUEST_COUNTS = (
 )
 
 
-def request_table(file: StepFile) -> Table | None:
+def request_table(file: ForeignSteps) -> Table | None:
     """Median, 99th percentile and maximum over the requests; None where the file does not name them."""
     records = request_records(file)
     if not records:

@@ -203,12 +203,12 @@ def tables(
 
     Example: `harness paper tables --runs runs/today --format latex -o tables.tex`
     """
-    from harness.extras.paper.source import Source
+    from harness.extras.paper.source import PaperRuns
     from harness.extras.paper.tables import paper_tables
 
     if output is not None:
         check_output(output)  # before minutes of work, not after
-    made = paper_tables(Source(runs, search, artifacts), numbers or ())
+    made = paper_tables(PaperRuns(runs, search, artifacts), numbers or ())
     content = written(made, TableForm("markdown" if form == "md" else form), terminal().width)
     print_or_write(content, output, "tables:")
 

@@ -52,7 +52,7 @@ class Figure(NamedTuple):
         return self.printed in ("", self.computed)
 
 
-class Comparison(NamedTuple):
+class ConfigurationRow(NamedTuple):
     """One row of Table S12. measured_s: channel A of this configuration and of the baseline.
 
     ratio, ratio_dummy: without and with the dummy rule. error, error_dummy: their distance from the observed ratio.
@@ -71,7 +71,9 @@ class Comparison(NamedTuple):
     reuse_dummy: int
 
 
-COMPARISONS = tuple(Comparison(*cells)._replace(candidate=SHAPES[cells[3]]) for cells in PRINTED["comparisons"]["rows"])
+COMPARISONS = tuple(
+    ConfigurationRow(*cells)._replace(candidate=SHAPES[cells[3]]) for cells in PRINTED["comparisons"]["rows"]
+)
 
 
 class Sums(NamedTuple):

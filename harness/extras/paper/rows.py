@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.figures import total_of
-from harness.extras.paper.source import NotRunError, Row, Rows, Source, fixed_arrival_ratio, predicted_ratio
+from harness.extras.paper.source import NotRunError, PaperRuns, Row, Rows, fixed_arrival_ratio, predicted_ratio
 from harness.extras.search.result import sensitivity
 from harness.extras.search.run import search
 from harness.extras.search.space import SpaceSpec
@@ -50,35 +50,35 @@ MECHANISMS = {
 }
 
 
-def measurement(source: Source, experiment: str, _row: Row) -> Cell:
+def measurement(source: PaperRuns, experiment: str, _row: Row) -> Cell:
     """Whether the runs were preregistered."""
     return "Confirmatory" if source.is_confirmatory(experiment) else "Exploratory"
 
 
-def measured_users(source: Source, experiment: str, row: Row) -> Cell:
+def measured_users(source: PaperRuns, experiment: str, row: Row) -> Cell:
     return f"N={row['N']}, {str(measurement(source, experiment, row)).lower()}"
 
 
-def changed_configuration(source: Source, experiment: str, row: Row) -> Cell:
+def changed_configuration(source: PaperRuns, experiment: str, row: Row) -> Cell:
     """The configuration of the row's condition, in the paper's words."""
     name = source.factor(experiment, str(row["condition"]), "configuration")
     return CONFIGURATIONS.get(name, name)
 
 
-def block(_source: Source, _experiment: str, row: Row) -> Cell:
+def block(_source: PaperRuns, _experiment: str, row: Row) -> Cell:
     """The number of a replicate as the paper counts them, from 1."""
     return "Sum" if row["replicate"] == "sum" else int(str(row["replicate"])) + 1
 
 
-def reused_of_rearrivals(_source: Source, _experiment: str, row: Row) -> Cell:
+def reused_of_rearrivals(_source: PaperRuns, _experiment: str, row: Row) -> Cell:
     return f"{_text(row.get('reused'))}/{_text(row.get('rearrivals'))}"
 
 
-def is_baseline(_source: Source, _experiment: str, row: Row) -> Cell:
+def is_baseline(_source: PaperRuns, _experiment: str, row: Row) -> Cell:
     return row["condition"] == row["baseline"]
 
 
-def decision(source: Source, experiment: str, row: Row) -> Cell:
+def decision(source: PaperRuns, experiment: str, row: Row) -> Cell:
     """The decision on the row's condition by the first cost rule that the experiment names."""
     names = source.runs(experiment)[0].spec.rules
     rule = next((name for name in names if load_rule(name).kind == "cost-validation"), None)
@@ -103,7 +103,7 @@ def _braces(buckets: Sequence[int]) -> str:
     return "{" + ", ".join(map(str, buckets)) + "}"
 
 
-def confirmed_range(source: Source) -> Rows:
+def confirmed_range(source: PaperRuns) -> Rows:
     """What of each mechanism these runs can confirm: by experiment, whether it was run and on what."""
     if not any(source.has(name) for columns in MECHANISMS.values() for names in columns for name in names):
         raise NotRunError("harness run plans/experiments/bucket-intervention.toml")
@@ -123,7 +123,7 @@ def confirmed_range(source: Source) -> Rows:
     return rows
 
 
-def coefficients(source: Source) -> Rows:
+def coefficients(source: PaperRuns) -> Rows:
     fit = fit_runs(source.runs("step-cost"), seed=FIT_SEED).decode
     cells = {f"f({bucket})": f"{f_ms:.3f} ms" for bucket, f_ms in fit.f_ms.items()}
     cells["Fixed additional time alpha"] = f"{fit.alpha_ms:.3f} ms"
@@ -131,7 +131,7 @@ def coefficients(source: Source) -> Rows:
     return [{"item": item, "value": value} for item, value in cells.items()]
 
 
-def configurations(source: Source) -> Rows:
+def configurations(source: PaperRuns) -> Rows:
     rows: dict[str, Row] = {}
     for run in source.runs("configuration"):
         server, name = run.server, source.factor("configuration", run.condition, "configuration")
@@ -141,7 +141,7 @@ def configurations(source: Source) -> Rows:
     return [rows[name] for name in CONFIGURATIONS if name in rows]
 
 
-def fixed_arrivals(source: Source) -> Rows:
+def fixed_arrivals(source: PaperRuns) -> Rows:
     experiment = source.experiment("configuration")
     rows: list[Row] = []
     for condition, baseline in experiment.compared():
@@ -153,7 +153,7 @@ def fixed_arrivals(source: Source) -> Rows:
     return rows
 
 
-def dummy_rule(source: Source) -> Rows:
+def dummy_rule(source: PaperRuns) -> Rows:
     experiment = source.experiment("configuration")
     rows: list[Row] = []
     for condition in experiment.runs:
@@ -178,7 +178,7 @@ def dummy_rule(source: Source) -> Rows:
     return rows
 
 
-def saturation(source: Source, analysis: str = "costs") -> Rows:
+def saturation(source: PaperRuns, analysis: str = "costs") -> Rows:
     """A row per N, and where the analysis has them per replicate, with ``ratio_A_24`` and so on by KV slots."""
     rows: dict[tuple[str, Cell], dict[str, Cell]] = {}
     for row in source.rows("saturation", analysis):
@@ -193,11 +193,11 @@ def saturation(source: Source, analysis: str = "costs") -> Rows:
     return list(rows.values())
 
 
-def saturation_by_replicate(source: Source) -> Rows:
+def saturation_by_replicate(source: PaperRuns) -> Rows:
     return saturation(source, "saturation by replicate")
 
 
-def compile_cost(source: Source) -> Rows:
+def compile_cost(source: PaperRuns) -> Rows:
     made = list_artifacts(source.artifacts) if source.artifacts is not None else []
     if not made:
         raise NotRunError(
@@ -214,7 +214,7 @@ def compile_cost(source: Source) -> Rows:
     return rows
 
 
-def who_compiled(source: Source) -> str:
+def who_compiled(source: PaperRuns) -> str:
     """Whether the NPU's compiler made the artifacts of Table XIV."""
     made = [] if source.artifacts is None else list_artifacts(source.artifacts)
     num_stand_ins = sum(COMPILER not in record.get("versions", {}) for _folder, record in made)
@@ -226,7 +226,7 @@ def who_compiled(source: Source) -> str:
     return "As the artifacts' own records say."
 
 
-def memory(source: Source) -> Rows:
+def memory(source: PaperRuns) -> Rows:
     device, rows = DeviceSpec(), list[Row]()
     runs = source.runs("saturation") if source.has("saturation") else []
     for slots in SATURATION_SLOTS:
@@ -256,7 +256,7 @@ def loaded_memory_gib(run: SealedRun) -> tuple[float, float] | None:
     return (min(serving) / GIB, max(serving) / GIB) if serving else None
 
 
-def whose_times(source: Source) -> str:
+def whose_times(source: PaperRuns) -> str:
     """Which of the two figures Tables S2 and S3 show for these runs."""
     names = {str(row["source"]) for row in source.rows("recompilation", "sessions")}
     if names == {"reported"}:
@@ -267,7 +267,7 @@ def whose_times(source: Source) -> str:
     )
 
 
-def recompilation(source: Source) -> Rows:
+def recompilation(source: PaperRuns) -> Rows:
     """A row per pair of artifacts and bucket: the paper's pairs in its order, then others."""
     decisions = decide_experiment(
         [load_rule("recompilation")], source.experiment("recompilation"), is_confirmatory=True
@@ -281,7 +281,7 @@ def recompilation(source: Source) -> Rows:
     return [row for rows in by_pair.values() for row in rows]
 
 
-def who_counted(source: Source) -> str:
+def who_counted(source: PaperRuns) -> str:
     """Whether the dummy requests of Table S4 were seen or derived."""
     cells = [str(row["dummy_requests"]) for row in source.rows("dummy-lifecycle", "dummy lifecycle")]
     if any("derived" in cell for cell in cells):
@@ -292,7 +292,7 @@ def who_counted(source: Source) -> str:
     return "Dummy requests as the observer inside the server counted them."
 
 
-def padding_contributions(source: Source) -> Rows:
+def padding_contributions(source: PaperRuns) -> Rows:
     condition = "n6-nowaits-bucket6"
     rows = [row for row in source.rows("bucket-intervention", "contributions") if row["condition"] == condition]
     histograms = {row["condition"]: row for row in source.rows("bucket-intervention", "histogram")}
@@ -311,7 +311,7 @@ def contributions(rows: Sequence[Row], num_steps: int) -> Rows:
     return [*rows, other, {**total, "n": "Total", "h(n)": num_steps, "bucket_change": ABSENT}]
 
 
-def selections(source: Source) -> Rows:
+def selections(source: PaperRuns) -> Rows:
     """The selection by score and set of N, from the ledger of a search."""
     folder = source.search
     if folder is None or not (folder / "ledger.parquet").is_file():

@@ -81,7 +81,7 @@ ALTERNATIVES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class DrawnCounts:
     """Counts of many plans. padded, slots: bucket positions, shape (2, plans), first with waits, then without.
 
     decode_ns: decode device time, the same shape. plans_in_a_sum: how many plans make one sum; sums do not overlap.
@@ -96,11 +96,11 @@ class Draws:
     def num_plans(self) -> int:
         return int(self.slots.shape[1])
 
-    def grouped(self, plans_in_a_sum: int) -> Draws:
+    def grouped(self, plans_in_a_sum: int) -> DrawnCounts:
         """The same plans in sums of another size; plans that fill no sum are left out."""
         return self._first_sums(self.num_plans // plans_in_a_sum, plans_in_a_sum)
 
-    def first(self, num_sums: int) -> Draws:
+    def first(self, num_sums: int) -> DrawnCounts:
         """The first sums alone."""
         return self._first_sums(num_sums, self.plans_in_a_sum)
 
@@ -152,9 +152,9 @@ class Draws:
         low, high = np.quantile(without - with_waits, (0.025, 0.975))
         return float(low), float(high)
 
-    def _first_sums(self, num_sums: int, plans_in_a_sum: int) -> Draws:
+    def _first_sums(self, num_sums: int, plans_in_a_sum: int) -> DrawnCounts:
         last = num_sums * plans_in_a_sum
-        return Draws(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], plans_in_a_sum)
+        return DrawnCounts(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], plans_in_a_sum)
 
     def _sums(self, values: IntArray) -> FloatArray:
         return values.reshape(2, -1, self.plans_in_a_sum).sum(axis=2).astype(np.float64)
@@ -162,7 +162,7 @@ class Draws:
 
 def draw(
     users: int, num_plans: int, variant: Variant = SHIPPED, buckets: tuple[int, ...] = GRID, base_seed: int = BASE_SEED
-) -> Draws:
+) -> DrawnCounts:
     """``num_plans`` plans of ``users`` sessions, each simulated with waits and without."""
     config = EngineConfig(LIMIT, buckets, LIMIT, SLOT_TOKENS, rules=variant.rules)
     model = load_cost_model(variant.costs)
@@ -175,7 +175,7 @@ def draw(
         slots = outcome.histogram @ bucket_of
         counts.append((slots - outcome.histogram @ n, slots, outcome.totals["decode_ns"]))
     padded, slots, decode_ns = (np.stack(pair) for pair in zip(*counts, strict=True))
-    return Draws(padded, slots, decode_ns).grouped(PLANS_IN_A_SUM)
+    return DrawnCounts(padded, slots, decode_ns).grouped(PLANS_IN_A_SUM)
 
 
 @lru_cache(maxsize=64)
@@ -192,7 +192,7 @@ def drawn_inputs(
     return arrays, with_column(arrays, "wait_ns", np.zeros_like(arrays.requests["wait_ns"]))
 
 
-def draw_published(users: int) -> tuple[Draws, ...]:
+def draw_published(users: int) -> tuple[DrawnCounts, ...]:
     """The sums of three published blocks of ``users`` sessions, one per base seed."""
     variant = Variant("published", "", PAPER_SOURCE)
     return tuple(
@@ -229,7 +229,7 @@ class SignRow(NamedTuple):
         return self.interval[0] > 0 or self.interval[1] < 0
 
 
-def sign_row(users: int, draws: Draws) -> SignRow:
+def sign_row(users: int, draws: DrawnCounts) -> SignRow:
     """The figures of one N over its drawn plans."""
     printed = TABLE_I[users]
     delta_p, ratios = draws.sums_delta_p(), draws.sums_decode_ratio()
@@ -250,14 +250,14 @@ def sign_row(users: int, draws: Draws) -> SignRow:
     )
 
 
-def share_by_decode_ratio(draws: Draws, parts: int = 4) -> Iterator[tuple[float, float, float]]:
+def share_by_decode_ratio(draws: DrawnCounts, parts: int = 4) -> Iterator[tuple[float, float, float]]:
     """(least, largest decode ratio, share of sums with delta p > 0) of sums in ``parts`` equal parts by that ratio."""
     ratios, delta_p = draws.sums_decode_ratio(), draws.sums_delta_p()
     for part in np.array_split(np.argsort(ratios, kind="stable"), parts):
         yield float(ratios[part].min()), float(ratios[part].max()), float(np.mean(delta_p[part] > 0))
 
 
-def reversal_share(own: Draws, wider: Draws) -> float:
+def reversal_share(own: DrawnCounts, wider: DrawnCounts) -> float:
     """Share of sums in which every plan's delta p is above 0 on its grid and below 0 on the wider one (Table II)."""
     flips = (own.grouped(1).sums_delta_p() > 0) & (wider.grouped(1).sums_delta_p() < 0)
     return float(np.mean(flips.reshape(-1, own.plans_in_a_sum).all(axis=1)))
@@ -288,7 +288,7 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
     return rendered("signs.md.j2", **_facts(num_sums, draws))
 
 
-def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw, Draws]:
+def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw, DrawnCounts]:
     """Everything that the page draws of one N."""
     num_plans = num_sums * PLANS_IN_A_SUM
     num_others = max(2, num_sums // ALTERNATIVE_PART) * PLANS_IN_A_SUM
@@ -299,7 +299,7 @@ def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw,
     return drawn
 
 
-def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, Draws]]) -> dict[str, object]:
+def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, DrawnCounts]]) -> dict[str, object]:
     """Everything that the page shows, by its name there."""
     draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in drawn.items()}
     rows = [sign_row(users, of_users) for users, of_users in draws.items()]

@@ -44,7 +44,7 @@ class NotRunError(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class PaperRuns:
     """Where tables find their runs: one experiment of the catalogue each, computed once.
 
     search: folder of the configuration search; artifacts: folder of compiled artifacts (``harness server compile``).

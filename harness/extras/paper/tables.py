@@ -13,7 +13,7 @@ from pydantic import Field
 
 from harness.errors import SpecError
 from harness.extras.paper import rows
-from harness.extras.paper.source import NotRunError, Row, Rows, Source
+from harness.extras.paper.source import NotRunError, PaperRuns, Row, Rows
 from harness.kinds import kind_of_run
 from harness.model.spec import Spec, load_toml
 from harness.table import ABSENT, Cell, Table
@@ -43,7 +43,7 @@ class TableSpec(Spec):
     remark: str = ""
 
 
-def paper_tables(source: Source, numbers: Sequence[str] = ()) -> list[Table]:
+def paper_tables(source: PaperRuns, numbers: Sequence[str] = ()) -> list[Table]:
     """The named tables, or all 27, in the paper's order. SpecError for a number that the paper does not have."""
     tables: list[dict[str, Any]] = load_toml(Path(__file__).with_name("tables.toml"))["table"]
     known = {table["number"]: table for table in tables}
@@ -54,7 +54,7 @@ def paper_tables(source: Source, numbers: Sequence[str] = ()) -> list[Table]:
     return [_table(TableSpec.model_validate(table), source) for table in chosen]
 
 
-def _table(spec: TableSpec, source: Source) -> Table:
+def _table(spec: TableSpec, source: PaperRuns) -> Table:
     """One table; where its runs are missing, an empty one that says what to run."""
     name, label = f"Table {spec.number}", f"tab:{spec.number}"
     headings = ("Metric", *spec.conditions) if spec.conditions else tuple(column.heading for column in spec.columns)
@@ -69,7 +69,7 @@ def _table(spec: TableSpec, source: Source) -> Table:
     return Table(name, spec.caption, headings, cells, _origin(spec, source), notes, label)
 
 
-def _cells(spec: TableSpec, source: Source) -> list[list[str]]:
+def _cells(spec: TableSpec, source: PaperRuns) -> list[list[str]]:
     experiment = spec.experiments[0] if spec.experiments else ""
     made: Rows = getattr(rows, spec.rows)(source) if spec.rows else source.rows(experiment, spec.analysis)
 
@@ -103,7 +103,7 @@ def printed(value: Cell, form: str = "") -> str:
     return form.format(value) if form else str(value)
 
 
-def _origin(spec: TableSpec, source: Source) -> str:
+def _origin(spec: TableSpec, source: PaperRuns) -> str:
     runs = [run for experiment in spec.experiments if source.has(experiment) for run in source.runs(experiment)]
     backends = sorted({run.manifest.kind.name for run in runs})
     if not backends:

@@ -32,9 +32,9 @@ def worker(
     from pydantic import ValidationError
 
     from harness.extras.remote.hosts import serve
-    from harness.model.spec import FleetSpec, Place
+    from harness.model.spec import DeviceSlot, FleetSpec
 
-    place = Place(host or socket.gethostname(), device)
+    place = DeviceSlot(host or socket.gethostname(), device)
     try:
         fleet = FleetSpec(devices=(device,), hosts=(place.host,), scheduler=scheduler, open_port=open_port)
     except ValidationError as error:

@@ -30,16 +30,16 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.store import Archive, RunStore, packed
 from harness.measure.server.provenance import SOURCE_ROOT, source_sha256
 from harness.model.experiment import PlannedRun
-from harness.model.spec import FleetSpec, Place
+from harness.model.spec import DeviceSlot, FleetSpec
 from harness.processes import distributed
 from harness.run_key import RunKey
 from harness.runner.fleet.driver import (
     POLL_S,
-    Block,
-    Command,
+    BlockCommand,
+    BlockEnded,
     Driver,
-    Ended,
     Message,
+    RemainingBlock,
     Worker,
     perform_side_by_side,
     runs_by_place,
@@ -53,7 +53,7 @@ LOST_TIMEOUT_S = 30.0
 _BLOCK_IN_HAND = threading.Lock()
 
 
-def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> None:
+def serve(scheduler: str, place: DeviceSlot, port: int, *, is_on_loopback: bool) -> None:
     """Run the worker of a device until its scheduler is gone and its current block is made; never returns.
 
     A signal ends it at once: Dask's handlers wait for ever when scheduler and worker end together.
@@ -71,7 +71,7 @@ def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> N
         ) from error
 
 
-async def _serve(scheduler: str, place: Place, port: int, host: str | None) -> None:
+async def _serve(scheduler: str, place: DeviceSlot, port: int, host: str | None) -> None:
     worker = distributed("harness fleet worker").Worker(
         scheduler,
         name=str(place),
@@ -252,21 +252,21 @@ class DaskWorker(Worker):
     submit: has ``block_archive`` called for given runs and costs.
     """
 
-    def __init__(self, place: Place, runs: Sequence[PlannedRun], submit: Callable[..., Any]) -> None:
+    def __init__(self, place: DeviceSlot, runs: Sequence[PlannedRun], submit: Callable[..., Any]) -> None:
         super().__init__(place, runs)
         self._submit, self._lock = submit, threading.Lock()
         self._future: Any = None
         self.connection, self._theirs = Pipe(duplex=False)
 
-    def send(self, message: Block | Command) -> None:
+    def send(self, message: RemainingBlock | BlockCommand) -> None:
         """A block of another host is always made to its end; on ABORT nobody waits for it.
 
         A block is submitted by resource: Dask resolves ``workers=[name]`` to the present address, and a worker
         restarted at another port would never get the block.
         """
-        if message is Command.ABORT:
-            self._report(Ended())
-        if not isinstance(message, Block):
+        if message is BlockCommand.ABORT:
+            self._report(BlockEnded())
+        if not isinstance(message, RemainingBlock):
             return
         costs = tuple(run.cost_file.read_bytes() for run in message.runs)
         # Kept: Dask cancels what nobody waits for.
@@ -289,12 +289,12 @@ class DaskWorker(Worker):
             # Whatever Dask raises for a worker or scheduler that is gone.
             archive = _lost(f"{block} did not come back ({type(error).__name__})", str(self.place))
         if isinstance(archive, HarnessError):
-            self._report(Ended(archive))
+            self._report(BlockEnded(archive))
         elif {run.key for run in runs} != set(archive.keys):
             what = f"{block} came back with {len(archive.keys)} of {len(runs)} runs"
-            self._report(Ended(_lost(what, str(self.place))))
+            self._report(BlockEnded(_lost(what, str(self.place))))
         else:
-            self._report(archive, Ended())
+            self._report(archive, BlockEnded())
 
     def _report(self, *messages: Message) -> None:
         with self._lock, suppress(OSError):

@@ -252,14 +252,14 @@ def _steps(figures: Sequence[ReplicaFigures], replica: int) -> dict[str, Cell]:
     }
 
 
-class Tables(NamedTuple):
+class PolicyTables(NamedTuple):
     """costs: what each policy costs, against the first. reuse: where the reuse of returning sessions went."""
 
     costs: Table
     reuse: Table
 
 
-def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str, key: str = "policy") -> Tables:
+def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str, key: str = "policy") -> PolicyTables:
     """Policies on the same plans. played: by policy, the figures of each plan; the first policy is the baseline.
 
     key: what the column of names is called.
@@ -286,7 +286,7 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
             row |= _against(figures, base, family)
         costs.append(row)
     reuse = [{key: name, **_reuse(played[name])} for name in names]
-    return Tables(
+    return PolicyTables(
         table_of(
             "cost of routing",
             f"{' or '.join(map(str, nums))} replicas, {len(base)} plans. device_s: modelled device time of all "

@@ -64,7 +64,7 @@ class Decisions:
         self._file.write(json.dumps([self._clock.now_ns(), *words], separators=(",", ":")) + "\n")
 
 
-class Router:
+class RouterApp:
     """The routes of the router."""
 
     def __init__(self, config: RouterConfig, policy: Policy, decisions: Decisions) -> None:
@@ -157,7 +157,7 @@ async def serve(config: RouterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     with Path(config.routed_path).open("a", buffering=1, encoding="utf-8") as file:
-        router = Router(config, policy_named(config.policy, len(config.urls)), Decisions(file))
+        router = RouterApp(config, policy_named(config.policy, len(config.urls)), Decisions(file))
         runner = web.AppRunner(
             router.application(),
             handler_cancellation=True,

@@ -85,12 +85,12 @@ def ratios(
     Example: `harness predict ratios paper --ablation lru-slots --ablation no-waits`
     """
     from harness.extras.search.ablation import LABEL, UNCHANGED, ablation
-    from harness.extras.search.intervals import Predictor
+    from harness.extras.search.intervals import SpacePredictor
     from harness.judge.planning.deciding import deciding_sizes, sizes_in_words
 
     console = terminal()
     spec = read_space(space, changes)
-    predictor = Predictor(spec)
+    predictor = SpacePredictor(spec)
     rows: list[tuple[str, ...]] = []
     for changed in (UNCHANGED, *(ablation(name) for name in ablations or ())):
         for name, server in spec.named.items():

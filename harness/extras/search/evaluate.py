@@ -65,7 +65,7 @@ Row = dict[str, Any]
 """A row of the ledger; or the figures of the baseline, which has those columns only."""
 
 
-class Group(NamedTuple):
+class PlanGroup(NamedTuple):
     """Plans [first, last) of all the plans: one N, for the search or for the evaluation.
 
     first_request, last_request: of these plans, the last one exclusive. width: most sessions at once in any plan.
@@ -143,13 +143,13 @@ class Evaluator:
         self._longest = int((requests["keep"] + requests["new"] + requests["generate"]).max())
         self.groups = [self._group(*group) for group in groups]
 
-    def _group(self, users: int, role: str, first: int, last: int) -> Group:
+    def _group(self, users: int, role: str, first: int, last: int) -> PlanGroup:
         plans, sessions = self._arrays.plans, self._arrays.sessions
         first_request = int(plans["first_request"][first])
         # The sessions that run at once are at most the leaves of the "after" forest.
         is_leaf = sessions["num_followers"] == 0
         spans = zip(plans["first_session"][first:last], plans["num_sessions"][first:last], strict=True)
-        return Group(
+        return PlanGroup(
             users,
             role,
             first,
@@ -163,7 +163,7 @@ class Evaluator:
     def candidates(self) -> list[ServerShape]:
         return list(self.space.candidates())
 
-    def groups_of(self, plans: int) -> list[Group]:
+    def groups_of(self, plans: int) -> list[PlanGroup]:
         """The groups of the search, ``plans`` of each; -1: whole, and those of the evaluation."""
         if plans < 0:
             return self.groups
@@ -173,7 +173,7 @@ class Evaluator:
             if group.role == "search"
         ]
 
-    def single_plans(self) -> list[Group]:
+    def single_plans(self) -> list[PlanGroup]:
         """Each plan of the search as a group of its own: all of the first N, then all of the next."""
         return [
             self._group(group.users, group.role, place, place + 1)
@@ -182,7 +182,7 @@ class Evaluator:
             for place in range(group.first, group.last)
         ]
 
-    def rows(self, indices: Sequence[int], rung: int, groups: Sequence[Group]) -> list[Row]:
+    def rows(self, indices: Sequence[int], rung: int, groups: Sequence[PlanGroup]) -> list[Row]:
         """Rows of the ledger: candidates by their index, on ``groups``."""
         num_plans = sum(group.last - group.first for group in groups if group.role == "search")
         rows: list[Row] = []
@@ -211,7 +211,7 @@ class Evaluator:
             "num_plans": 0,
         }
 
-    def figures_row(self, candidate: ServerShape, groups: Sequence[Group]) -> Row:
+    def figures_row(self, candidate: ServerShape, groups: Sequence[PlanGroup]) -> Row:
         """The columns of the ledger that are simulated; raises PlanError when a request does not fit."""
         by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
         for group, figures in zip(groups, self.evaluate(candidate, groups), strict=True):
@@ -229,7 +229,7 @@ class Evaluator:
                 row[f"{role}_completed"] = [figures.completed for figures in figures_of_role]
         return row
 
-    def evaluate(self, candidate: ServerShape, groups: Sequence[Group]) -> list[GroupFigures]:
+    def evaluate(self, candidate: ServerShape, groups: Sequence[PlanGroup]) -> list[GroupFigures]:
         """The figures of a candidate on ``groups``; raises PlanError when a request does not fit its slots."""
         config = EngineConfig.of_shape(candidate, self.space.rules)
         if self._longest > config.slot_tokens:
@@ -247,7 +247,7 @@ class Evaluator:
                     self._shared[keys[place]] = of_group
         return [of_group for of_group in figures if of_group is not None]
 
-    def share_keys(self, config: EngineConfig, groups: Sequence[Group]) -> list[tuple[object, ...]]:
+    def share_keys(self, config: EngineConfig, groups: Sequence[PlanGroup]) -> list[tuple[object, ...]]:
         """One key per group: candidates with equal keys give equal figures on it."""
         if config.rule_set.is_paged:
             return [(group, config) for group in groups]
@@ -266,7 +266,7 @@ class Evaluator:
             keys.append((group, *parts[width]))
         return keys
 
-    def _simulate(self, config: EngineConfig, groups: Sequence[Group]) -> list[GroupFigures]:
+    def _simulate(self, config: EngineConfig, groups: Sequence[PlanGroup]) -> list[GroupFigures]:
         """The figures on adjacent groups."""
         first, last = groups[0].first, groups[-1].last
         self.num_simulated += last - first
@@ -285,13 +285,13 @@ class Evaluator:
             for group in groups
         ]
 
-    def _paged(self, config: EngineConfig, group: Group) -> GroupFigures:
+    def _paged(self, config: EngineConfig, group: PlanGroup) -> GroupFigures:
         arrays = self._arrays._replace(plans=self._arrays.plans[group.first : group.last])
         outcome = run_paged(arrays, config, [self._cost_model])
         requests = outcome.requests[group.first_request : group.last_request]
         return _sums(outcome.totals, requests["completed_ns"] - requests["arrival_ns"])
 
-    def _windows(self, config: EngineConfig, group: Group, window: WindowSpec) -> GroupFigures:
+    def _windows(self, config: EngineConfig, group: PlanGroup, window: WindowSpec) -> GroupFigures:
         of_plans = [
             window_figures(self._arrays, plan, config, self._cost_model, window)
             for plan in range(group.first, group.last)
@@ -341,7 +341,7 @@ def nearest_rank(values: IntArray, share: float) -> int:
     return int(np.partition(values, place)[place])
 
 
-def _runs_of(groups: Sequence[Group], places: Sequence[int]) -> list[list[int]]:
+def _runs_of(groups: Sequence[PlanGroup], places: Sequence[int]) -> list[list[int]]:
     """Places of groups, joined where a group begins at the plan at which the group before ends."""
     runs: list[list[int]] = []
     for place in places:

@@ -70,7 +70,7 @@ class PredictedRatio:
         return self.high < 1.0
 
 
-class Figures(NamedTuple):
+class PlanFigures(NamedTuple):
     """Figures of several plans, each of shape (plans,); in the window where there is one.
 
     rearrivals, reused: of the re-arrivals, how many reused anything.
@@ -108,7 +108,7 @@ def interval(values: FloatArray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-class Predictor:
+class SpacePredictor:
     """Predictions in a space; what several of them have in common is drawn and simulated once."""
 
     def __init__(self, space: SpaceSpec) -> None:
@@ -280,7 +280,7 @@ def plan_figures(
     costs: layout.CostArrays,
     changed: Ablation,
     window: WindowSpec | None,
-) -> Figures:
+) -> PlanFigures:
     """Simulate every plan at its costs."""
     if window is not None:
         check_slots(arrays, config)
@@ -288,10 +288,10 @@ def plan_figures(
             window_figures(arrays, plan, config, layout.costs_of_plan(costs, plan), window)
             for plan in range(len(arrays.plans))
         ]
-        return Figures(*(np.array([getattr(each, name) for each in of_plans]) for name in Figures._fields))
+        return PlanFigures(*(np.array([getattr(each, name) for each in of_plans]) for name in PlanFigures._fields))
     outcome = run_batch(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
     num_requests, again = arrays.plans["num_requests"], is_rearrival(arrays)
     owner = np.repeat(range(len(arrays.plans)), num_requests)
     reused = np.bincount(owner, again & (outcome.requests["cached_tokens"] > 0))
     device_ns = outcome.totals["decode_ns"] + outcome.totals["prefill_ns"]
-    return Figures(device_ns, num_requests, reused, np.bincount(owner, again))
+    return PlanFigures(device_ns, num_requests, reused, np.bincount(owner, again))

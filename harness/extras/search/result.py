@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harness.extras.search.evaluate import Evaluator, Row
-from harness.extras.search.intervals import PredictedRatio, Predictor
+from harness.extras.search.intervals import PredictedRatio, SpacePredictor
 from harness.extras.search.space import Score, SpaceSpec
 from harness.model.spec import ServerShape
 from harness.processes import parallel_map
@@ -313,7 +313,7 @@ def _best_table(result: SearchResult, top: int, *, with_intervals: bool, on_prog
     best = [result.candidate(index) for index in result.ranked[:top]]
     others = best[1:] if with_intervals else []
     beside = [""] * (len(others) + 1)
-    predictor = Predictor(space)
+    predictor = SpacePredictor(space)
     shared = parallel_map(lambda each, _: predictor.predict(each, space.inputs.users, reference=best[0]), others)
     for num_done, (place, prediction) in enumerate(shared, 1):
         beside[place + 1] = _interval_text(prediction)
@@ -343,7 +343,7 @@ def _best_table(result: SearchResult, top: int, *, with_intervals: bool, on_prog
 def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
     """The best against the baseline on new draws, how sure that is, and given which costs."""
     space, best = result.space, result.candidate(result.ranked[0])
-    base, predictor = space.baseline.shape, Predictor(space)
+    base, predictor = space.baseline.shape, SpacePredictor(space)
     unmeasured = predictor.unmeasured(best, base)
     given = f"; {unmeasured}" if unmeasured else ""
     if best == base:

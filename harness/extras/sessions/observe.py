@@ -18,7 +18,7 @@ INSTALLER = "rbln-harness"
 EXAMPLE = "/var/log/vllm/sessions.jsonl"
 
 
-class Place(NamedTuple):
+class SitePackages(NamedTuple):
     """The site-packages of an environment that has vLLM."""
 
     folder: Path
@@ -29,20 +29,20 @@ class Place(NamedTuple):
         return sorted(self.folder.glob(f"{PACKAGE}-*.dist-info"))
 
 
-def place_of(environment: Path) -> Place:
+def place_of(environment: Path) -> SitePackages:
     """Where an environment keeps its packages; ServerError where it has no vLLM."""
     folders = [environment, *sorted(environment.glob("lib/python3.*/site-packages"))]
     if not environment.is_dir():
         raise SpecError("is no folder", where=str(environment), hint="Name the virtual environment that serves")
     for folder in folders:
         if (folder / "vllm" / "__init__.py").is_file():
-            return Place(folder)
+            return SitePackages(folder)
     raise ServerError(
         "has no vLLM", where=str(environment), hint="Name the virtual environment, or the folder that holds vllm"
     )
 
 
-def install(place: Place) -> list[Path]:
+def install(place: SitePackages) -> list[Path]:
     """Put the recorder there, over an older version of it; what was written."""
     check_ours(place)
     remove(place)
@@ -58,7 +58,7 @@ def install(place: Place) -> list[Path]:
     return [package, record]
 
 
-def remove(place: Place) -> list[Path]:
+def remove(place: SitePackages) -> list[Path]:
     """Remove what ``install`` put there; what was removed."""
     check_ours(place)
     gone = [*place.records, *([place.folder / PACKAGE] if place.records else [])]
@@ -68,7 +68,7 @@ def remove(place: Place) -> list[Path]:
     return gone
 
 
-def check_ours(place: Place) -> None:
+def check_ours(place: SitePackages) -> None:
     """Refuse, as ServerError, an environment where something else has the name."""
     foreign = [each for each in place.records if _installer(each) != INSTALLER]
     if foreign or (not place.records and (place.folder / PACKAGE).exists()):

@@ -53,7 +53,7 @@ class LooksFile(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedLook:
     """Where a look stands. earlier: the looks before it; file: with it recorded; notes: what a reader must know."""
 
     earlier: tuple[frozenset[PairKey], ...]
@@ -61,7 +61,7 @@ class Placed:
     notes: tuple[str, ...]
 
 
-def placed(file: LooksFile, policy: GatePolicy, pairs: frozenset[PairKey]) -> Placed:
+def placed(file: LooksFile, policy: GatePolicy, pairs: frozenset[PairKey]) -> PlacedLook:
     """The place of a look at these pairs: one that was taken already, the next of a sequence, or the first of another.
 
     The same pairs under the same policy are the same look. More pairs are the next look. Anything else is another
@@ -74,12 +74,12 @@ def placed(file: LooksFile, policy: GatePolicy, pairs: frozenset[PairKey]) -> Pl
             continue
         if pairs in looks:
             earlier = looks[: looks.index(pairs)]
-            return Placed(tuple(earlier), file, (_look_note(len(earlier) + 1, "taken before", looks),))
+            return PlacedLook(tuple(earlier), file, (_look_note(len(earlier) + 1, "taken before", looks),))
         if pairs > looks[-1]:
             added = sorted(pairs - looks[-1])
             longer = sequence.model_copy(update={"added": [*sequence.added, added]})
             sequences = [*file.sequences[:place], longer, *file.sequences[place + 1 :]]
-            return Placed(
+            return PlacedLook(
                 tuple(looks), LooksFile(sequences=sequences), (_look_note(len(looks) + 1, "recorded", [*looks, pairs]),)
             )
     first = LookSequence(
@@ -93,7 +93,7 @@ def placed(file: LooksFile, policy: GatePolicy, pairs: frozenset[PairKey]) -> Pl
             f"these runs were judged before in {others} other sequence{plural} (other figures, limits, alpha or "
             "baseline): each may be wrong with its own alpha, so that a verdict chosen among them is wrong more often"
         )
-    return Placed((), LooksFile(sequences=[*file.sequences, first]), tuple(notes))
+    return PlacedLook((), LooksFile(sequences=[*file.sequences, first]), tuple(notes))
 
 
 def _new_runs(pairs: frozenset[PairKey]) -> set[str]:

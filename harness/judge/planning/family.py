@@ -30,7 +30,7 @@ Aim = Literal["difference", "equivalence", "superiority"]
 
 
 @dataclass(frozen=True)
-class Family:
+class PlannedFamily:
     """Comparisons that are judged together, at ``alpha`` over all of them.
 
     sds: of one block's log ratio of each. values: log ratios of known blocks, shape (comparisons, blocks), of which

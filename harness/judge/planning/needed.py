@@ -18,7 +18,7 @@ from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.stats import FloatArray, log_mean_values, t_quantile
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.planning.family import Aim, Family
+from harness.judge.planning.family import Aim, PlannedFamily
 from harness.judge.planning.power import (
     MOST_BLOCKS,
     blocks_for_equivalence,
@@ -98,7 +98,7 @@ class Components:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class WallCosts:
     """Wall seconds, predicted: one block, starts of servers included, and one compile of all that it serves."""
 
     block_s: float
@@ -106,14 +106,14 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Case:
+class PlannedComparison:
     """One comparison among those that share alpha, with the true log ratios that it is planned for.
 
     found: of all comparisons. margin: ln of what counts as equal; a true difference of this size lies on the side that
     was found.
     """
 
-    family: Family
+    family: PlannedFamily
     place: int
     found: tuple[float, ...]
     margin: float
@@ -157,7 +157,7 @@ class Needed:
     superiority: int | None
     planned_effect: float
     proposed_power: float
-    case: Case
+    case: PlannedComparison
 
 
 def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> list[Components]:
@@ -180,7 +180,7 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
     return components
 
 
-def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], Costs]:
+def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], WallCosts]:
     """Spreads over fresh plan draws and restarts with the client's jitter, and the costs of a block."""
     pairs, costs = simulated_pairs(spec, num_blocks, RESTARTS)
     return [_components(*names, log_ratio_values(own, base), spec) for names, (own, base) in pairs.items()], costs
@@ -194,7 +194,7 @@ def log_ratio_values(costs: FloatArray, baseline_costs: FloatArray) -> FloatArra
 
 def simulated_pairs(
     spec: ExperimentSpec, num_blocks: int, restarts: int
-) -> tuple[dict[tuple[str, str], tuple[FloatArray, FloatArray]], Costs]:
+) -> tuple[dict[tuple[str, str], tuple[FloatArray, FloatArray]], WallCosts]:
     """Device times of (condition, baseline) on the same plan draws, each of shape (blocks, restarts), in model ns."""
     planned = resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition
     costs_ns = {name: _costs_ns(runs, restarts) for name, runs in planned.items()}
@@ -207,7 +207,7 @@ def simulated_pairs(
     compile_s = sum(device.compile_base_s + device.compile_call_s * (len(grid) + 1) for grid in grids)
     block_s = sum(replay_ns for _, replay_ns in costs_ns.values()) / NS_PER_S / scale
     found = {(name, base): (costs_ns[name][0], costs_ns[base][0]) for name, base in pairs}
-    return found, Costs(block_s, compile_s)
+    return found, WallCosts(block_s, compile_s)
 
 
 def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, float]:
@@ -263,14 +263,14 @@ def needed_together(components: Sequence[Components], goal: Goal) -> list[Needed
     different by the margin to the side on which they were found, or all as they were found.
     """
     family, found = family_of(components, goal.alpha), tuple(parts.mean for parts in components)
-    cases = [Case(family, place, found, goal.log_margin) for place in range(len(components))]
+    cases = [PlannedComparison(family, place, found, goal.log_margin) for place in range(len(components))]
     return [_needed(parts, case, goal) for parts, case in zip(components, cases, strict=True)]
 
 
-def family_of(components: Sequence[Components], alpha: float) -> Family:
+def family_of(components: Sequence[Components], alpha: float) -> PlannedFamily:
     """Comparisons that share alpha, with the spreads and, where known, the values of their blocks."""
     sds = tuple(max(parts.sd, 1e-9) for parts in components)
-    return Family(sds, alpha, _known_blocks(components), tuple(parts.num_blocks - 1 for parts in components))
+    return PlannedFamily(sds, alpha, _known_blocks(components), tuple(parts.num_blocks - 1 for parts in components))
 
 
 def _known_blocks(components: Sequence[Components]) -> FloatArray | None:
@@ -282,7 +282,7 @@ def _known_blocks(components: Sequence[Components]) -> FloatArray | None:
     return values if np.all(values.std(axis=1) > 0) else None
 
 
-def _needed(parts: Components, case: Case, goal: Goal) -> Needed:
+def _needed(parts: Components, case: PlannedComparison, goal: Goal) -> Needed:
     difference = case.blocks(case.at_margin, "difference", goal.power)
     equivalence = case.blocks(case.none, "equivalence", goal.power)
     both = None if difference is None or equivalence is None else max(difference, equivalence)
@@ -323,7 +323,7 @@ def _superiority(components: Components, goal: Goal, effect: float) -> int | Non
     """Blocks that show the condition cheaper by the goal's rule, should its true log ratio be ``effect``."""
     if goal.rule is None:
         return None
-    alone = Family((max(components.sd, 1e-9),), goal.rule.alpha, degrees=(components.num_blocks - 1,))
+    alone = PlannedFamily((max(components.sd, 1e-9),), goal.rule.alpha, degrees=(components.num_blocks - 1,))
     blocks = alone.blocks(0, (effect - _limit(goal),), "superiority", goal.power)
     return None if blocks is None else max(blocks, goal.rule.min_replicates)
 
@@ -348,13 +348,13 @@ class Allocation:
     blocks: int
     compiles: int | None
 
-    def hours(self, costs: Costs) -> float | None:
+    def hours(self, costs: WallCosts) -> float | None:
         if self.compiles is None:
             return None
         return self.compiles * (self.blocks * costs.block_s + costs.compile_s) / 3600
 
 
-def allocated(components: Components, goal: Goal, costs: Costs) -> Allocation:
+def allocated(components: Components, goal: Goal, costs: WallCosts) -> Allocation:
     """Blocks of each compile by their costs and spreads, then compiles for equivalence at the margin.
 
     The datum of the top level is the mean over one compile's blocks: a compile is one draw, however many blocks it has.

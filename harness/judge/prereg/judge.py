@@ -147,7 +147,7 @@ def decide(
     )
 
 
-class Evidence(NamedTuple):
+class FreezeEvidence(NamedTuple):
     """What freeze and ledger show of runs: entries by commit, reasons to doubt, and the ledger that can be added to."""
 
     chain: Mapping[str, Entry]
@@ -157,7 +157,7 @@ class Evidence(NamedTuple):
 
 def _evidence(
     runs: Sequence[SealedRun], frozen: Preregistration, repository: Path | None, proof: Proof | None
-) -> Evidence:
+) -> FreezeEvidence:
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
     ledger: Ledger | None = None
@@ -173,10 +173,10 @@ def _evidence(
         if str(error.where).startswith(str(runs[0].path.parents[1])):
             raise  # a damaged run, not a missing proof
         doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
-    return Evidence(chain, doubts, ledger)
+    return FreezeEvidence(chain, doubts, ledger)
 
 
-def _looked(evidence: Evidence, account: Account, made: Judgement, by: str) -> Iterator[str]:
+def _looked(evidence: FreezeEvidence, account: Account, made: Judgement, by: str) -> Iterator[str]:
     """Add this look to the ledger; a clause where that cannot be done and it matters.
 
     Once nothing can be changed any more, the first look is added and those after it are not.
@@ -219,7 +219,7 @@ def record_look(runs: Sequence[SealedRun], by: str) -> str:
     is_decided = status is not None and status.is_decided
     account = account_of(runs, frozen, chain.values(), is_decided=is_decided)
     made = Judgement(runs[0].experiment, (), is_confirmatory=True)
-    return next(_looked(Evidence(chain, (), ledger), account, made, by), "")
+    return next(_looked(FreezeEvidence(chain, (), ledger), account, made, by), "")
 
 
 def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> SequentialStatus | None:

@@ -50,7 +50,7 @@ ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryRows:
     """The rows of a statement, and the connection that made them, while it is open."""
 
     rows: pa.Table
@@ -79,7 +79,7 @@ def connected(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
 
 
 @contextmanager
-def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Answer]:
+def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[QueryRows]:
     """The answer to a statement that only reads, within ``timeout_s`` seconds and MEMORY_LIMIT_BYTES."""
     # Without a folder for temporary files DuckDB writes nothing.
     connection = duckdb.connect(config={"memory_limit": f"{MEMORY_LIMIT_BYTES}B", "temp_directory": ""})
@@ -89,7 +89,7 @@ def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Ans
             _load_tables(connection, runs, sql)
             for setting, value in LOCKED_SETTINGS.items():
                 connection.execute(f"set {setting} = {value}")
-            yield Answer(_rows(connection, sql), connection)
+            yield QueryRows(_rows(connection, sql), connection)
     finally:
         connection.close()
 

@@ -79,7 +79,7 @@ def find_stack(environment: str, packages: Sequence[str], hint: str, package: st
 
 
 @dataclass(frozen=True, slots=True)
-class Plugin:
+class VllmPlugin:
     """A vLLM plugin of the harness. file_variable: names the file of its records, and so switches it on."""
 
     name: str

@@ -19,11 +19,11 @@ from harness.model.spec.request import RequestSpec
 from harness.model.spec.rules import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.model.spec.sections import (
     ClientSpec,
+    DeviceSlot,
     EmulatedDevice,
     FleetSpec,
     LimitsSpec,
     PerturbationSpec,
-    Place,
     SloSpec,
     StopSpec,
     TuneSpec,

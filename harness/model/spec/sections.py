@@ -311,7 +311,7 @@ class EmulatedDevice(Spec):
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
-class Place(NamedTuple):
+class DeviceSlot(NamedTuple):
     """A device of a fleet. host: "" for the host of the harness."""
 
     host: str
@@ -382,10 +382,10 @@ class FleetSpec(Spec):
             return host == "localhost"
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[DeviceSlot, ...]:
         """All devices, those of several hosts in turn."""
-        return tuple(Place(host, device) for device in self.devices for host in self.hosts or ("",))
+        return tuple(DeviceSlot(host, device) for device in self.devices for host in self.hosts or ("",))
 
-    def place_of(self, block: int) -> Place:
+    def place_of(self, block: int) -> DeviceSlot:
         """The device that performs all conditions of a block."""
         return self.places[block % len(self.places)]

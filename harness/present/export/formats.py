@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.analysis.sessions import Outcome, session_times
+from harness.analysis.sessions import SessionOutcome, session_times
 from harness.analysis.summary import summarise
 from harness.errors import SpecError
 from harness.measure.records.disk import csv_bytes, parquet_bytes
@@ -134,7 +134,7 @@ def _session_rows(run: SealedRun) -> Iterator[dict[str, Any]]:
     named = {**of_run.metadata, "replicate": run.replicate, "model": of_run.model}
     columns = (times.session, times.num_requests, times.first_ns, times.last_ns, times.wait_ns, times.outcome)
     for session, number, first_ns, last_ns, wait_ns, outcome in zip(*(each.tolist() for each in columns), strict=True):
-        is_finished = outcome == Outcome.FINISHED
+        is_finished = outcome == SessionOutcome.FINISHED
         yield {
             **named,
             "session": session,
@@ -142,7 +142,7 @@ def _session_rows(run: SealedRun) -> Iterator[dict[str, Any]]:
             "first_ns": first_ns + of_run.wall_ns,
             "last_ns": last_ns + of_run.wall_ns,
             "wait_ns": wait_ns,
-            "outcome": Outcome(outcome).name.lower(),
+            "outcome": SessionOutcome(outcome).name.lower(),
             "own_ns": last_ns - first_ns - wait_ns if is_finished else None,
         }
 

@@ -37,7 +37,7 @@ MAX_MISSING = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ConditionSentence:
     """One sentence, and the place of the condition that it is about."""
 
     text: str
@@ -113,7 +113,7 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[Answer]:
+def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[ConditionSentence]:
     """The answer in plain words: an overload first; what each compared condition costs, or why that is not known.
 
     mark: how a condition's name is written; everything else in a sentence is plain text without markup.
@@ -121,9 +121,9 @@ def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[Answ
     is_compared = any(condition.is_compared for condition in summary.conditions)
     say = _paired_sentence if is_compared else _unpaired_sentence
     overloaded = _overloaded(summary, mark)
-    first = [Answer(overloaded, summary.place_of[next(iter(summary.overloads))])] if overloaded else []
+    first = [ConditionSentence(overloaded, summary.place_of[next(iter(summary.overloads))])] if overloaded else []
     return first + [
-        Answer(say(summary, condition, mark), place)
+        ConditionSentence(say(summary, condition, mark), place)
         for place, condition in enumerate(summary.conditions)
         if condition.is_compared or not is_compared
     ]

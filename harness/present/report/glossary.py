@@ -22,7 +22,7 @@ INTRODUCTION = (
 )
 
 
-class Entry(NamedTuple):
+class GlossaryEntry(NamedTuple):
     """A word. when: texts whose presence on a page brings it in. first: where it is explained at its first place.
 
     section: of docs/reference/method.md. term, meaning: HTML.
@@ -50,16 +50,16 @@ class Entry(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[GlossaryEntry, ...]:
     """Every entry, in the order of the file."""
     text = files("harness.present.report").joinpath("glossary.html").read_text(encoding="utf-8")
     return tuple(
-        Entry(name, tuple(when.split("|")), first, section, term, meaning)
+        GlossaryEntry(name, tuple(when.split("|")), first, section, term, meaning)
         for name, when, first, section, term, meaning in _ENTRY.findall(text)
     )
 
 
-def entries_of(word: str) -> list[Entry]:
+def entries_of(word: str) -> list[GlossaryEntry]:
     """The entries that explain a word, upper or lower case; [] where none does."""
     asked = word.casefold()
     whole = [entry for entry in entries() if asked in map(str.casefold, entry.words)]

@@ -47,7 +47,7 @@ def serving_plot(sheet: Sheet, view: ReportView) -> str:
 
 def _samples(view: ReportView, of: Callable[[Latencies], FloatArray]) -> dict[str, FloatArray]:
     found: dict[str, FloatArray] = {}
-    for condition in view.conditions:
+    for condition in view.summary.conditions:
         parts = [of(latencies(view.sealed[run.key])) for run in condition.counted]
         values = np.concatenate(parts) / NS_PER_MS if parts else np.empty(0)
         values = values[~np.isnan(values)]
@@ -103,7 +103,7 @@ def sweep_plot(sheet: Sheet, view: ReportView) -> str:
 
 def swept_levels(view: ReportView) -> tuple[str, list[tuple[float, ServingFigures | None]]] | None:
     """(factor, its levels with their serving figures); None unless one numeric factor alone has enough levels."""
-    factors = [condition.factors for condition in view.conditions]
+    factors = [condition.factors for condition in view.summary.conditions]
     varied = [name for name in (factors[0] if factors else ()) if len({str(each.get(name)) for each in factors}) > 1]
     if len(varied) != 1 or len(factors) < MIN_LEVELS:
         return None
@@ -111,7 +111,7 @@ def swept_levels(view: ReportView) -> tuple[str, list[tuple[float, ServingFigure
     numbers = [float(level) for level in levels if isinstance(level, (int, float)) and not isinstance(level, bool)]
     if len(numbers) != len(levels):
         return None
-    found = [view.summary.serving_of(condition.name) for condition in view.conditions]
+    found = [view.summary.serving_of(condition.name) for condition in view.summary.conditions]
     if not any(each is not None and each.of("ttft") for each in found):
         return None
     return varied[0], sorted(zip(numbers, found, strict=True), key=lambda pair: pair[0])
@@ -133,7 +133,7 @@ def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None,
     limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
     """
     color_of = {name: condition_color(place) for name, place in view.summary.place_of.items()}
-    samples = {each.name: _joined([run.lateness.rearrival_ms for run in each.runs]) for each in view.conditions}
+    samples = {each.name: _joined([run.lateness.rearrival_ms for run in each.runs]) for each in view.summary.conditions}
     samples = {name: lags for name, lags in samples.items() if lags.size}
     spreads = [run for run in view.runs if run.lateness.start_spread_ms is not None]
     if not samples and not spreads:

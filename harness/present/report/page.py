@@ -46,7 +46,7 @@ from harness.present.report.plots import (
 from harness.present.report.svg import Sheet
 from harness.present.report.terminal import for_documents, sessions_tables, share_cells
 from harness.present.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
-from harness.present.report.view import LAG_P99, START_SPREAD, Check, ReportView, Results, gather
+from harness.present.report.view import LAG_P99, START_SPREAD, FigureCheck, ReportView, Results, gather
 from harness.processes import parallel_map
 from harness.table import cell_text, interval_ends, interval_text, table_of, to_csv
 
@@ -168,9 +168,9 @@ def render_page(view: ReportView) -> str:
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,
         kind=kind_of_run(view.backend),
-        has_factors=any(condition.factors for condition in view.conditions),
+        has_factors=any(condition.factors for condition in view.summary.conditions),
         has_audit=any(run.audit.floor_lag_ms for run in view.sealed.values()),
-        scale=f"{view.time_scale:g}",
+        scale=f"{view.summary.time_scale:g}",
         time_note=view.time_note,
         s=view.seconds_unit,
         ms="model ms" if view.is_scaled else "ms",
@@ -178,7 +178,9 @@ def render_page(view: ReportView) -> str:
         timelines=timeline_groups(view),
         callers=_callers(view),
         has_slots=any(not run.server.is_paged for run in view.sealed.values()),
-        causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
+        causes=list(
+            dict.fromkeys(cause for c in view.summary.conditions if c.ceilings for cause in sorted(c.ceilings.lost))
+        ),
         check_names=_check_names(view),
         verdict_of=_verdict,
         shown_cases=SHOWN_CASES,
@@ -227,7 +229,7 @@ def headline(view: ReportView) -> list[str]:
         view.summary.experiment,
         f"backend {view.backend or 'not named'}"
         + (" (no accelerator)" if kind_of_run(view.backend).has_device is False else ""),
-        f"{count(len(view.conditions), 'condition')} \u00d7 {count(replicates, 'replicate')}",
+        f"{count(len(view.summary.conditions), 'condition')} \u00d7 {count(replicates, 'replicate')}",
         f"{count(len(view.runs), noun)}{planned}, {validity}",
     ]
     return [*parts, *filter(None, [view.time_note, view.summary.served.rstrip("."), view.summary.declared])]
@@ -273,7 +275,7 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
     ]
     resting = f"{timeline.num_sessions} sessions, {len(timeline.bars)} requests, {timeline.end_s:.1f} {unit}"
     if view.is_scaled:
-        resting += f" (\u00d7{view.time_scale:g})"
+        resting += f" (\u00d7{view.summary.time_scale:g})"
     lanes = drawn_lanes(timeline, len(view.timelines))
     if timeline.num_sessions > lanes:
         resting += f"; the first {lanes} sessions are drawn"
@@ -294,13 +296,13 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
 
 def _shared_end(view: ReportView, timeline: TimelineView) -> float:
     """Runs under one treatment share a time axis, so that their lengths compare by eye."""
-    treatment = {condition.name: condition.treatment for condition in view.conditions}
+    treatment = {condition.name: condition.treatment for condition in view.summary.conditions}
     mine = treatment.get(timeline.condition)
     return max(other.end_s for other in view.timelines if treatment.get(other.condition) == mine)
 
 
 def _callers(view: ReportView) -> list[str]:
-    callers = {caller for condition in view.conditions for caller in condition.evictions or ()}
+    callers = {caller for condition in view.summary.conditions for caller in condition.evictions or ()}
     order = {"request": 0, "dummy": 1, "preempt": 2}
     return sorted(callers, key=lambda caller: (order.get(caller, 3), caller))
 
@@ -317,7 +319,7 @@ def _check_names(view: ReportView) -> list[dict[str, str]]:
     return list(columns.values())
 
 
-def _verdict(checks: Iterable[Check]) -> str:
+def _verdict(checks: Iterable[FigureCheck]) -> str:
     broken = [check.name for check in checks if check.is_met is False]
     if broken:
         return f'<span class="bad">broken: {escape(", ".join(broken))}</span>'
@@ -331,7 +333,7 @@ def _words(column: str) -> str:
     return f"{name} [{unit}]".replace("_", " ") if name and unit in UNITS else column.replace("_", " ")
 
 
-def _check_value(check: Check | None) -> str:
+def _check_value(check: FigureCheck | None) -> str:
     if check is None or check.value is None:
         return DASH
     return f"{check.value:,.0f}" if check.unit == "" else f"{check.value:.3f}"

@@ -16,7 +16,7 @@ import numpy as np
 from harness.analysis.compare.channels import Comparison
 from harness.analysis.compare.stopping import ComparisonLooks, SequentialStatus
 from harness.analysis.cost.devices import DeviceEffect
-from harness.analysis.reuse_by_wait import EDGES_S, ReuseByWait, Share, WaitBin
+from harness.analysis.reuse_by_wait import EDGES_S, ReuseByWait, ReuseShare, WaitBin
 from harness.analysis.speeds import Speeds
 from harness.analysis.summary import ConditionFigures, ExperimentSummary
 from harness.clock import NS_PER_S
@@ -50,8 +50,10 @@ def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str
 
     Without any comparison: the cost itself. is_narrow: for a phone, the names above their rows.
     """
-    compared = [(condition, condition.comparison) for condition in view.conditions if condition.comparison is not None]
-    rows = max(1, len(compared or view.conditions))
+    compared = [
+        (condition, condition.comparison) for condition in view.summary.conditions if condition.comparison is not None
+    ]
+    rows = max(1, len(compared or view.summary.conditions))
     figure = sheet.figure(NARROW_WIDTH_IN if is_narrow else PAGE_WIDTH_IN, 0.9 + (0.75 if is_narrow else 0.62) * rows)
     axes = figure.subplots()
     if compared:
@@ -136,7 +138,7 @@ def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionF
 
 def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
     """Rows of costs, where nothing is compared: their names, and what they show in one sentence."""
-    for row, condition in enumerate(view.conditions):
+    for row, condition in enumerate(view.summary.conditions):
         color = _color(view, condition.name)
         for place, channel in enumerate(view.channels):
             cost_ns = channel.cost_ns(condition)
@@ -147,7 +149,7 @@ def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
             marker, face = MARKERS[channel.basis], color if channel.is_a else SURFACE
             axes.plot([value], [at], marker, color=color, markerfacecolor=face, markersize=7)
     axes.set(xlabel=f"cost [{view.seconds_unit}]", xlim=(0, None))
-    return [condition.name for condition in view.conditions], "Cost of each condition; nothing is compared."
+    return [condition.name for condition in view.summary.conditions], "Cost of each condition; nothing is compared."
 
 
 def _color(view: ReportView, condition: str) -> str:
@@ -156,7 +158,7 @@ def _color(view: ReportView, condition: str) -> str:
 
 def step_histograms(sheet: Sheet, view: ReportView) -> str:
     """h(n) of each condition as small multiples on one scale; shade = bucket, hatched = its padded positions."""
-    shown = [condition for condition in view.conditions if condition.steps_by_n_b]
+    shown = [condition for condition in view.summary.conditions if condition.steps_by_n_b]
     if not shown:
         return ""
     columns = min(MAX_PANELS_PER_ROW, len(shown))
@@ -223,7 +225,7 @@ def _bucket_handles(buckets: Sequence[int]) -> list[Any]:
 
 def reuse_plot(sheet: Sheet, view: ReportView) -> str:
     """Reused tokens of every re-arrival of the counted runs against what formula C allows, one panel per condition."""
-    shown = [condition for condition in view.conditions if condition.reuse.num_rearrivals]
+    shown = [condition for condition in view.summary.conditions if condition.reuse.num_rearrivals]
     if not shown:
         return ""
     figure, panels = sheet.panels(
@@ -267,7 +269,7 @@ def reuse_by_wait_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = Fals
 
 def _reuse_curve(axes: Axes, each: ReuseByWait, name: str, offset: float, color: str) -> None:
     """One condition's points: filled and with a bar where there is an interval, else open."""
-    shares: list[tuple[float, Share | None]] = [
+    shares: list[tuple[float, ReuseShare | None]] = [
         (EDGES_S.index(one.low_s) + offset, getattr(one, name)) for one in each.bins
     ]
     values = [math.nan if share is None else 100 * share.value for _, share in shares]
@@ -291,7 +293,7 @@ def _wait_axis(axes: Axes, bins: Sequence[WaitBin]) -> None:
     axes.set_xticks([edge - 0.5 for edge in edges], [f"{EDGES_S[edge]:g}" for edge in edges])
 
 
-def _percent_of(share: Share | None) -> str:
+def _percent_of(share: ReuseShare | None) -> str:
     return "not known" if share is None else f"{100 * share.value:.1f} %"
 
 

@@ -14,7 +14,7 @@ from harness.analysis.compare.channels import Comparison
 from harness.analysis.compare.stopping import SequentialStatus
 from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.agreement import Agreement
-from harness.analysis.reuse_by_wait import HOW_REUSED, Share
+from harness.analysis.reuse_by_wait import HOW_REUSED, ReuseShare
 from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
 from harness.analysis.sessions import HOW_TIMED, SessionFigures
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
@@ -272,7 +272,7 @@ def reuse_by_wait_table(summary: ExperimentSummary) -> Table:
     return Table(f"Reuse by wait{_model_time(summary)}", caption, columns, tuple(rows), summary.origin)
 
 
-def share_cells(share: Share | None) -> tuple[str, str]:
+def share_cells(share: ReuseShare | None) -> tuple[str, str]:
     """A share and its interval in per cent, or why there is none."""
     if share is None:
         return DASH, ""

@@ -49,7 +49,7 @@ MAX_MARKS = 6_000
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class FigureCheck:
     """One figure of the harness itself, and the limit it was held to (None: no limit)."""
 
     name: str
@@ -113,8 +113,10 @@ class ReportView:
     question: str
     backend: str
     summary: ExperimentSummary
+    channels: tuple[Channel, ...]
+    counted_words: str
     sealed: Mapping[RunKey, SealedRun]
-    checks: Mapping[RunKey, tuple[Check, ...]]
+    checks: Mapping[RunKey, tuple[FigureCheck, ...]]
     changes: Mapping[str, tuple[tuple[str, str, str], ...]]
     timelines: tuple[TimelineView, ...]
     findings: tuple[FindingView, ...]
@@ -128,18 +130,6 @@ class ReportView:
     status: SequentialStatus | None = None
     num_planned: int = 0
     drift: Drift | None = None
-
-    @property
-    def conditions(self) -> tuple[ConditionFigures, ...]:
-        return self.summary.conditions
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        return channels_of(self.summary)
-
-    @property
-    def counted_words(self) -> str:
-        return counted_words(self.summary)
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -167,30 +157,26 @@ class ReportView:
         return all(run.manifest.preregistration is not None for run in self.sealed.values())
 
     @property
-    def time_scale(self) -> float:
-        return self.summary.time_scale
-
-    @property
     def is_scaled(self) -> bool:
-        return self.time_scale != 1.0
+        return self.summary.time_scale != 1.0
 
     @property
     def seconds_unit(self) -> str:
         """How seconds of the measured system are written: model seconds say so when time was scaled."""
-        return f"model s, \u00d7{self.time_scale:g}" if self.is_scaled else "s"
+        return f"model s, \u00d7{self.summary.time_scale:g}" if self.is_scaled else "s"
 
     @property
     def time_note(self) -> str:
-        return f"model time, \u00d7{self.time_scale:g}" if self.is_scaled else ""
+        return f"model time, \u00d7{self.summary.time_scale:g}" if self.is_scaled else ""
 
     @property
     def is_compared(self) -> bool:
-        return any(condition.is_compared for condition in self.conditions)
+        return any(condition.is_compared for condition in self.summary.conditions)
 
     @property
     def is_given_costs(self) -> bool:
         """Whether an interval of A holds only if its costs are true."""
-        compared = (condition.comparison for condition in self.conditions)
+        compared = (condition.comparison for condition in self.summary.conditions)
         return any(bool(figure_at(each, "a.interval.is_given_costs")) for each in compared)
 
     @property
@@ -228,6 +214,8 @@ def gather(  # noqa: PLR0913  # an option each
         question=first.manifest.question,
         backend=summary.backend,
         summary=summary,
+        channels=channels_of(summary),
+        counted_words=counted_words(summary),
         sealed=sealed,
         checks={run.key: _checks(sealed[run.key], run) for run in summary.runs},
         changes={condition.name: _changes(condition, runs) for condition in summary.conditions},
@@ -246,32 +234,32 @@ def gather(  # noqa: PLR0913  # an option each
     )
 
 
-def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
+def _checks(run: SealedRun, figures: RunFigures) -> tuple[FigureCheck, ...]:
     """What the harness did in this run, each against its limit; what was not recorded has no value."""
     audit, late, limits = run.audit, figures.lateness, run.limits
     floor_ms, stalls = audit.floor_lag_ms, audit.stall_intervals_ns
     return (
-        Check("re-arrival lag p50", late.rearrival_p50_ms, "wall ms"),
-        Check(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
-        Check("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
-        Check(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
-        Check(
+        FigureCheck("re-arrival lag p50", late.rearrival_p50_ms, "wall ms"),
+        FigureCheck(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
+        FigureCheck("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
+        FigureCheck(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
+        FigureCheck(
             "r / B",
             None if figures.r_ns is None or not figures.b_ns else figures.r_ns / figures.b_ns,
             "share",
             limits.residual_share,
         ),
-        Check("early sends", late.num_early, "", 0),
-        Check("floor p50", float(np.median(floor_ms)) if floor_ms else None, "wall ms"),
-        Check("stalls", audit.num_stalls, ""),
-        Check("longest stall", audit.stall_max_ms, "wall ms"),
-        Check(
+        FigureCheck("early sends", late.num_early, "", 0),
+        FigureCheck("floor p50", float(np.median(floor_ms)) if floor_ms else None, "wall ms"),
+        FigureCheck("stalls", audit.num_stalls, ""),
+        FigureCheck("longest stall", audit.stall_max_ms, "wall ms"),
+        FigureCheck(
             "requests in a stall",
             None if stalls is None else requests_in_stalls(run.table("requests"), stalls),
             "",
         ),
-        Check("CPU client", audit.cpu_s, "s"),
-        Check("CPU others", audit.cpu_others_s, "s"),
+        FigureCheck("CPU client", audit.cpu_s, "s"),
+        FigureCheck("CPU others", audit.cpu_others_s, "s"),
     )
 
 

@@ -28,7 +28,7 @@ from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import Archive, RunStore, received
 from harness.model.experiment import PlannedRun
-from harness.model.spec import FleetSpec, LimitsSpec, Place
+from harness.model.spec import DeviceSlot, FleetSpec, LimitsSpec
 from harness.run_key import RunKey
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import Began, Made, ProgressEvent, ServerReady
@@ -42,7 +42,7 @@ AUDIT_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FleetJob:
     """What all blocks of a process have in common. argv: of the driver, for the manifests."""
 
     runs_root: Path
@@ -52,7 +52,7 @@ class Job:
     argv: tuple[str, ...]
 
 
-class Block(NamedTuple):
+class RemainingBlock(NamedTuple):
     """The remaining runs of a block. again: runs that repeat an INVALID run.
 
     is_audit: make no run; measure the lateness of this client with the plan of the first run.
@@ -63,7 +63,7 @@ class Block(NamedTuple):
     is_audit: bool = False
 
 
-class Command(Enum):
+class BlockCommand(Enum):
     """What the driver sends while a block is made."""
 
     GO = "pass the gate"
@@ -92,13 +92,13 @@ class Audited(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class BlockEnded:
     """The block is complete, was ended by a command, or failed with ``error``."""
 
     error: HarnessError | None = None
 
 
-Message: TypeAlias = Began | Made | Archive | Gate | Audited | Ended | ProgressEvent
+Message: TypeAlias = Began | Made | Archive | Gate | Audited | BlockEnded | ProgressEvent
 """From a worker. Archive: all runs of a block, from another host."""
 
 
@@ -110,12 +110,12 @@ class Worker(ABC):
 
     connection: Any
 
-    def __init__(self, place: Place, runs: Sequence[PlannedRun]) -> None:
+    def __init__(self, place: DeviceSlot, runs: Sequence[PlannedRun]) -> None:
         self.place, self.left, self.num_deaths = place, list(runs), 0
         self.gate: Gate | None = None
 
     @abstractmethod
-    def send(self, message: Block | Command) -> None:
+    def send(self, message: RemainingBlock | BlockCommand) -> None:
         """Have a block made, or send a command while it is made; a worker that died is noticed by ``receive``."""
 
     def receive(self) -> Message | None:
@@ -155,7 +155,7 @@ class Driver:
         self._working: list[Worker] = []
         self._begun: set[RunKey] = set()
         self._error: HarnessError | None = None
-        self._sent: Command | None = None
+        self._sent: BlockCommand | None = None
 
     def run(self, workers: Sequence[Worker]) -> None:
         """Have all blocks made. Raises the first error of a worker when the others have ended, too."""
@@ -184,14 +184,14 @@ class Driver:
         runs = tuple(run for run in worker.left if run.replicate == worker.left[0].replicate)
         # A run that was already set aside for its repetition must not be set aside again.
         there = {run.key for run in runs if layout.run_folder(self._store.root, *run.key).exists()}
-        worker.send(Block(runs, frozenset(self._again.keys() & there)))
+        worker.send(RemainingBlock(runs, frozenset(self._again.keys() & there)))
 
     def _take(self, worker: Worker, message: Message | None) -> None:
         if message is None:
             self._revive(worker)
         elif isinstance(message, Gate):
             worker.gate = message
-        elif isinstance(message, Ended):
+        elif isinstance(message, BlockEnded):
             self._error = self._error or message.error
             self._start_next(worker)
         elif isinstance(message, Began | Made):
@@ -242,20 +242,20 @@ class Driver:
         for worker in current:
             if are_up or worker.gate is Gate.START:
                 worker.gate = None
-                worker.send(Command.GO)
+                worker.send(BlockCommand.GO)
 
     def _pass_on(self) -> None:
         """Send each worker a stop request once; after an error, workers end after their current runs."""
-        command = Command.ABORT if self._stop.now.is_set() else Command.END
+        command = BlockCommand.ABORT if self._stop.now.is_set() else BlockCommand.END
         if self._is_ending and self._sent is not command:
             self._sent = command
             for worker in self._working:
                 worker.send(command)
 
 
-def runs_by_place(todo: Sequence[PlannedRun]) -> dict[Place, list[PlannedRun]]:
+def runs_by_place(todo: Sequence[PlannedRun]) -> dict[DeviceSlot, list[PlannedRun]]:
     """The runs of each device, in order."""
-    runs: dict[Place, list[PlannedRun]] = {}
+    runs: dict[DeviceSlot, list[PlannedRun]] = {}
     for run in todo:
         assert run.place is not None, "only runs of a fleet are shared out"
         runs.setdefault(run.place, []).append(run)
@@ -282,7 +282,7 @@ def perform_side_by_side(
     with _workers() as workers:
         for place, runs in runs_by_place(todo).items():
             slot = WorkerSlot(place, cores[devices.index(place.device)])
-            job = Job(context.runs_root, context.spec_source, context.authorization, slot, tuple(sys.argv))
+            job = FleetJob(context.runs_root, context.spec_source, context.authorization, slot, tuple(sys.argv))
             workers.append(ProcessWorker(job, runs))
         require_drivable(workers, spec.fleet, spec.limits)
         Driver(context, again, count).run(workers)
@@ -304,7 +304,7 @@ def _workers() -> Generator[list[ProcessWorker]]:
 class ProcessWorker(Worker):
     """The process of one device of this host; it is started again when it has died."""
 
-    def __init__(self, job: Job, runs: Sequence[PlannedRun]) -> None:
+    def __init__(self, job: FleetJob, runs: Sequence[PlannedRun]) -> None:
         super().__init__(job.slot.place, runs)
         self._job = job
         self._servers: list[psutil.Process] = []
@@ -322,7 +322,7 @@ class ProcessWorker(Worker):
             )
         self.send(self._job)
 
-    def send(self, message: Job | Block | Command) -> None:
+    def send(self, message: FleetJob | RemainingBlock | BlockCommand) -> None:
         if self.connection.closed:
             self._start()
         with suppress(OSError):
@@ -381,11 +381,11 @@ def _lateness(workers: Sequence[ProcessWorker], limits: LimitsSpec) -> Audited:
     tries: list[Audited] = []
     while len(tries) < AUDIT_TRIES and not any(attempt.share_of(limits) <= 1 for attempt in tries):
         for worker in workers:
-            worker.send(Block((worker.left[0],), is_audit=True))
+            worker.send(RemainingBlock((worker.left[0],), is_audit=True))
         for worker in workers:
             _answer(worker)  # the gate
         for worker in workers:
-            worker.send(Command.GO)
+            worker.send(BlockCommand.GO)
         tries.append(Audited(*map(max, zip(*(_answer(worker) for worker in workers), strict=True))))
     return min(tries, key=lambda attempt: attempt.share_of(limits))
 
@@ -395,6 +395,6 @@ def _answer(worker: ProcessWorker) -> Any:
     message = worker.receive()
     if isinstance(message, Gate | Audited):
         return message
-    if isinstance(message, Ended) and message.error is not None:
+    if isinstance(message, BlockEnded) and message.error is not None:
         raise message.error
     raise ServerError("its process died at once", where=str(worker.place), hint="Look for what kills it")

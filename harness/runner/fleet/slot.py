@@ -26,7 +26,7 @@ from harness.measure.records.manifest import FleetRecord
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.experiment import PlannedRun
-from harness.model.spec import Place
+from harness.model.spec import DeviceSlot
 from harness.stacks.rbln.launch.devices import parse_devices
 
 MAX_MARK_BYTES = 1 << 16
@@ -36,7 +36,7 @@ MAX_MARK_BYTES = 1 << 16
 class WorkerSlot:
     """The device of a fleet that a process works for. cores: of its client; empty: any."""
 
-    place: Place
+    place: DeviceSlot
     cores: tuple[int, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ from harness.errors import HarnessError, ServerError
 from harness.measure.client.self_audit import self_audit
 from harness.model.experiment import PlannedRun
 from harness.runner.experiment import perform_in_order
-from harness.runner.fleet.driver import Audited, Block, Command, Ended, Gate, Job, Message
+from harness.runner.fleet.driver import Audited, BlockCommand, BlockEnded, FleetJob, Gate, Message, RemainingBlock
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag
 from harness.runner.run import RunContext
 
@@ -32,22 +32,22 @@ STOP_POLL_S = 0.2
 class DeviceProcess:
     """The job of this process, and the connection to its driver."""
 
-    def __init__(self, job: Job, connection: Connection) -> None:
+    def __init__(self, job: FleetJob, connection: Connection) -> None:
         self._job, self._connection, self._clock = job, connection, MonotonicClock()
         self._send_lock, self._stop, self._go = threading.Lock(), StopFlag(), threading.Event()
-        self._blocks: SimpleQueue[Block | None] = SimpleQueue()
+        self._blocks: SimpleQueue[RemainingBlock | None] = SimpleQueue()
         self._counted_ns = 0
 
     def listen(self) -> None:
         """Take what the driver sends until it is gone; then end this process."""
         try:
             while True:
-                message: Block | Command = self._connection.recv()
-                if isinstance(message, Block):
+                message: RemainingBlock | BlockCommand = self._connection.recv()
+                if isinstance(message, RemainingBlock):
                     self._blocks.put(message)
-                elif message is Command.GO:
+                elif message is BlockCommand.GO:
                     self._go.set()
-                elif message is Command.ABORT:
+                elif message is BlockCommand.ABORT:
                     self._stop.abort()
                 elif not self._stop.after_run:  # a second request would abort the run
                     self._stop.request()
@@ -63,11 +63,11 @@ class DeviceProcess:
             try:
                 self._send(self._audit(block.runs[0]) if block.is_audit else self._make_runs(block))
             except HarnessError as error:
-                self._send(Ended(error))
+                self._send(BlockEnded(error))
             except Exception as error:
-                self._send(Ended(ServerError(f"{type(error).__name__}: {error}", where=str(self._job.slot.place))))
+                self._send(BlockEnded(ServerError(f"{type(error).__name__}: {error}", where=str(self._job.slot.place))))
 
-    def _make_runs(self, block: Block) -> Ended:
+    def _make_runs(self, block: RemainingBlock) -> BlockEnded:
         job = self._job
         context = RunContext(
             job.runs_root,
@@ -85,7 +85,7 @@ class DeviceProcess:
                 self._send(event)
             if self._stop.after_run:
                 break
-        return Ended()
+        return BlockEnded()
 
     def _audit(self, run: PlannedRun) -> Audited:
         self._wait_at(Gate.REPLAY, self._stop.now.is_set)
@@ -117,7 +117,7 @@ def main(fd: str) -> None:
     """Make the runs that the driver at the other end of the line ``fd`` sends, until it ends."""
     connection: Connection = Connection(int(fd))
     try:
-        job: Job = connection.recv()
+        job: FleetJob = connection.recv()
     except (EOFError, OSError):  # the driver was killed before it sent one
         return
     sys.argv = list(job.argv)

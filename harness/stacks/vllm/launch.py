@@ -16,8 +16,8 @@ from harness.measure.records.manifest import Observation
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.vllm_serve import (
-    Plugin,
     Stack,
+    VllmPlugin,
     find_stack,
     requested_plugins,
     scratch_variable,
@@ -30,8 +30,8 @@ from harness.stacks.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
 NO_SIZES = "captures no graphs, so that there are no sizes to set"
 LEAVE_OUT = "Leave server.decode_buckets out, in [server] and in every condition"
-STEP_LOG = Plugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
-CORE_STEPS = Plugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
+STEP_LOG = VllmPlugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
+CORE_STEPS = VllmPlugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
 LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model", "observer"})
 """Keys that the launch itself applies; the step log shows the others."""
 SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS

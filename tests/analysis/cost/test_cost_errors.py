@@ -15,7 +15,7 @@ from harness.analysis.calibration.fit import fit_decode
 from harness.analysis.calibration.fit_points import StepPoint
 from harness.analysis.compare.answer import interval_in_words
 from harness.analysis.compare.channels import Comparison, compare
-from harness.analysis.cost.cost_errors import Side, cost_error, with_cost_error
+from harness.analysis.cost.cost_errors import CostSide, cost_error, with_cost_error
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import run_figures
 from harness.analysis.stats import of_blocks
@@ -95,7 +95,7 @@ def test_a_cost_that_both_sides_have_in_common_cancels() -> None:
 
 def test_the_error_of_the_costs_is_there_however_many_blocks_there_are() -> None:
     model, rng = with_errors(PAPER, ERRORS), np.random.default_rng(1)
-    error = cost_error(Side([priced({"f(4)": 1.0}, model)], 1.0), Side([priced({"f(8)": 1.0}, model)], -1.0))
+    error = cost_error(CostSide([priced({"f(4)": 1.0}, model)], 1.0), CostSide([priced({"f(8)": 1.0}, model)], -1.0))
     of_costs = math.hypot(0.1 / 10.825, 0.13 / 12.97)
     for num in (3, 1000):
         estimate = of_blocks(rng.normal(0, 0.001, num).tolist())
@@ -105,7 +105,7 @@ def test_the_error_of_the_costs_is_there_however_many_blocks_there_are() -> None
 
 def test_two_cost_files_do_not_share_their_errors() -> None:
     models = [with_errors(PAPER, ERRORS), with_errors(replace(PAPER, name="other"), ERRORS)]
-    sides = [Side([priced({"f(8)": 1.0}, model)], sign) for model, sign in zip(models, (1.0, -1.0), strict=True)]
+    sides = [CostSide([priced({"f(8)": 1.0}, model)], sign) for model, sign in zip(models, (1.0, -1.0), strict=True)]
     assert sum(variance for variance, _ in cost_error(*sides).parts) == pytest.approx(2 * (0.13 / 12.97) ** 2, rel=1e-4)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import SpecError
-from harness.extras.history.points import MIN_POINTS, Placed, change_points, histories
+from harness.extras.history.points import MIN_POINTS, PlacedRuns, change_points, histories
 from harness.judge.decisions.gate import GateRun
 from harness.measure.records.manifest import Manifest
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(find_spec("ruptures") is None, reason="the extra
 
 def a_place(
     name: str, day: int, factor: float = 1.0, plans: str = "abcd", backend: str = "sim", **manifest: Any
-) -> Placed:
+) -> PlacedRuns:
     """Runs of these plans, whose costs differ by plan and are ``factor`` times as high."""
     runs = [
         GateRun(
@@ -42,7 +42,7 @@ def a_place(
         )
         for place, plan in enumerate(plans)
     ]
-    return Placed(name, tuple(runs))
+    return PlacedRuns(name, tuple(runs))
 
 
 def test_points_stand_by_date_and_the_first_of_a_new_level_says_by_how_much() -> None:
@@ -64,7 +64,7 @@ def test_a_point_whose_tokens_were_read_late_is_as_wide_as_they_leave_it() -> No
         if (value := run.values["cost"]) is not None
     )
     (known,) = histories([exact, a_place("r2", 2)], ["cost"])
-    (late,) = histories([Placed("r1", runs), a_place("r2", 2)], ["cost"])
+    (late,) = histories([PlacedRuns("r1", runs), a_place("r2", 2)], ["cost"])
     one, other = known.points[0].interval, late.points[0].interval
     assert one is not None
     assert other is not None

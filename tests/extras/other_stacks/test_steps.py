@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import RecordsError
-from harness.extras.other_stacks.steps import StepFile, load_steps, padding_of, read_steps, step_tables
+from harness.extras.other_stacks.steps import ForeignSteps, load_steps, padding_of, read_steps, step_tables
 from harness.stacks.vllm.step_log import SCHEMA
 
 TIMES = ("at_ns", "logger_ns")
 FOREIGN = [name for name in SAMPLES if not name.startswith("vLLM")]
 
 
-def shapes(file: StepFile) -> dict[tuple[int, int | None], int]:
+def shapes(file: ForeignSteps) -> dict[tuple[int, int | None], int]:
     return padding_of(file).steps_by_shape
 
 

@@ -13,7 +13,7 @@ from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.extras.paper.catalogue.reuse import dummy_requests
 from harness.extras.paper.rows import contributions, loaded_memory_gib
-from harness.extras.paper.source import Source
+from harness.extras.paper.source import PaperRuns
 from harness.extras.paper.tables import paper_tables
 from harness.measure.records.store import RunStore
 from harness.model.spec import PerturbationSpec, load_experiment
@@ -49,7 +49,7 @@ def number(table: Table) -> str:
 
 
 def one_table(root: Path, number: str) -> Table:
-    [table] = paper_tables(Source(root), [number])
+    [table] = paper_tables(PaperRuns(root), [number])
     return table
 
 
@@ -58,7 +58,7 @@ def rows_of(root: Path, number: str) -> tuple[tuple[str, ...], ...]:
 
 
 def test_all_tables_come_in_the_papers_order_and_a_missing_one_names_its_command(tmp_path: Path) -> None:
-    tables = paper_tables(Source(tmp_path))
+    tables = paper_tables(PaperRuns(tmp_path))
     assert tuple(number(table) for table in tables) == PAPER_ORDER
     # Table XV is arithmetic: it needs no run.
     assert [number(table) for table in tables if table.rows] == ["XV"]
@@ -73,11 +73,11 @@ def test_table_xv_is_the_papers_arithmetic(tmp_path: Path) -> None:
 
 def test_an_unknown_number_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="XVI"):
-        paper_tables(Source(tmp_path), ["XVI"])
+        paper_tables(PaperRuns(tmp_path), ["XVI"])
 
 
 def test_every_table_of_runs_without_an_npu_says_so(runs_root: Path) -> None:
-    shown = [table for table in paper_tables(Source(runs_root)) if table.rows and number(table) != "XV"]
+    shown = [table for table in paper_tables(PaperRuns(runs_root)) if table.rows and number(table) != "XV"]
     assert {"II", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "S4", "S7", "S8", "S12"} == {
         number(table) for table in shown
     }
@@ -202,22 +202,22 @@ def artifact(root: Path, name: str, versions: dict[str, str], **spec: object) ->
 def test_table_xiv_comes_from_the_records_of_compiled_artifacts(tmp_path: Path) -> None:
     compiled = {"rebel-compiler": "0.11.1.post1", "optimum-rbln": "0.11.1"}
     artifact(tmp_path, "a", compiled, batch_size=16, decoder_batch_sizes=[1, 2, 4, 8, 16])
-    [table] = paper_tables(Source(tmp_path / "runs", artifacts=tmp_path), ["XIV"])
+    [table] = paper_tables(PaperRuns(tmp_path / "runs", artifacts=tmp_path), ["XIV"])
     assert table.rows == (("Slot 16, {1,2,4,8,16} (a)", "5", "407 s", "12.378 GiB"),)
     assert not any("stand-in" in note for note in table.notes)
     artifact(tmp_path, "b", {"optimum-rbln": "0.11.1"}, batch_size=8, decoder_batch_sizes=[8])
-    [table] = paper_tables(Source(tmp_path / "runs", artifacts=tmp_path), ["XIV"])
+    [table] = paper_tables(PaperRuns(tmp_path / "runs", artifacts=tmp_path), ["XIV"])
     assert any(note.startswith("No NPU compiler was run for 1 of 2 artifacts") for note in table.notes)
 
 
 def test_table_xiv_without_artifacts_says_what_to_run(tmp_path: Path) -> None:
-    [table] = paper_tables(Source(tmp_path, artifacts=tmp_path), ["XIV"])
+    [table] = paper_tables(PaperRuns(tmp_path, artifacts=tmp_path), ["XIV"])
     assert table.notes[0].startswith("Not run yet. Make it with: harness server compile")
 
 
 @pytest.mark.parametrize("form", list(TableForm))
 def test_all_tables_are_written_in_every_form(runs_root: Path, form: TableForm) -> None:
-    page = written(paper_tables(Source(runs_root)), form)
+    page = written(paper_tables(PaperRuns(runs_root)), form)
     assert "Baseline" in page
     assert "Confirmatory" in page or "Exploratory" in page
 

@@ -17,7 +17,7 @@ from harness.extras.paper.signs import (
     PUBLISHED_SEEDS,
     TABLE_I,
     WIDER_GRID,
-    Draws,
+    DrawnCounts,
     draw,
     draw_published,
     reversal_share,
@@ -33,7 +33,7 @@ NUM_PLANS = 600
 
 
 @cache
-def drawn(users: int, buckets: tuple[int, ...] = GRID) -> Draws:
+def drawn(users: int, buckets: tuple[int, ...] = GRID) -> DrawnCounts:
     return draw(users, NUM_PLANS, buckets=buckets)
 
 
@@ -104,7 +104,7 @@ def test_the_published_seeds_are_those_that_no_confirmatory_plan_may_have() -> N
 
 
 def test_sums_are_ratios_of_sums() -> None:
-    draws = Draws(np.array([[1, 3], [2, 2]]), np.array([[10, 10], [8, 4]]), np.array([[5, 7], [4, 4]]), 2)
+    draws = DrawnCounts(np.array([[1, 3], [2, 2]]), np.array([[10, 10], [8, 4]]), np.array([[5, 7], [4, 4]]), 2)
     assert draws.sums_p().tolist() == [[0.2], [4 / 12]]
     assert draws.sums_decode_ratio().tolist() == [1.5]
     assert draws.grouped(1).sums_p().tolist() == [[0.1, 0.3], [0.25, 0.5]]

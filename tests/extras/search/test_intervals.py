@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.extras.search.ablation import ABLATIONS
-from harness.extras.search.intervals import Predictor
+from harness.extras.search.intervals import SpacePredictor
 from harness.extras.search.space import DrawsSpec, SpaceSpec, parse_space
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
@@ -42,14 +42,14 @@ def space(**prediction: Any) -> SpaceSpec:
 
 
 def test_when_everything_is_known_but_the_order_the_interval_is_nearly_a_point() -> None:
-    found = Predictor(space(**CERTAIN)).predict(MORE_SLOTS, 8)
+    found = SpacePredictor(space(**CERTAIN)).predict(MORE_SLOTS, 8)
     assert found.high - found.low < 0.03
     assert found.low - 0.02 <= found.ratio_of_sums <= found.high + 0.02
 
 
 def test_each_unknown_widens_the_interval() -> None:
     def width(**unknown: Any) -> float:
-        found = Predictor(space(**{**CERTAIN, **unknown})).predict(MORE_SLOTS, 8)
+        found = SpacePredictor(space(**{**CERTAIN, **unknown})).predict(MORE_SLOTS, 8)
         return found.high - found.low
 
     known = width()
@@ -59,19 +59,19 @@ def test_each_unknown_widens_the_interval() -> None:
 
 
 def test_predictions_are_repeatable() -> None:
-    assert Predictor(space()).predict(MORE_SLOTS, 8) == Predictor(space()).predict(MORE_SLOTS, 8)
+    assert SpacePredictor(space()).predict(MORE_SLOTS, 8) == SpacePredictor(space()).predict(MORE_SLOTS, 8)
 
 
 def test_a_configuration_shows_no_difference_from_itself() -> None:
     base = space().baseline.shape
-    found = Predictor(space()).predict(base, 8)
+    found = SpacePredictor(space()).predict(base, 8)
     assert found.ratio_of_sums == found.median_of_pairs == 1.0
     assert not found.shows_difference
 
 
 def test_nominal_ratios_are_those_of_the_simulated_evaluation_plans() -> None:
     spec = space()
-    prediction = Predictor(spec).predict(MORE_SLOTS, 8)
+    prediction = SpacePredictor(spec).predict(MORE_SLOTS, 8)
     plans = [build_plan(spec.inputs.workload_of(8), 2, replicate) for replicate in range(spec.inputs.replicates)]
     costs, base_costs = (
         np.array([simulate(plan, EngineConfig.of_shape(shape, spec.rules)).device_ns for plan in plans])
@@ -84,7 +84,7 @@ def test_nominal_ratios_are_those_of_the_simulated_evaluation_plans() -> None:
 
 
 def test_more_replicates_narrow_the_interval() -> None:
-    few, many = (Predictor(space(replicates=count)).predict(MORE_SLOTS, 8) for count in (2, 12))
+    few, many = (SpacePredictor(space(replicates=count)).predict(MORE_SLOTS, 8) for count in (2, 12))
     assert many.high - many.low < few.high - few.low
 
 
@@ -101,7 +101,7 @@ def test_common_costs_cancel_in_a_ratio_of_the_same_steps() -> None:
         where="test",
     )
     grid = ServerShape(8, (1, 2, 4, 8), 41, 8192)
-    ours, base = Predictor(spec).sampled((grid, spec.baseline.shape), (6,))
+    ours, base = SpacePredictor(spec).sampled((grid, spec.baseline.shape), (6,))
     assert np.abs(ours.cost / base.cost - 1).max() < 0.02
 
 
@@ -127,16 +127,16 @@ def test_a_perturbed_cost_model_without_perturbation_is_the_model() -> None:
 
 def test_samples_never_use_the_seeds_of_the_search_or_the_evaluation() -> None:
     with pytest.raises(SpecError, match="seed 2"):
-        Predictor(space(seed=2)).predict(MORE_SLOTS, 8)
+        SpacePredictor(space(seed=2)).predict(MORE_SLOTS, 8)
 
 
 def test_ablations_are_predicted_like_everything_else() -> None:
-    plain = Predictor(space()).predict(MORE_SLOTS, 8)
+    plain = SpacePredictor(space()).predict(MORE_SLOTS, 8)
     for changed in ABLATIONS.values():
-        found = Predictor(space()).predict(MORE_SLOTS, 8, changed)
+        found = SpacePredictor(space()).predict(MORE_SLOTS, 8, changed)
         assert 0.5 < found.low <= found.high < 1.5
         assert found.rules == (changed.rules or plain.rules)
-    assert Predictor(space()).predict(MORE_SLOTS, 8, ABLATIONS["no-waits"]).ratio_of_sums != plain.ratio_of_sums
+    assert SpacePredictor(space()).predict(MORE_SLOTS, 8, ABLATIONS["no-waits"]).ratio_of_sums != plain.ratio_of_sums
 
 
 def written(low: float, high: float) -> str:
@@ -192,7 +192,7 @@ per_call_ms = {written(19.608, 20.392)}
     assert found.prefill_sd == pytest.approx(0.01, rel=1e-3)
     assert perturbation_of(DrawsSpec(), "paper").sizes == Perturbation(0).sizes
     uncertain = space(**{**CERTAIN, "bucket_sd": None, "prefill_sd": None})
-    wide = Predictor(uncertain.model_copy(update={"cost_model": str(path)})).predict(MORE_SLOTS, 8)
+    wide = SpacePredictor(uncertain.model_copy(update={"cost_model": str(path)})).predict(MORE_SLOTS, 8)
     assert wide.low < wide.high
     path.write_text(path.read_text(encoding="utf-8").replace(written(9.804, 10.196), '"about ten"'), encoding="utf-8")
     with pytest.raises(SpecError, match=r"its interval of f\(1\) cannot be read"):

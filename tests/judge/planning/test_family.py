@@ -7,13 +7,13 @@ import pytest
 from scipy.stats import chi2
 
 from harness.analysis.compare.stopping import bonferroni
-from harness.judge.planning.family import Aim, Family
+from harness.judge.planning.family import Aim, PlannedFamily
 from harness.judge.planning.power import difference_power, equivalence_power, spread_limit, superiority_power
 from harness.model.spec import StopSpec
 
 
 def test_a_single_comparison_has_the_exact_power() -> None:
-    alone = Family((0.02,), 0.05)
+    alone = PlannedFamily((0.02,), 0.05)
     assert alone.power(10, (0.02,), "difference") == (difference_power(10, 0.02, 0.02, 0.05),)
     assert alone.power(10, (-0.02,), "superiority") == (superiority_power(10, 0.02, -0.02, 0.05),)
     assert alone.power(10, (0.0,), "equivalence", 0.02) == (equivalence_power(10, 0.02, 0.02, 0.05),)
@@ -23,28 +23,28 @@ def test_a_single_comparison_has_the_exact_power() -> None:
 def test_the_power_among_several_is_that_at_an_equal_part_of_alpha(aim: str) -> None:
     size, effect = 6, {"difference": 0.02, "superiority": -0.02, "equivalence": 0.0}[aim]
     of_one = {"difference": difference_power, "superiority": superiority_power}.get(aim)
-    (shown, *_others) = Family((0.02,) * size, 0.05).power(14, (effect,) * size, aim, 0.02)  # type: ignore[arg-type]
+    (shown, *_others) = PlannedFamily((0.02,) * size, 0.05).power(14, (effect,) * size, aim, 0.02)  # type: ignore[arg-type]
     part = 0.05 / size
     exact = equivalence_power(14, 0.02, 0.02, part) if of_one is None else of_one(14, 0.02, effect, part)
     assert shown == pytest.approx(exact, abs=0.02)
 
 
 def test_among_true_nulls_the_chance_of_any_false_difference_stays_below_alpha() -> None:
-    shown = Family((0.01,) * 6, 0.05).power(8, (0.0,) * 6, "difference")
+    shown = PlannedFamily((0.01,) * 6, 0.05).power(8, (0.0,) * 6, "difference")
     assert sum(shown) < 0.06
 
 
 def test_skewed_blocks_have_the_power_of_experiments_drawn_from_them() -> None:
     rng = np.random.default_rng(2)
     values = rng.exponential(0.02, size=(3, 4_000)) - 0.02
-    family = Family(tuple(values.std(axis=1)), 0.05, values)
+    family = PlannedFamily(tuple(values.std(axis=1)), 0.05, values)
     (promised, *_others) = family.power(12, (0.02,) * 3, "difference")
     drawn = values[:, rng.integers(0, 4_000, size=(4_000, 12))] + 0.02
     t = drawn.mean(axis=2) / drawn.std(axis=2, ddof=1) * np.sqrt(12)
     from scipy.special import stdtr
 
     shown = (2 * stdtr(11, -np.abs(t[0])) < 0.05 / 3).mean()
-    gaussian = Family(family.sds, 0.05).power(12, (0.02,) * 3, "difference")[0]
+    gaussian = PlannedFamily(family.sds, 0.05).power(12, (0.02,) * 3, "difference")[0]
     assert abs(promised - shown) < 0.03
     assert abs(gaussian - shown) > abs(promised - shown)
 
@@ -61,14 +61,16 @@ def test_a_plan_after_a_few_runs_keeps_its_power_over_their_estimates_and_its_ex
     estimates = sd * np.sqrt(chi2.ppf(shares, num_runs - 1) / (num_runs - 1))
     powers = []
     for estimate in estimates:
-        planned = Family((float(estimate),), 0.05, degrees=(num_runs - 1,)).blocks(0, (effect,), aim, 0.9, margin)
+        planned = PlannedFamily((float(estimate),), 0.05, degrees=(num_runs - 1,)).blocks(
+            0, (effect,), aim, 0.9, margin
+        )
         assert planned is not None
-        powers.append(Family((sd,), 0.05).power(planned, (effect,), aim, margin)[0])
+        powers.append(PlannedFamily((sd,), 0.05).power(planned, (effect,), aim, margin)[0])
     assert np.mean(powers) == pytest.approx(0.9, abs=0.03)
 
 
 def test_what_cannot_be_shown_needs_no_number_of_blocks() -> None:
-    family = Family((0.02, 0.02), 0.05)
+    family = PlannedFamily((0.02, 0.02), 0.05)
     assert family.blocks(0, (0.0, 0.02), "difference", 0.9) is None
     assert family.blocks(0, (0.01, 0.0), "superiority", 0.9) is None
     assert family.blocks(0, (0.02, 0.0), "equivalence", 0.9, 0.02) is None

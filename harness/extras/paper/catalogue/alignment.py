@@ -13,7 +13,7 @@ from harness.analysis.cost.padding import bucket_rule, direction, removed_slots,
 from harness.analysis.figures import RunFigures, total_of, totals
 from harness.analysis.stats import ratio
 from harness.extras.paper.rules.cases import waits_pairs
-from harness.extras.paper.rules.decide import Block
+from harness.extras.paper.rules.decide import PaddingPair
 from harness.judge.catalogue import Rows, table
 from harness.table import Cell
 
@@ -27,7 +27,7 @@ def _grid_text(experiment: ExperimentRuns, condition: str) -> str:
     return "{" + ",".join(map(str, experiment.runs[condition][0].server.decode_buckets)) + "}"
 
 
-def _padding_cells(block: Block) -> dict[str, Cell]:
+def _padding_cells(block: PaddingPair) -> dict[str, Cell]:
     p_with, p_without = block.with_waits.ratio or 0.0, block.without_waits.ratio or 0.0
     return {"p_A": p_with, "p_C": p_without, "delta_p": p_without - p_with}
 
@@ -43,7 +43,7 @@ def alignment_table(experiment: ExperimentRuns) -> Rows:
         if not pairs:
             continue
         own, base = totals(pairs)
-        block = Block(own.padding, base.padding)
+        block = PaddingPair(own.padding, base.padding)
         yield {
             "grid": _grid_text(experiment, with_waits),
             "N": _num_sessions(experiment, with_waits),
@@ -71,7 +71,7 @@ def block_table(experiment: ExperimentRuns) -> Rows:
     """One row per pair and replicate (Table S5): p_A, p_C, delta p, R and its place against the band."""
     for with_waits, without in waits_pairs(experiment):
         for own, base in experiment.pairs(with_waits, without):
-            block = Block(own.padding, base.padding)
+            block = PaddingPair(own.padding, base.padding)
             yield {
                 "condition": with_waits,
                 "N": _num_sessions(experiment, with_waits),
@@ -102,7 +102,7 @@ def grid_table(experiment: ExperimentRuns) -> Rows:
         if not {"as-drawn", "no-waits"} <= conditions.keys():
             continue
         pairs = experiment.pairs(conditions["as-drawn"], conditions["no-waits"])
-        cells = _padding_cells(Block(*(total.padding for total in totals(pairs))))
+        cells = _padding_cells(PaddingPair(*(total.padding for total in totals(pairs))))
         per_replicate = [(base.padding.ratio or 0.0) - (own.padding.ratio or 0.0) > 0 for own, base in pairs]
         yield {
             "N": n,

@@ -25,7 +25,7 @@ from harness.extras.paper.rules import (
     TimesSource,
     decide,
 )
-from harness.extras.paper.rules.decide import Block
+from harness.extras.paper.rules.decide import PaddingPair
 from harness.extras.paper.rules.interference import decide_interference, injections
 from harness.judge.decisions.decide import Decision, as_asked, withheld
 from harness.judge.decisions.verdicts import NO_PREDICTION, Case
@@ -49,9 +49,9 @@ def waits_pairs(experiment: ExperimentRuns) -> Iterator[tuple[str, str]]:
             yield baseline, condition
 
 
-def blocks_of(experiment: ExperimentRuns, with_waits: str, without: str) -> list[Block]:
+def blocks_of(experiment: ExperimentRuns, with_waits: str, without: str) -> list[PaddingPair]:
     """Padding of both conditions, block by block."""
-    return [Block(own.padding, base.padding) for own, base in experiment.pairs(with_waits, without)]
+    return [PaddingPair(own.padding, base.padding) for own, base in experiment.pairs(with_waits, without)]
 
 
 def direction_cases(rule: DirectionRule, experiment: ExperimentRuns) -> Iterator[Case]:
@@ -64,7 +64,7 @@ def occupancy_cases(rule: OccupancyPredictionRule, experiment: ExperimentRuns) -
     for with_waits, without in waits_pairs(experiment):
         blocks = blocks_of(experiment, with_waits, without)
         predicted = experiment.predicted(experiment.pairs(with_waits, without))
-        promised = [Block(own.padding, base.padding) for own, base in zip(*(predicted or ([], [])), strict=True)]
+        promised = [PaddingPair(own.padding, base.padding) for own, base in zip(*(predicted or ([], [])), strict=True)]
         occupancies = (decide.pooled(promised).occupancy, decide.pooled(blocks).occupancy)
         decision = partial(decide.decide_occupancy_prediction, rule, with_waits, *occupancies)
         yield Case(with_waits, len(blocks), decision, with_waits, NO_PREDICTION if predicted is None else "")

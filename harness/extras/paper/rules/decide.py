@@ -23,7 +23,7 @@ from harness.extras.paper.rules import (
 from harness.judge.decisions.decide import Decision, Number, Outcome, agreement_tolerance_s, of_prediction, same_side
 
 
-class Block(NamedTuple):
+class PaddingPair(NamedTuple):
     """Padding of one input plan with waits and without."""
 
     with_waits: Padding
@@ -36,14 +36,14 @@ class Block(NamedTuple):
         return 1.0 if with_p is None or without_p is None else occupancy_ratio(with_p, without_p)
 
 
-def pooled(blocks: Sequence[Block]) -> Block:
+def pooled(blocks: Sequence[PaddingPair]) -> PaddingPair:
     """Numerators and denominators summed before dividing."""
-    return Block(
+    return PaddingPair(
         total_padding(block.with_waits for block in blocks), total_padding(block.without_waits for block in blocks)
     )
 
 
-def decide_direction(rule: DirectionRule, subject: str, blocks: Sequence[Block]) -> Decision:
+def decide_direction(rule: DirectionRule, subject: str, blocks: Sequence[PaddingPair]) -> Decision:
     """Direction of a padding difference from blocks of raw counts."""
     return decide_occupancies(rule, subject, [block.occupancy for block in blocks], pooled(blocks).occupancy)
 

@@ -19,8 +19,8 @@ from harness.measure.records import layout
 from harness.measure.records.manifest import Observation
 from harness.measure.server.life import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.measure.server.vllm_serve import (
-    Plugin,
     Stack,
+    VllmPlugin,
     find_stack,
     requested_plugins,
     scratch_variable,
@@ -40,7 +40,7 @@ from harness.stacks.rbln.launch.patches import make_overlay, patch_status, requi
 from harness.stacks.rbln.launch.releases import rules_installed
 from harness.stacks.rbln.rules.kv_rules import release_of
 
-OBSERVER = Plugin("rbln_observer", "RBLN_OBSERVER_FILE")
+OBSERVER = VllmPlugin("rbln_observer", "RBLN_OBSERVER_FILE")
 """Writes a record per engine step from inside the server; no file of the server is edited."""
 OBSERVER_FOLDER = Path(__file__).resolve().parent / "inside" / "observer"
 """A separate distribution that imports nothing of the harness, for PYTHONPATH or ``pip install``."""

@@ -6,7 +6,7 @@ import pytest
 
 from harness.analysis.cost.padding import Padding
 from harness.extras.paper.rules import DirectionRule, NoTreatmentRule, RecompilationRule, SaturationRule, decide
-from harness.extras.paper.rules.decide import Block
+from harness.extras.paper.rules.decide import PaddingPair
 from harness.judge.decisions.decide import Outcome
 
 DIRECTION = DirectionRule(name="d", kind="direction")
@@ -27,7 +27,7 @@ def test_a_direction_with_too_few_blocks_is_withheld() -> None:
 
 
 def test_pooling_sums_numerators_and_denominators() -> None:
-    blocks = [Block(Padding(10, 100), Padding(30, 100)), Block(Padding(0, 900), Padding(0, 900))]
+    blocks = [PaddingPair(Padding(10, 100), Padding(30, 100)), PaddingPair(Padding(0, 900), Padding(0, 900))]
     assert blocks[0].occupancy == pytest.approx(0.9 / 0.7)
     assert decide.pooled(blocks).occupancy == pytest.approx(0.99 / 0.97)
 
