@@ -126,6 +126,7 @@ class _Search:
         self.bounds: list[str] = []
         self.scores: dict[Setup, float] = {}
         self.rounds = Rounds(question, self.agents)
+        self.pairs: list[Setup] = []
         if question.agents and agents_of(question.workload) is None:
             raise SpecError(
                 "this workload has no number of agents at a time that could be another",
@@ -146,16 +147,17 @@ class _Search:
         self.endless = self._endless(one)
 
     def _endless(self, one: Plans) -> Setup:
-        """The baseline with memory in which nothing is ever overwritten."""
+        """The baseline with memory in which nothing is ever overwritten, however many requests run at once."""
         base, most = self.base.setup, 1 + max(len(group.requests) for group in one.groups)
+        widest = max(4 * base.max_num_seqs, self.plans.width)
         if base.kv_slots is not None:
-            return base._replace(kv_slots=max(base.kv_slots, most + base.max_num_seqs))
+            return base._replace(kv_slots=max(base.kv_slots, most + widest))
         config = EngineConfig.from_server(self.question.server.replica)
         longest = config.paged.blocks_of(self.question.server.slot_tokens)
         tokens = max(
             int(sum(group.requests[part].sum() for part in ("keep", "new", "generate"))) for group in one.groups
         )
-        blocks = tokens // config.block_tokens + most + (base.max_num_seqs + 1) * longest
+        blocks = tokens // config.block_tokens + most + (widest + 1) * longest
         return base._replace(num_gpu_blocks=max(base.num_gpu_blocks or 0, blocks))
 
     def score(self, setup: Setup) -> float:
@@ -165,8 +167,10 @@ class _Search:
         return self.scores[setup]
 
     def _ratio(self, setup: Setup) -> float:
-        if not self._fits(setup):
-            return math.inf
+        return self._unbounded_ratio(setup) if self._fits(setup) else math.inf
+
+    def _unbounded_ratio(self, setup: Setup) -> float:
+        """The ratio, whether or not the memory that there is holds it."""
         try:
             return float((self.plans.device_ns(setup).sum(axis=1) / self.plans.base_ns.sum(axis=1)).mean())
         except PlanError:
@@ -186,7 +190,8 @@ class _Search:
     def ranked(self, on_progress: Callable[[float], None]) -> list[Setup]:
         """The first pass: every configuration that it plays, best first."""
         self.score(self.base.setup)
-        chosen = self._best_pairs(self._pairs())
+        self.pairs = self._pairs()
+        chosen = self._best_pairs(self.pairs)
         for place, pair in enumerate(chosen, 1):
             on_progress(0.2 + 0.4 * place / len(chosen))
             self._search_sizes(pair)
@@ -324,8 +329,7 @@ class _Search:
         finalists = list(dict.fromkeys([chosen.best, chosen.smallest, *chosen.others]))[:FINALISTS]
         shown = [setup for setup in dict.fromkeys([*finalists, *also]) if setup != base]
         predictor = Predictor(self.question, self.effort.predicting, len(shown) + 2)
-        has_sizes = "decode_buckets" in self.question.levers and base.decode_buckets
-        ceiling = predictor.ratio(self._with_every_size(self.endless) if has_sizes else self.endless)
+        has_sizes = bool("decode_buckets" in self.question.levers and base.decode_buckets)
         options = {setup: self._option(predictor, setup, has_turns=setup in chosen[:2]) for setup in shown}
         best, smallest = options.get(chosen.best), options.get(chosen.smallest)
         if best is None or smallest is None or max(best.saving, smallest.saving) < MARGIN:
@@ -333,14 +337,23 @@ class _Search:
         elif smallest.saving < MARGIN or smallest.ratio.ratio > best.ratio.ratio * (1 + MARGIN):
             # What was as good on the plans that chose it need not be on these.
             smallest = best
+        ratios = [predictor.ratio(self._ceiling(has_sizes=has_sizes)), *(each.ratio for each in options.values())]
+        ceiling = min(ratios, key=lambda drawn: drawn.ratio)
         simulated = self.plans.num_simulated + predictor.num_simulated + self.rounds.num_simulated
         agents = ", ".join(map(str, sorted(self.agents)))
         notes = [f"sizes are chosen for {agents} agents at a time"] * (len(self.agents) > 1)
-        notes += [f"at most {self.most_sizes} compiled sizes"] * bool(has_sizes)
+        notes += [f"at most {self.most_sizes} compiled sizes"] * has_sizes
         num_setups = sum(map(math.isfinite, self.scores.values()))
         bounds = tuple(dict.fromkeys([*self.bounds, *notes]))
         options = tuple(options.values())
         return Explored(base, ceiling, options, best, smallest, bounds, num_setups, simulated, self._frontier())
+
+    def _ceiling(self, *, has_sizes: bool) -> Setup:
+        """Of all numbers of requests at once and policies, the best with every size and memory without end."""
+        memory = {"kv_slots": self.endless.kv_slots, "num_gpu_blocks": self.endless.num_gpu_blocks}
+        ends = [pair._replace(**memory) for pair in self.pairs]
+        ends = [self._with_every_size(end) for end in ends] if has_sizes else ends
+        return min(dict.fromkeys(ends), key=self._unbounded_ratio)
 
     def _frontier(self) -> tuple[tuple[Setup, float], ...]:
         """The best of each number of requests at once, memory and number of sizes, with their first ratios."""

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from harness.analysis.overload import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
@@ -205,7 +206,10 @@ class Tune:
     def _how_priced(self, run: PlannedRun) -> str:
         if needs_calibration(self.spec):
             return "no costs are named, so a quick calibration of today's server, before all else"
-        if names_costs(self.spec) or kind_named(run.spec.backend).has_device is False:
+        kind = kind_named(run.spec.backend)
+        # Of a server that somebody else started, the usual costs are a guess.
+        is_named = names_costs(self.spec) and (kind.is_restarted or run.server.cost_model != DEFAULT_COSTS)
+        if is_named or kind.has_device is False:
             return f"the costs of {run.server.cost_model!r}"
         return "no costs are named: those that the server shows, else time in flight alone"
 

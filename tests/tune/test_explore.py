@@ -144,3 +144,12 @@ def test_at_six_sessions_the_papers_small_gain_is_a_draw_and_not_the_mean_of_its
     assert spent.sum() / before.sum() == pytest.approx(0.977, abs=0.003)
     assert 0.01 < (ratios >= 0.994).mean() < 0.08
     assert (ratios <= 0.9610).mean() > 0.02
+
+
+def test_no_configuration_is_predicted_to_save_more_than_the_most_that_any_could_save() -> None:
+    workload = WorkloadSpec(num_sessions=6, requests_per_session=2, wait_cap_s=2.0)
+    explored = found(ServerSpec(max_num_seqs=2), workload)
+    assert explored.best is not None
+    assert explored.best.setup.max_num_seqs > 2
+    assert explored.ceiling.ratio < explored.best.ratio.ratio + 0.002
+    assert explored.most_saved <= 1 - explored.ceiling.ratio
