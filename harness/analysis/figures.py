@@ -49,6 +49,7 @@ from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
 from harness.model.spec import DeviceSlot as DevicePlace
+from harness.model.spec.sections import Basis
 from harness.run_key import RunKey
 
 
@@ -203,6 +204,10 @@ class Figures:
     second_memory: SecondMemory | None = None
     counts: Counts = field(default_factory=dict[str, int])
     energy: Energy | None = None
+
+    def cost_ns(self, basis: Basis) -> int | None:
+        """Modelled device time (a), the time in steps (s) or the time in flight (b)."""
+        return {"a": self.a_ns, "s": self.steps_ns, "b": self.b_ns}[basis]
 
     @property
     def steps_ns(self) -> int | None:

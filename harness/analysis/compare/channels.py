@@ -255,7 +255,7 @@ def _channels(
     of_gap = _log_ratio([of_a - of_b for of_a, of_b in zip(one.values, other.values, strict=True)], sides[0], costs)
     of_base, of_own = (_residual(runs, bases, family) for runs in (sides[1], sides[0]))
     gap, estimate = family.interval(of_gap), of_gap.estimate
-    base = [tuple(_cost_ns(run, basis) or 0 for basis in bases) for run in sides[1]]
+    base = [tuple(run.cost_ns(basis) or 0 for basis in bases) for run in sides[1]]
     one_ns, other_ns = map(sum, zip(*base, strict=True))
     return Channels(
         a=Seen(one.ratio, one.interval),
@@ -276,13 +276,9 @@ def _log_ratio(values: Sequence[float], runs: Sequence[RunFigures], costs: CostE
     return Ratio(ratio=math.exp(sum(values) / len(values)), values=tuple(values), blocks=blocks, costs=costs)
 
 
-def _cost_ns(run: RunFigures, basis: Basis) -> int | None:
-    return {"a": run.a_ns, "s": run.steps_ns, "b": run.b_ns}[basis]
-
-
 def _residual(runs: Sequence[RunFigures], bases: tuple[Basis, Basis], family: Family) -> Interval | None:
     """ln(other / one) of the channels of one side, with what its costs leave unknown."""
-    one_ns, other_ns = ([_cost_ns(run, basis) or 0 for run in runs] for basis in bases)
+    one_ns, other_ns = ([run.cost_ns(basis) or 0 for run in runs] for basis in bases)
     sign = -1.0 if bases[0] == "a" else 1.0
     priced = [run.a for run in runs if run.a is not None] if "a" in bases else []
     costs = cost_error(CostSide(priced, sign)) if priced else NO_ERROR
@@ -291,7 +287,7 @@ def _residual(runs: Sequence[RunFigures], bases: tuple[Basis, Basis], family: Fa
 
 def _channel_ratio(sides: Sides, channel: Basis, family: Family) -> ChannelRatio | None:
     """None where the cost of a run is unknown, or all cost nothing."""
-    costs_ns = [[_cost_ns(run, channel) for run in runs] for runs in sides]
+    costs_ns = [[run.cost_ns(channel) for run in runs] for runs in sides]
     own_ns, base_ns = ([cost for cost in costs if cost is not None] for costs in costs_ns)
     if costs_ns != [own_ns, base_ns] or not any(own_ns) or not any(base_ns):
         return None

@@ -57,7 +57,7 @@ class Channel:
         return self.basis == "a"
 
     def cost_ns(self, row: RunFigures | ConditionFigures) -> int | None:
-        return {"a": row.a_ns, "s": row.steps_ns, "b": row.b_ns}[self.basis]
+        return row.cost_ns(self.basis)
 
     def figures(self, comparison: Comparison | None) -> ChannelRatio | None:
         """The comparison on this channel; None where nothing is compared on it."""
