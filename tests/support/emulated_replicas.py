@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 
+from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest
 from harness.extras.replicas.router import keys_of
 from harness.extras.replicas.virtual import ReplicaRun
@@ -23,7 +24,6 @@ from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key
-from harness.model.sim.plans import plans_of
 from harness.model.spec import ServerSpec
 from tests.support.emulated_paged import has_own_prompts
 from tests.support.naive_paged import NaivePagedScheduler
