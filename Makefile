@@ -138,8 +138,9 @@ agents: dev  ## minutes, 1.5 GB of disk, npm: the newest Codex, mini-swe-agent a
 
 SEED ?= 1
 MUTANTS ?= 60
-mutants: compiled  ## an hour: MUTANTS small mistakes in each of five rooms, drawn by SEED; do the tests beside notice each?
-	@$(BIN)/python tools/mutants.py $(SEED) $(MUTANTS)
+ROOMS ?=
+mutants: compiled  ## an hour: MUTANTS small mistakes in each of five rooms, or in ROOMS, drawn by SEED; do the tests beside notice each?
+	@$(BIN)/python tools/mutants.py $(SEED) $(MUTANTS) $(ROOMS)
 
 KILLS ?= 20
 DISKS ?= 20

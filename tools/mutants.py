@@ -1,8 +1,9 @@
 """Small mistakes, one at a time, in a copy of the checkout: which of them do the tests near the changed module notice?
 
-``python tools/mutants.py SEED [EACH]`` draws EACH mistakes of each area, and writes a line of JSON for each to
-``runs/mutants-SEED.jsonl``; a run that was ended goes on there. A mistake that no test notices is a hole, or changes
-nothing that is promised. Tests that start servers (``live``, ``twin``) take no part. The checkout is only read.
+``python tools/mutants.py SEED [EACH [AREA ...]]`` draws EACH mistakes of each area, or of those that are named, and
+writes a line of JSON for each to ``runs/mutants-SEED.jsonl``; a run that was ended goes on there. A mistake that no
+test notices is a hole, or changes nothing that is promised. Tests that start servers (``live``, ``twin``) take no part.
+The checkout is only read.
 """
 
 from __future__ import annotations
@@ -224,6 +225,7 @@ def results(mutants: Sequence[Mutant], into: Path) -> Iterator[tuple[Mutant, boo
 def main() -> None:
     """Print how many mutants of each area were noticed, and those that were not."""
     seed, each = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else EACH
+    areas = sys.argv[3:] or AREAS
     for name in PACKAGES:
         import_module(name)
     # A failure is enough: no shorter one is sought. tests/conftest.py builds on this profile.
@@ -232,7 +234,7 @@ def main() -> None:
     hypothesis.settings.load_profile("once")
     into = ROOT / "runs" / f"mutants-{seed}.jsonl"
     into.parent.mkdir(exist_ok=True)
-    mutants = [mutant for area in AREAS for mutant in draw(area, seed, each)]
+    mutants = [mutant for area in areas for mutant in draw(area, seed, each)]
     random.Random(seed).shuffle(mutants)
     noticed, tried = Counter[str](), Counter[str]()
     for mutant, is_seen in results(mutants, into):
@@ -241,7 +243,7 @@ def main() -> None:
         if not is_seen:
             line = (ROOT / mutant.path).read_bytes().count(b"\n", 0, mutant.offset) + 1
             print(f"{mutant.path}:{line}: {mutant.old} -> {mutant.new}", flush=True)
-    for area in AREAS:
+    for area in areas:
         print(f"{area}: {noticed[area]} of {tried[area]} noticed")
     print(f"all: {noticed.total()} of {tried.total()} noticed")
 
