@@ -18,6 +18,7 @@ from harness.clock import NS_PER_S, MonotonicClock
 from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
+from tests.support.tls import certificate
 
 DEADLINE_S, MORE_S, MOST_MB = 1.0, 2.0, 400
 HANGS_AFTER_S = 60.0
@@ -28,6 +29,7 @@ def misbehaviours(number: int, _folder: Path, _rng: random.Random) -> tuple[Coun
     fell: Counter[str] = Counter()
     found: list[str] = []
     slowest, largest = (0.0, ""), (0, "")
+    certificate()  # for all processes
     for wrong in (*CATALOGUE, *ENDLESS):
         for scheme in SCHEMES * number:
             name = f"{wrong.name}, {scheme}"
