@@ -25,6 +25,7 @@ from harness.extras.formats.blocks import (
     settled_block_tokens,
 )
 from harness.extras.formats.mooncake import REPEATED
+from harness.extras.formats.reading import parsed_lines
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
@@ -32,7 +33,6 @@ from harness.model.traces.base import (
     Record,
     TraceFormat,
     list_of,
-    parsed_lines,
     seconds_ns,
     text_of,
     tokens_of,

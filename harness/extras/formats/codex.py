@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from harness.extras.formats.codex_rows import PASSED, role_of
+from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of
 from harness.model.traces.rounds import (
@@ -22,7 +23,6 @@ from harness.model.traces.rounds import (
     Log,
     Round,
     logs_of,
-    mark_replay,
     through_rounds,
 )
 

@@ -19,8 +19,9 @@ from harness.extras.formats.blocks import (
     lengths_of,
     settled_block_tokens,
 )
+from harness.extras.formats.reading import parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Read, Record, TraceFormat, list_of, parsed_lines, seconds_ns
+from harness.model.traces.base import Progress, Read, Record, TraceFormat, list_of, seconds_ns
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 BAILIAN_BLOCK_TOKENS = 16

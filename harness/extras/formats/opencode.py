@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.extras.formats.reading import mark_replay
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
@@ -23,7 +24,7 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import ASK_A_PERSON, Conversation, Log, Round, mark_replay, through_rounds
+from harness.model.traces.rounds import ASK_A_PERSON, Conversation, Log, Round, through_rounds
 
 NS_PER_MS = 1_000_000
 HELD_TO = "1.18.33"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.extras.formats.reading import mark_replay, parsed_lines
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
@@ -12,12 +13,11 @@ from harness.model.traces.base import (
     TraceFormat,
     instant_ns,
     list_of,
-    parsed_lines,
     record_of,
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import Log, Round, mark_replay, through_rounds
+from harness.model.traces.rounds import Log, Round, through_rounds
 
 INPUTS = ("user_message", "tool_result")
 OUTPUTS = ("text", "reasoning", "tool_call")

@@ -18,9 +18,24 @@ from harness.model.engine.cost import CostModel
 from harness.model.engine.state import STEP_PREFILL
 from harness.model.plan.event_queue import UserTimelines, users_of
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import check_slots, first_sessions, one_plan
+from harness.model.sim.plans import check_slots, one_plan
 from harness.model.sim.simulate import run_arrays
 from harness.model.spec import WindowSpec
+
+
+def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
+    """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
+    sessions = alone.sessions[:size].copy()
+    requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
+    # Followers are listed session by session, in ascending order, so the followers that stay come first.
+    owner = np.repeat(np.arange(size), sessions["num_followers"])
+    first = int(sessions["first_follower"][0])
+    is_kept = alone.followers[first : first + len(owner)] < size
+    sessions["num_followers"][:] = np.bincount(owner[is_kept], minlength=size)
+    plans = alone.plans.copy()
+    plans["num_sessions"][:], plans["num_requests"][:] = size, len(requests)
+    plans["num_abortable"][:] = np.count_nonzero(requests["abort_ns"] + requests["abort_tokens"])
+    return alone._replace(plans=plans, sessions=sessions, requests=requests)
 
 
 class WindowFigures(NamedTuple):

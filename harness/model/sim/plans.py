@@ -175,21 +175,6 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     return alone
 
 
-def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
-    """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
-    sessions = alone.sessions[:size].copy()
-    requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
-    # Followers are listed session by session, in ascending order, so the followers that stay come first.
-    owner = np.repeat(np.arange(size), sessions["num_followers"])
-    first = int(sessions["first_follower"][0])
-    is_kept = alone.followers[first : first + len(owner)] < size
-    sessions["num_followers"][:] = np.bincount(owner[is_kept], minlength=size)
-    plans = alone.plans.copy()
-    plans["num_sessions"][:], plans["num_requests"][:] = size, len(requests)
-    plans["num_abortable"][:] = np.count_nonzero(requests["abort_ns"] + requests["abort_tokens"])
-    return alone._replace(plans=plans, sessions=sessions, requests=requests)
-
-
 def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
     """Which requests continue the text of an earlier request."""
     session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar, cast
+from typing import IO, Any, NamedTuple, cast
 
 from pydantic_core import from_json
 
@@ -28,7 +28,6 @@ READ_BYTES = 1 << 20
 Progress = Callable[[int], None]
 Record = dict[str, Any]
 Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
-Parsed = TypeVar("Parsed")
 PARQUET = b"PAR1"
 ROWS_A_BATCH = 64
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -100,24 +99,6 @@ def opened(path: Path, opener: Callable[[Path], IO[bytes]] = open_unpacked) -> G
             yield stream
     except (OSError, EOFError, zlib.error) as error:
         raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
-
-
-def parsed_lines(
-    files: Iterable[Path],
-    notes: ReadNotes,
-    progress: Progress | None,
-    parse: Callable[[Record, str], Parsed | None],
-    broken: str,
-) -> Iterator[tuple[str, Parsed]]:
-    """(place, ``parse(record)``) of every line of ``files``: a call, or ``broken`` where that gives None."""
-    for path in files:
-        for at, record in json_lines(path, notes, progress):
-            value = parse(record, at)
-            if value is None:
-                notes.row_broken(broken, at)
-            else:
-                notes.call()
-                yield at, value
 
 
 def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:

@@ -6,7 +6,7 @@ session that goes on from another session's call is joined to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -209,26 +209,6 @@ def _by_time(lines: Iterable[TraceLine], log: AgentLog) -> Iterator[TraceLine]:
         if ranks.count(ENDS_ROUND) == 1:
             same = [line for _, line in sorted(zip(ranks, same, strict=True), key=lambda pair: pair[0])]
         yield from same
-
-
-def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: bool) -> None:
-    """Mark the calls at the start of a file that are older than the file, or were written down again in a burst.
-
-    closed_ns: when each call was complete; start_ns: the file's first row. A file that does not say that it is a fork
-    needs two such calls and one that follows; a file that is all burst has no times at all.
-    """
-    num_burst, before_ns = 0, start_ns
-    num_older = next((place for place, moment in enumerate(closed_ns) if moment >= start_ns), len(log))
-    while num_burst < len(log) and (num_burst < num_older or closed_ns[num_burst] - before_ns < BURST_NS):
-        before_ns = max(closed_ns[num_burst], start_ns)
-        num_burst += 1
-    for turn in log[:num_burst]:
-        turn.is_in_burst = True
-    if is_fork or num_older or 2 <= num_burst < len(log):
-        for turn in log[:num_burst]:
-            turn.is_replay = True
-        for turn in log[num_burst : num_burst + 1]:
-            turn.submitted_ns = max(turn.submitted_ns, start_ns)
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
