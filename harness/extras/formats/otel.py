@@ -28,6 +28,9 @@ from harness.model.traces.recording import RecordedRequest, Recording, hidden_na
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
+FIRST_CACHED = "cached tokens of a first call: the prompts that they are of are not in its conversation"
+ALONE = "traces of one call each: nothing says which calls are of one conversation"
+BESIDE = "chats with the counts of one that lasted around them: they may be one call, instrumented twice"
 AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
 
 
@@ -52,6 +55,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     for name, chats in by_trace.items():
         chats.sort(key=lambda chat: (chat.start_ns, chat.end_ns))
         first_ns[clocks[name]] = min(first_ns.get(clocks[name], chats[0].start_ns), chats[0].start_ns)
+    notes.assume(ALONE, len(by_trace) * (len(by_trace) > 1 and all(len(chats) == 1 for chats in by_trace.values())))
     notes.assume("files whose instants are counted from the first of each", len(first_ns) * (len(first_ns) > 1))
     for name, chats in by_trace.items():
         requests = list(_requests(chats, notes))
@@ -140,6 +144,8 @@ def _requests(chats: list[Chat], notes: ReadNotes) -> Iterator[RecordedRequest]:
         # Of several that share as much the latest: it is the conversation's last turn.
         keep, base = max(((_kept(chats[earlier], chat), earlier) for earlier in ended), default=(0, -1))
         notes.assume(NO_CACHE, bool(ended) and chat.cached is None and not chat.messages)
+        notes.assume(FIRST_CACHED, not ended and bool(chat.cached))
+        notes.assume(BESIDE, place > 0 and chats[place - 1].wraps(chat))
         kind: WaitKind = "tool" if after else "none"
         after |= {base} if keep and len(ended) == MOST_LOOKED_AT else set()
         wait_ns = chat.start_ns - last_end_ns

@@ -30,7 +30,7 @@ from harness.model.traces.base import (
 HELD_TO = "1.37.0"
 TABLES = read_tables(Path(__file__).with_name("otel.toml"))
 PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
-CHATS, OPERATIONS, MODELS, PROVIDERS = TABLES["names"].values()
+CHATS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS = TABLES["names"].values()
 COUNTS = frozenset(by_type(NAMES))
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 ESTIMATED = "chats whose lengths are estimated from characters, 4 to a token"
@@ -135,7 +135,9 @@ def _has_failed(span: Record) -> bool:
 
 
 def trace_of(span: Record) -> str:
-    return text_of(span, "attributes", "gen_ai.conversation.id") or text_of(span, "trace_id")
+    """The conversation that a span names, else its trace."""
+    names = (text_of(span, "attributes", key) for key in CONVERSATIONS)
+    return next(filter(None, names), "") or text_of(span, "trace_id")
 
 
 def _instant(span: Record, name: str) -> int | None:

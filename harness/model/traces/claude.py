@@ -115,7 +115,8 @@ class _Chain(Conversation):
         if kind == "system":
             self.is_compacted = True
             self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
-        self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
+        is_typed = text_of(record, "origin", "kind") in ("", "human")  # else a task that ended, or another agent
+        self.take_input(moment_ns, is_human=is_typed and not results and not is_hint, is_hint=is_hint)
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):

@@ -78,6 +78,19 @@ def test_a_provider_that_counts_its_cache_apart_has_whole_prompts_and_a_label(tm
     assert any("added" in label for label in trace.head.labels)
 
 
+def test_traces_that_name_a_session_are_one_conversation_and_else_cached_tokens_are_labelled(tmp_path: Path) -> None:
+    rows = spans_of("llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.prompt_details.cache_read")
+    rows[1]["trace_id"] = TRACE[::-1]
+    apart = imported(written(tmp_path, rows))
+    assert sorted(calls(apart)) == [(1000, 0, 50, 0.0), (1200, 0, 50, 0.0)]
+    assert any("cached tokens of a first call" in label for label in apart.head.labels)
+    for row in rows:
+        row["attributes"]["session.id"] = "chat-7"
+    together = imported(written(tmp_path, rows))
+    assert calls(together) == [(1000, 0, 50, 0.0), (1200, 1000, 50, 5.0)]
+    assert not any("cached tokens of a first call" in label for label in together.head.labels)
+
+
 def test_a_call_that_failed_is_dropped_and_its_time_is_a_part_of_the_wait(tmp_path: Path) -> None:
     first, second = spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cached_tokens")
     failed = span(3, 4, 7, {"gen_ai.operation.name": "chat", "error.type": "429"}) | {"status": {"code": "ERROR"}}
@@ -192,6 +205,13 @@ def test_spans_of_vllm_are_calls_of_a_service(tmp_path: Path) -> None:
     trace = imported(written(tmp_path, rows))
     assert [recording.start_ns // NS_PER_S for recording in trace.recordings] == [0, 2, 4]
     assert calls(trace) == [(100, 0, 20, 0.0)] * 3
+    assert any(label.startswith("3 x traces of one call each") for label in trace.head.labels)
+
+
+def test_two_spans_of_one_call_side_by_side_are_labelled(tmp_path: Path) -> None:
+    counts = {"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 20}
+    trace = imported(written(tmp_path, [span(1, 0, 3, counts), span(2, 0.1, 2.9, counts)]))
+    assert any("they may be one call, instrumented twice" in label for label in trace.head.labels)
 
 
 FOREIGN: dict[str, Any] = {

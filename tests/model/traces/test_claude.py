@@ -150,6 +150,13 @@ def test_who_stops_an_answer_and_writes_again_is_waited_for(tmp_path: Path) -> N
     assert waits_of(imported(written(tmp_path, rows))) == [("none", 0), ("human", 66)]
 
 
+def test_the_end_of_a_task_in_the_background_is_no_persons_message(tmp_path: Path) -> None:
+    first, last = (assistant(name, at_s, (10, 0, 0, 50), text()) for name, at_s in (("a", 3.0), ("b", 66.0)))
+    for kind, waited in (("task-notification", "tool"), ("human", "human")):
+        told = user(63.0, origin={"kind": kind})
+        assert waits_of(imported(written(tmp_path, [user(0.0), first, told, last]))) == [("none", 0), (waited, 60)]
+
+
 def passes(*kinds: tuple[str, tuple[int, int, int, int]]) -> list[dict[str, Any]]:
     return [{"type": kind, **assistant("", 0, usage)["message"]["usage"]} for kind, usage in kinds]
 
