@@ -33,14 +33,14 @@ SEED = 11
 BLOCK_TOKENS = 16
 WIDE_MS = 60_000.0
 WORKLOAD: Mapping[str, Any] = {
-    "num_sessions": 24,
+    "num_sessions": 16,
     "requests_per_session": 8,
     "prompt_tokens": {"distribution": "uniform", "low": 1500, "high": 4500},
     "new_tokens": {"distribution": "uniform", "low": 200, "high": 900},
     "generate_tokens": {"distribution": "uniform", "low": 60, "high": 200},
     "waits": "tracelab-v0.0.2",
-    "wait_cap_s": 4.0,
-    "start_offset_s": 0.25,
+    "wait_cap_s": 3.0,
+    "start_offset_s": 0.15,
     "shared_prefix_tokens": 256,
 }
 SERVER: Mapping[str, Any] = {
@@ -166,7 +166,7 @@ def rows_of(predicted: Sequence[SealedRun], measured: Sequence[Sequence[SealedRu
 
 def runs_of(spec: ExperimentSpec, folder: Path) -> list[SealedRun]:
     """The run of each condition, made where it is not there; every request was answered."""
-    made = run_experiment(spec, runs_root=folder).require_valid().runs
+    made = run_experiment(spec, runs_root=folder, resume=folder.exists()).require_valid().runs
     by_condition = {run.condition: run for run in made}
     return [by_condition[condition.name] for condition in spec.condition]
 
@@ -185,7 +185,7 @@ def table(rows: Sequence[Row]) -> Table:
 def main(
     folder: Annotated[Path, typer.Argument(help="Keeps the runs.")],
     repeats: Annotated[int, typer.Option("--repeats", min=2, help="Runs of each share.")] = REPEATS,
-    time_scale: Annotated[float, typer.Option("--time-scale", help="Model time over wall time.")] = 2.0,
+    time_scale: Annotated[float, typer.Option("--time-scale", help="Model time over wall time.")] = 1.0,
 ) -> None:
     """Print the table of predictions beside repeated emulated runs."""
     predicted = runs_of(experiment("sim", time_scale), folder / "predicted")
