@@ -1,7 +1,7 @@
 """Drawn plans through an emulated vLLM with the recorder on, and what an import of its file must say of them.
 
 ``python -m tests.support.recorded_sessions PLANS [FIRST_SEED]`` compares so many plans; exit status 0 means that every
-session, turn, length, link and wait is right.
+session, turn, length, link and wait is right, and that the scheduler's rules decide as the server did.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.extras.sessions.commands import read_engine, rules_of
+from harness.extras.sessions.replay import Replay, replay
 from harness.measure.emulator.sessions import SessionRecord
 from harness.measure.emulator.step_log import step_log_header
 from harness.measure.emulator.virtual import _TokenDriver, run_virtually
@@ -28,6 +30,7 @@ from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
 from harness.stacks.vllm.core_steps import COLUMNS
 from harness.stacks.vllm.inside.vllm_step_log.sessions import Limits
+from harness.stacks.vllm.step_log import read_step_log
 
 MS = 1_000_000
 SLOT_TOKENS = 768
@@ -149,6 +152,32 @@ def recorded_with_steps(plan: Plan, server: ServerSpec, sessions: Path, steps: P
         lines.append(core_row(config, end, requests, *driver.decided[end.start.number]))
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return driver.steps
+
+
+class Files(NamedTuple):
+    """What a server wrote."""
+
+    sessions: Path
+    steps: Path
+
+
+def record(seed: int, folder: Path) -> Files:
+    """The files of the plan of a seed."""
+    chosen = random.Random(f"recorded sessions {seed}")
+    server = drawn_server(chosen)
+    plan = drawn_plan(chosen, EngineConfig.from_server(server).paged.block_size)
+    folder.mkdir(exist_ok=True)
+    files = Files(folder / "sessions.jsonl", folder / "core.jsonl")
+    recorded_with_steps(plan, server, *files)
+    return files
+
+
+def replayed(files: Files, costs: str = "emulated-gpu") -> Replay:
+    """What the scheduler's rules make of the files."""
+    log = read_step_log(files.steps.read_bytes())
+    requests, chains, _size = read_engine([files.sessions], 0)
+    config = rules_of(log.settings, log.vllm)
+    return replay(config, load_cost_model(costs), requests, chains, log.cores[0].steps, has_costs=True)
 
 
 def core_header(config: EngineConfig) -> dict[str, Any]:
@@ -287,6 +316,9 @@ def check_plan(seed: int, folder: Path) -> Counter[str]:
     found["forks"] = sum(session.continues is not None for session in plan.sessions)
     found["links"] = sum(turn.base >= 0 for turn in turns)
     found["evicted"] = _num_evicted(plan, steps, block)
+    by_rules = replayed(record(seed, folder / "replay"))
+    assert by_rules.num_differ == by_rules.num_cached_differ == 0, f"seed {seed}: {by_rules.first}"
+    found["steps replayed"], found["preempted"] = by_rules.num_steps, by_rules.num_preempted
     return found
 
 

@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from harness.extras.sessions.commands import read_engine, rules_of
-from harness.extras.sessions.replay import Replay, replay
 from harness.extras.sessions.verdict import verdict_of
-from harness.model.engine import EngineConfig, load_cost_model
-from harness.stacks.vllm.step_log import read_step_log
 from tests.support.command_line import harness
-from tests.support.recorded_sessions import drawn_plan, drawn_server, recorded_with_steps
+from tests.support.recorded_sessions import record, replayed
 
 NUM_PLANS = 30
-
-
-class Files(NamedTuple):
-    """What a server wrote."""
-
-    sessions: Path
-    steps: Path
-
-
-def record(seed: int, folder: Path) -> Files:
-    chosen = random.Random(f"recorded sessions {seed}")
-    server = drawn_server(chosen)
-    plan = drawn_plan(chosen, EngineConfig.from_server(server).paged.block_size)
-    folder.mkdir(exist_ok=True)
-    files = Files(folder / "sessions.jsonl", folder / "core.jsonl")
-    recorded_with_steps(plan, server, *files)
-    return files
-
-
-def replayed(files: Files, costs: str = "emulated-gpu") -> Replay:
-    log = read_step_log(files.steps.read_bytes())
-    requests, chains, _size = read_engine([files.sessions], 0)
-    config = rules_of(log.settings, log.vllm)
-    return replay(config, load_cost_model(costs), requests, chains, log.cores[0].steps, has_costs=True)
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

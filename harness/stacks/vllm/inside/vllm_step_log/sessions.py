@@ -66,7 +66,7 @@ class BlockTable:
         """(the request that has the last known block, how many are known); the others are now this request's."""
         new, old = self._new, self._old
         kept = _num_known(new, hashes, 0)
-        known = max(kept, _num_known(old, hashes, kept))
+        known = _num_known(old, hashes, kept) if old else kept
         if known > kept:
             new.update((each, old[each]) for each in hashes[kept:known])
         like = new[hashes[known - 1]] if known else -1
