@@ -58,17 +58,18 @@ def without_search(diagnosis: Diagnosis) -> Answer:
     return Answer("keep", f"Nothing is proposed: {diagnosis.unknown}.", None, why=diagnosis.unknown)
 
 
-def answer(
+def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     spec: ExperimentSpec,
     explored: Explored,
     measured: Sequence[Confirmed] = (),
     *,
     best_is_better: bool = False,
     why: str = "",
+    backend: str = "",
 ) -> Answer:
     """The answer by what was found and measured. best_is_better: the runs show the best below the smallest change.
 
-    why: why the measurement is not whole.
+    why: why the measurement is not whole. backend: as runs name it; default: the experiment's.
     """
     base = Baseline(server_of(spec)).setup.label
     if explored.smallest is None or explored.best is None:
@@ -87,16 +88,18 @@ def answer(
     beside = [name for name in by_name if name != chosen]
     rest = f"; {_beside(options[beside[0]], by_name[beside[0]])}" if beside else ""
     words = _capital(options[chosen].words)
-    where = f" ({modelled(spec)})" if modelled(spec) else ""
+    where = f" ({made})" if (made := modelled(spec, backend)) else ""
     sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}{rest}."
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
 
 
-def sessions_answer(spec: ExperimentSpec, explored: Explored, capacities: Sequence[Capacity], why: str = "") -> Answer:
+def sessions_answer(
+    spec: ExperimentSpec, explored: Explored, capacities: Sequence[Capacity], why: str = "", backend: str = ""
+) -> Answer:
     """The answer to goal = "sessions": today's configuration, or the smallest that holds more agents."""
     today, *others = capacities
     option = next((each for each in explored.options if others and each.setup == others[0].setup), None)
-    where = f" ({modelled(spec)})" if modelled(spec) else ""
+    where = f" ({made})" if (made := modelled(spec, backend)) else ""
     plans = max((point.num_runs for each in capacities for point in each.points), default=0)
     confirmed = f"confirmed on {plans} new plans at each number{where}"
     chosen, state, keep = None, "keep", f"Keep {today.setup.label}"
@@ -122,9 +125,9 @@ def sessions_answer(spec: ExperimentSpec, explored: Explored, capacities: Sequen
     return Answer(state, sentence, chosen, why=why, capacities=tuple(capacities))
 
 
-def modelled(spec: ExperimentSpec) -> str:
-    """What the measurement was of, where it was of no device: "simulated", "emulated"."""
-    kind = kind_named(spec.backend)
+def modelled(spec: ExperimentSpec, backend: str = "") -> str:
+    """What the measurement was of, where it was of no device: "simulated", "emulated". backend: as runs name it."""
+    kind = kind_of_run(backend) if backend else kind_named(spec.backend)
     return "" if kind.has_device is not False else "simulated" if kind.is_virtual else "emulated"
 
 

@@ -64,7 +64,8 @@ def tune_page(found: Found) -> str:
 
 def _head(found: Found) -> str:
     state = found.answer.state
-    where = f", {modelled(found.spec)}" if modelled(found.spec) else ""
+    seen_as = "" if found.diagnosis is None else found.diagnosis.backend
+    where = f", {made}" if (made := modelled(found.spec, seen_as)) else ""
     mark = "" if state == "confirmed" else ' class="open"'
     origin = "" if found.diagnosis is None else found.diagnosis.origin
     banner = f'<p class="banner">{escape(origin)}</p>' if origin else ""

@@ -297,7 +297,7 @@ class Tune:
         why = "only explored"
         if not only_explore:
             capacities, why = self._unless_it_fails(capacities, lambda: self._measured_agents(folder, capacities))
-        found = sessions_answer(self.spec, explored, capacities, why)
+        found = sessions_answer(self.spec, explored, capacities, why, self.seen_as)
         return self._ended(folder, Stages(self.spec, stages.diagnosis, explored), found)
 
     def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> list[Capacity]:
@@ -381,7 +381,7 @@ class Tune:
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans")
         better = bool(runs) and best_is_better(spec, runs)
-        return answer(self.spec, explored, shown, best_is_better=better, why=why)
+        return answer(self.spec, explored, shown, best_is_better=better, why=why, backend=self.seen_as)
 
     def _unless_it_fails(self, before: T, make: Callable[[], T]) -> tuple[T, str]:
         """What is made, or what was before and why it failed; a mistake in what is asked is raised."""

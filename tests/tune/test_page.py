@@ -74,6 +74,14 @@ def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_co
     assert "costs more on 12 new plans (3.0 % more device time (1.0 to 5.0)" in dearer.sentence
 
 
+def test_an_emulator_that_somebody_else_started_is_called_emulated() -> None:
+    spec = experiment("attached", url="http://127.0.0.1:8000")
+    measured = [shown(SMALLEST, 0.07), shown(BEST, 0.075)]
+    emulated = answer(spec, explored(), measured, backend="attached-emulator")
+    assert "confirmed on 12 new plans (emulated);" in emulated.sentence
+    assert "confirmed on 12 new plans;" in answer(spec, explored(), measured, backend="attached").sentence
+
+
 def test_only_a_prediction_is_called_predicted() -> None:
     found = answer(experiment(), explored())
     assert found.state == "predicted"
