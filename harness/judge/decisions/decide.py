@@ -308,12 +308,19 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     return f"{blocks}, {BASIS_NAMES['b']}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
 
 
-def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) -> list[Decision]:
+OF_A_FIXED_NUMBER = "a table's interval is narrower: the number of these runs was fixed, it need not hold at every look"
+
+
+def decide_stopped(
+    status: SequentialStatus, asked: Mapping[str, ChannelWords], *, is_sequence: bool = True
+) -> list[Decision]:
     """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD.
 
     asked: by condition, what the channels of all its runs say: a sequence may have ended before the last of them.
+    is_sequence: the rule was to end the runs; else tables show the interval for their fixed number, which is said.
     """
-    note = f"; {status.channel_note}" if status.channel_note else ""
+    notes = (status.channel_note, "" if is_sequence else OF_A_FIXED_NUMBER)
+    note = "".join(f"; {note}" for note in notes if note)
     decisions = [
         Decision(
             "stop",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.family import ran_until_decided
 from harness.analysis.compare.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError, UndecidedError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
@@ -122,7 +123,7 @@ def decide(
     if status is not None:
         looked = status.comparisons
         asked = {each.condition: experiment.asked(each.condition, each.baseline, each.channel) for each in looked}
-        stopped = decide_stopped(status, asked)
+        stopped = decide_stopped(status, asked, is_sequence=any(map(ran_until_decided, runs)))
         decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
     made = Judgement(
         runs[0].experiment,

@@ -32,3 +32,11 @@ def test_without_rules_those_that_apply_to_the_runs_are_named(tmp_path: Path) ->
     assert "direction" in offered[0]
     assert "direction" not in offered[1], "it is about waits"
     assert "superiority" in offered[1]
+
+
+def test_a_stopping_rule_on_a_fixed_number_of_runs_says_why_tables_are_narrower(tmp_path: Path) -> None:
+    declared = {"margin": 0.02, "alpha": 0.05, "budget": 6}
+    spec = small_experiment(backend="sim", time_scale=1.0, replicates=2, stop=declared)
+    said = [decision.reason for decision in decide(run_experiment(spec, runs_root=tmp_path).runs).decisions]
+    assert said
+    assert all("a table's interval is narrower" in reason for reason in said)
