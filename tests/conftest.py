@@ -87,12 +87,12 @@ def pytest_unconfigure() -> None:
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
     *("analysis", "judge", "present", "model/engine", "model/plan", "model/sim", "model/traces"),
-    *("differential", "stacks/vllm"),
+    *("differential", "stacks/rbln/rules", "stacks/vllm"),
     *(
         f"extras/{name}"
         for name in ("cases", "formats", "history", "otel", "other_stacks", "paper", "peers", "perfetto")
     ),
-    *(f"extras/{name}" for name in ("prometheus", "releases", "search")),
+    *(f"extras/{name}" for name in ("prometheus", "releases", "search", "sessions")),
     *(f"stacks/rbln/launch/{part}" for part in ("inside", "patches", "releases")),
     *("benchmarks", "docker", "docs", "recipes", "tune"),
 )

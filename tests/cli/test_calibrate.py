@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.measure.records.store import RunStore
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def calibrate(root: Path, *words: str) -> Result:
     asked = ("server", "calibrate", "mine", "--quick", "--runs", str(root / "runs"), "--output", str(root / "costs"))

@@ -17,6 +17,8 @@ from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
+pytestmark = pytest.mark.same_everywhere
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:

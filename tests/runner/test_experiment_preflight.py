@@ -36,6 +36,8 @@ from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 
+pytestmark = pytest.mark.same_everywhere
+
 VALUES: Mapping[str, Any] = {
     "max_num_seqs": 8,
     "decode_buckets": [1, 8],

@@ -27,6 +27,8 @@ from tests.support.bare_reports import with_figures
 from tests.support.experiments import small_experiment
 from tests.support.processes import serving
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def forecast_of(backend: str, **spec: Any) -> tuple[Forecast, list[RunKey]]:
     planned = list(resolve(small_experiment(backend=backend, replicates=3, condition=[{"name": "only"}], **spec)))

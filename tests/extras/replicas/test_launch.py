@@ -30,7 +30,8 @@ from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import commands_of_children, is_alive
 
-pytestmark = pytest.mark.live
+# What another Python can change of a router is in test_router.
+pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 
 SESSIONS = {"num_sessions": 6}
 ONE = [{"name": "base"}]

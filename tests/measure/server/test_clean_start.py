@@ -19,7 +19,7 @@ from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 4096, "max_num_seqs": 8}
 LENGTHS: dict[str, Any] = {
     "num_sessions": 3,

@@ -27,7 +27,7 @@ from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import A_MINUTE_MS, UNHURRIED
 from tests.support.shaped_server import Shape, shaped_server
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 KEY = "NAME_OF_A_KEY"
 TOKENS = 16
 # A third of the time in which the emulator makes an answer. A proxy that collects it holds its first token for nearly

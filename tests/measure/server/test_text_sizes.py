@@ -23,7 +23,7 @@ from tests.measure.server.test_probe import experiment, run
 from tests.support.experiments import small_experiment
 from tests.support.plain_server import PlainServer, plain_server
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 BOTH = ("/v1/completions", "/v1/chat/completions")
 
 

@@ -19,6 +19,8 @@ from tests.measure.server.test_clean_start import null_experiment
 from tests.support.emulated_vllm import emulated_vllm
 from tests.support.emulator_process import Emulator, end, start_ready
 
+pytestmark = pytest.mark.same_everywhere
+
 SMALL = 2048
 
 

@@ -25,6 +25,8 @@ from harness.stacks.rbln.rules.kv_rules import AUTO, NEWEST_STABLE
 from harness.stacks.vllm.step_log import load_step_log
 from tests.support.experiments import small_experiment
 
+pytestmark = pytest.mark.same_everywhere
+
 RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")
 PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 800}
 CROWDED = {"num_sessions": 10, "wait_cap_s": 2.0}

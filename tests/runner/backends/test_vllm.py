@@ -33,6 +33,8 @@ from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import serving
 from tests.support.stacks import write_environment
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def experiment(environment: Path, *conditions: dict[str, Any], **server: Any) -> ExperimentSpec:
     """Conditions "c0", "c1", ... of six sessions with two requests each on a server of at most six requests."""
