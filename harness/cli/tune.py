@@ -31,10 +31,14 @@ def tune(
     runs: RunsOption = Path("runs"),
     backend: BackendOption = None,
     url: Annotated[
-        str, typer.Option("--for", metavar="URL", help="Write the experiment of this server first: it is asked.")
+        str,
+        typer.Option(
+            "--for", metavar="URL", help="Write the experiment of this server first, with the settings it shows."
+        ),
     ] = "",
     recording: Annotated[
-        str, typer.Option("--from", metavar="FILE", help="Write the experiment with these recorded agents first.")
+        str,
+        typer.Option("--from", metavar="FILE", help="Write the experiment first, with the agents of this recording."),
     ] = "",
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
     budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
@@ -44,10 +48,14 @@ def tune(
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option("--candidate", metavar="NAME=URL", help="Server, or compiled model, of a candidate. Repeatable."),
+        typer.Option(
+            "--candidate",
+            metavar="NAME=URL",
+            help="URL of a candidate's server, or folder of its compiled model. Repeatable.",
+        ),
     ] = None,
     only: Annotated[
-        Literal["explore"] | None, typer.Option("--only", help="`explore`: search, and measure nothing.")
+        Literal["explore"] | None, typer.Option("--only", help="`explore`: search without measuring.")
     ] = None,
     changes: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what each stage takes, and start nothing.")] = False,
