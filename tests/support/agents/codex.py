@@ -61,7 +61,16 @@ SCRIPTS = {
     "fork": Script(
         (Answer("", (shell("sleep 0.7; echo forked"),), "human"), Answer("The other way is done.")), continues="main"
     ),
+    "small": Script(  # it compacts by itself, between a tool's result and the next answer
+        (
+            Answer("I look. " + "y " * 6000, (shell("sleep 1.5; echo seen"),), "none"),
+            Answer("Summary: it was looked at. script:small", takes_s=0.8),
+            Answer("", (shell("sleep 0.9; echo again"),), is_fresh=True),
+            Answer("All is done."),
+        )
+    ),
 }
+COMPACTS_AT = {"model_auto_compact_token_limit": 12_500}
 
 
 class AppServer:
@@ -145,4 +154,6 @@ def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
         codex.until_turn_ended(thread)
         pause(2.0)
         codex.turn_of_user(thread, "Once more. script:main")
+        small = codex.ask("thread/start", config=COMPACTS_AT)["thread"]["id"]
+        codex.turn_of_user(small, "Look at this folder. script:small")
     return sorted(home.glob("sessions/**/rollout-*.jsonl"))

@@ -48,12 +48,23 @@ SCRIPTS = {
         (Answer("Here.", (shell("sleep 0.7; echo forked"),), "human"), Answer("The other way is done.")),
         continues="main",
     ),
+    "small": Script(  # it compacts by itself, between a tool's result and the next answer
+        (
+            Answer("I look. " + "y " * 6000, (shell("sleep 1.5; echo seen"),), "none"),
+            Answer("Summary: it was looked at. script:small", takes_s=0.8),
+            Answer("On I go.", (shell("sleep 0.9; echo again"),), is_fresh=True),
+            Answer("All is done."),
+        )
+    ),
 }
 
 
 def config_of(url: str) -> dict[str, Any]:
-    """Its settings: one model, no titles from it, no network."""
-    model = {"name": "scripted", "limit": {"context": 200_000, "output": 8_000}, "tool_call": True}
+    """Its settings: one model and one of few tokens, no titles from it, no network."""
+    models = {
+        name: {"name": name, "limit": {"context": context, "output": 2_000}, "tool_call": True}
+        for name, context in (("scripted", 200_000), ("small", 12_500))
+    }
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "scripted", "options": {"baseURL": url, "apiKey": "none"}}
     return {
         "autoupdate": False,
@@ -62,7 +73,7 @@ def config_of(url: str) -> dict[str, Any]:
         "model": "scripted/scripted",
         "permission": "allow",
         "agent": {"title": {"disable": True}},
-        "provider": {"scripted": provider | {"models": {"scripted": model}}},
+        "provider": {"scripted": provider | {"models": models}},
     }
 
 
@@ -93,6 +104,7 @@ def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
         _ask(url, f"session/{session}/summarize", MODEL)
         pause(2.0)
         _turn_of_user(url, session, "Once more. script:main")
+        _turn_of_user(url, _ask(url, "session", {})["id"], "Look at this folder. script:small", model="small")
         sessions = [one["id"] for one in _ask(url, "session")]
     logs: list[Path] = []
     for name in sessions:
@@ -102,8 +114,9 @@ def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
     return logs
 
 
-def _turn_of_user(url: str, session: str, text: str) -> None:
-    _ask(url, f"session/{session}/message", {"model": MODEL, "parts": [{"type": "text", "text": text}]})
+def _turn_of_user(url: str, session: str, text: str, model: str = "scripted") -> None:
+    body = {"model": MODEL | {"modelID": model}, "parts": [{"type": "text", "text": text}]}
+    _ask(url, f"session/{session}/message", body)
 
 
 def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:

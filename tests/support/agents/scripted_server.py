@@ -135,12 +135,11 @@ def rendered(body: dict[str, Any]) -> str:
 
 
 def marked(body: dict[str, Any]) -> str:
-    """The script that ends what a user wrote last; where none does, as in a text of all that was said, the first."""
-    texts = [
-        text for item in body.get("input") or body["messages"] for text in _texts(item) if item.get("role") == "user"
-    ]
+    """The script that ends what a user wrote last; where none does, as after a compaction, the first anywhere."""
+    said = [(item, text) for item in body.get("input") or body["messages"] for text in _texts(item)]
+    texts = [text for item, text in said if item.get("role") == "user"]
     last = [found[1] for text in texts if (found := LAST_MARK.search(text))]
-    anywhere = MARK.search("\n".join(texts))
+    anywhere = MARK.search("\n".join([*texts, *(text for _, text in said)]))
     return last[-1] if last else anywhere[1] if anywhere else ""
 
 
