@@ -210,7 +210,7 @@ class _Search:
         if "max_num_seqs" in levers:
             most = self.plans.width if memory in levers else max(4 * base.max_num_seqs, self.plans.width)
             limits = limits_up_to(base.max_num_seqs, most)
-        implied = [self.base.implied(limit) for limit in limits]
+        implied = [self._implied(limit) for limit in limits]
         pairs = [base, *self._climb(implied[1:], "max_num_seqs", "requests at once")]
         if memory in levers:
             rungs = list(ladder(getattr(base, memory), getattr(self.endless, memory)))[1:MOST_RUNGS]
@@ -222,6 +222,13 @@ class _Search:
         if "router" in levers:
             pairs += [pair._replace(policy=policy) for pair in pairs for policy in POLICIES]
         return [pair for pair in dict.fromkeys(pairs) if math.isfinite(self.score(pair))]
+
+    def _implied(self, limit: int) -> Setup:
+        """The baseline at another limit, with its largest sizes where it would have more than ``tune.most_sizes``."""
+        implied = self.base.implied(limit)
+        if implied == self.base.setup:
+            return implied
+        return implied._replace(decode_buckets=implied.decode_buckets[-(self.question.most_sizes or limit) :])
 
     def _climb(self, rungs: Sequence[Setup], key: str, where: str) -> list[Setup]:
         """The rungs, up to the first that reuses all that can be reused, or the last that the memory holds.
@@ -271,13 +278,13 @@ class _Search:
     def _search_sizes(self, pair: Setup) -> None:
         """Sets of sizes at one number of requests at once and one memory: all, or those that its steps ask for."""
         limit, width = pair.max_num_seqs, self.plans.width
-        own = self.base.implied(limit).decode_buckets
+        own = self._implied(limit).decode_buckets
         more = [size for size in range(1, min(limit, width) + 1) if size not in own]
         # One more size than today, evenly where there are many.
         places = np.linspace(0, len(more) - 1, min(len(more), self.effort.few))
         sets = [tuple(sorted({*own, more[round(place)]})) for place in places]
         every = sets_of_sizes(limit, width, self.most_sizes, self.effort.sets)
-        for sizes in sets + (every or []):
+        for sizes in [each for each in sets if len(each) <= (self.question.most_sizes or limit)] + (every or []):
             self.score(pair._replace(decode_buckets=sizes))
         for sizes in [] if every is not None else self._built(pair):
             best = sizes

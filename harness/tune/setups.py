@@ -227,8 +227,10 @@ def limits_up_to(start: int, most: int) -> list[int]:
 def sets_of_sizes(limit: int, width: int, most: int, most_sets: int) -> list[tuple[int, ...]] | None:
     """Every set of at most ``most`` sizes with 1 and ``limit`` that can matter; None for more than ``most_sets``.
 
-    width: most requests in a step; a size above the first that holds them all is never used.
+    width: most requests in a step; a size above the first that holds them all is never used. One size is ``limit``.
     """
+    if most == 1:
+        return [(limit,)]
     others = range(2, min(limit, width + 1))
     room = max(most - len({1, limit}), 0)
     if sum(comb(len(others), count) for count in range(room + 1)) > most_sets:

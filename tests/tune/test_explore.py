@@ -72,6 +72,15 @@ def test_a_server_that_loses_nothing_is_kept() -> None:
     assert "kv_slots: every return finds its KV already" in explored.bounds
 
 
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_no_configuration_is_tried_that_compiles_more_sizes_than_may_be(most: int) -> None:
+    explored = found(ServerSpec(max_num_seqs=4), WorkloadSpec(num_sessions=5), most_sizes=most)
+    today = explored.baseline.decode_buckets
+    tried = {setup.decode_buckets for setup, _ in explored.screened} - {today}
+    assert {len(sizes) for sizes in tried} == set(range(min(2, most), most + 1))
+    assert {setup.max_num_seqs for setup, _ in explored.screened} > {4}
+
+
 def test_a_lever_that_is_not_named_is_not_moved() -> None:
     explored = found(ServerSpec(), WorkloadSpec(num_sessions=8), ("decode_buckets",))
     assert {(setup.max_num_seqs, setup.kv_slots) for setup, _ in explored.screened} == {(8, 8)}
