@@ -340,9 +340,7 @@ def _asking(context: RunContext, launch: LaunchPlan, server: ServerSpec) -> Gene
     """Processes on the client's cores that ask the servers and the devices' exporter. They load while these start."""
     with ExitStack() as stack:
         with context.in_worker_slot():
-            endpoints = [server.endpoint for server in launch.servers]
-            given = server.metrics_url if len(endpoints) == 1 else ""
-            addresses = [metrics_address(each, given) for each in endpoints]
+            addresses = [metrics_address(each.endpoint, server.metrics_url) for each in launch.servers]
             metrics = [stack.enter_context(asking_process(*address)) for address in addresses]
             exporter_url = server.device_metrics_url
             exporter = exporter_url and stack.enter_context(asking_process(exporter_address(exporter_url)))

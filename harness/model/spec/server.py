@@ -312,6 +312,8 @@ class ServerSpec(Spec):
             raise ValueError(f"{self.replicas} replicas that run already need replica_urls: the address of each")
         if self.replica_urls and not self.url:
             raise ValueError("replica_urls are of servers that run already, behind the router at server.url")
+        if self.is_routed and self.metrics_url:
+            raise ValueError("metrics_url is of one server; of replicas each is asked at its own url + /metrics")
         if self.is_routed and self.port and not self.url:
             raise ValueError("port is of one server, and replicas need several; leave it out")
         if self.is_routed and self.step_log and "{replica}" not in self.step_log:

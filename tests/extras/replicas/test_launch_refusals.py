@@ -33,6 +33,11 @@ REFUSED = {
     "takes no command and no environment": ("emulator", TWO + 'router = {environment = "there"}'),
     "one server has no router": ("sim", 'router = {policy = "session-affinity"}'),
     "need replica_urls": ("attached", 'url = "http://127.0.0.1:1"\n' + TWO),
+    "metrics_url is of one server": (
+        "attached",
+        'url = "http://127.0.0.1:1"\nreplica_urls = ["http://127.0.0.1:2", "http://127.0.0.1:3"]\n'
+        'metrics_url = "http://127.0.0.1:4/metrics"',
+    ),
 }
 
 
