@@ -10,12 +10,14 @@ import pytest
 
 from harness.errors import SpecError
 from harness.model.engine.cost import find_cost_file, load_cost_model
+from harness.model.plan.build import draw_plan
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
+from tests.support.naive_tune import NEW_SEED, costs, every_setup, ratio
 
 pytestmark = pytest.mark.same_everywhere
 PAPER_SPACE = ("max_num_seqs", "decode_buckets")
@@ -70,6 +72,21 @@ def test_a_server_that_loses_nothing_is_kept() -> None:
     assert explored.best is None
     assert explored.most_saved < 0.01
     assert "kv_slots: every return finds its KV already" in explored.bounds
+
+
+def test_no_configuration_within_the_bounds_beats_the_best_on_plans_that_the_search_never_saw() -> None:
+    server = ServerSpec(max_num_seqs=2)
+    workload = WorkloadSpec(num_sessions=3, requests_per_session=3, wait_cap_s=5.0)
+    explored = found(server, workload)
+    plans = [draw_plan(workload, NEW_SEED, replicate) for replicate in range(8)]
+    # The bounds: 4 requests at once, 8 KV slots, 4 sizes.
+    spent = {tuple(setup): costs(server, plans, setup) for setup in every_setup(4, 8, 4)}
+    assert explored.best is not None
+    best = spent[tuple(explored.best.setup[:3])]
+    value, width = ratio(best, spent[tuple(explored.baseline[:3])])
+    assert explored.best.ratio.ratio == pytest.approx(value, abs=2 * width)
+    assert min(other.sum() for other in spent.values()) > 0.98 * best.sum()
+    assert explored.ceiling.ratio < explored.best.ratio.ratio * 1.005
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
