@@ -79,7 +79,8 @@ class TlsFront:
     """Speaks TLS on a port of its own before a plain server, for the life of a ``with`` block.
 
     piece_bytes: encrypted bytes are sent in such pieces; 0: as they are. ends: says the end of TLS before it closes.
-    closes: closes the socket then. is_mute, leaves: it answers no handshake, and stays or not. newest: of the versions
+    closes: closes the socket then. behind: "end" or "garbage", with the first of an answer in one send; it closes then.
+    is_mute, leaves: it answers no handshake, and stays or not. newest: of the versions
     that it speaks.
     """
 
@@ -88,6 +89,7 @@ class TlsFront:
     piece_bytes: int = 0
     ends: bool = True
     closes: bool = True
+    behind: str = ""
     is_mute: bool = False
     leaves: bool = False
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
@@ -163,7 +165,9 @@ class TlsFront:
                         outer.end()
                     if self.closes or outer.receive() is None:
                         return
-                outer.send(answer)
+                outer.send(answer, self.behind)
+                if self.behind:
+                    return
 
 
 class _Side:
@@ -202,10 +206,13 @@ class _Side:
             return b"".join(parts) or None
         return b"".join(parts)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, behind: str = "") -> None:
         while data:
             data = data[self.tls.write(data) :]
-        self._flush()
+        if behind == "end":
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self.tls.unwrap()
+        self._flush(b"no record of TLS" if behind == "garbage" else b"")
 
     def end(self) -> None:
         with contextlib.suppress(ssl.SSLWantReadError):
@@ -217,8 +224,8 @@ class _Side:
         self._came.write(data)
         return bool(data)
 
-    def _flush(self) -> None:
-        data = self._goes.read()
+    def _flush(self, behind: bytes = b"") -> None:
+        data = self._goes.read() + behind
         size = self._piece_bytes or max(1, len(data))
         for place in range(0, len(data), size):
             self.sock.sendall(data[place : place + size])

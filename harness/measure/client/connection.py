@@ -38,11 +38,11 @@ Events: TypeAlias = Iterable[tuple[int, int]]
 class Connection:
     """A socket, the session it serves, and the exchange it carries (None: idle).
 
-    unsent: the part of the request that the kernel has not taken yet.
+    unsent: the part of the request that the kernel has not taken yet. has_end: the server said its end, or broke it.
     """
 
     __slots__ = ("exchange", "fd", "is_connected", "session", "sock", "unsent")
-    is_in_handshake = False
+    is_in_handshake = has_end = False
 
     def __init__(self, family: int, session: int) -> None:
         self.session = session

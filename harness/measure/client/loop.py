@@ -208,10 +208,11 @@ class EpollReplay:
             elif mask == EPOLLIN:
                 self._on_readable(connection)
             else:
-                if mask & EPOLLOUT:
-                    self._on_writable(connection)
-                if mask & ~EPOLLOUT and by_fd.get(fd) is connection:
+                # First what came: a server may answer and close before it has read the request.
+                if mask & ~EPOLLOUT:
                     self._on_readable(connection)
+                if mask & EPOLLOUT and by_fd.get(fd) is connection:
+                    self._on_writable(connection)
             if deadlines and deadlines[0][0] <= monotonic_ns():
                 self._run_due()
 
@@ -389,7 +390,8 @@ class EpollReplay:
         """The answer is complete: continue its session."""
         state, row = self._state, exchange.row
         self._note_head(exchange)
-        free = connection if exchange.is_kept_alive and connection.unsent is None else None
+        is_free = exchange.is_kept_alive and connection.unsent is None and not connection.has_end
+        free = connection if is_free else None
         connection.end_exchange()
         if free is None:
             self._pool.drop(connection)

@@ -29,11 +29,13 @@ def tls_connection(endpoint: Endpoint) -> Callable[[int, int], TlsConnection]:
 class TlsConnection(Connection):
     """A connection whose bytes are encrypted. is_connected: its handshake is complete."""
 
-    __slots__ = ("_encrypted", "_has_end", "_record", "_tls", "_to_send", "is_in_handshake")
+    __slots__ = ("_encrypted", "_error", "_record", "_tls", "_to_send", "has_end", "is_in_handshake")
 
     def __init__(self, context: ssl.SSLContext, host: str, family: int, session: int) -> None:
         super().__init__(family, session)
-        self.is_in_handshake = self._has_end = False
+        self.is_in_handshake = self.has_end = False
+        # Of a record that is broken, or None. It is raised behind what came before.
+        self._error: ConnectionAbortedError | None = None
         # The beginning of a record that is not whole yet.
         self._record = b""
         self._encrypted, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -65,14 +67,16 @@ class TlsConnection(Connection):
 
     def receive(self) -> tuple[bytes, list[tuple[int, int, bytes]], bool]:
         data, ancillary, _ = super().receive()
-        if not data and not self._has_end:
+        if not data and not self.has_end:
             raise ConnectionAbortedError(errno.ECONNABORTED, "cut off by the server, TLS has not ended")
         is_cut = self._take(data)
         shown = self._decrypt()
         self._flush()
-        if not shown and not self._has_end:
+        if not shown and self._error is not None:
+            raise self._error
+        if not shown and not self.has_end:
             raise BlockingIOError
-        if self._has_end:
+        if self.has_end:
             # The server may keep its side open. The kernel then reports an end behind what is shown now.
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RD)
@@ -91,17 +95,17 @@ class TlsConnection(Connection):
         return bool(self._record)
 
     def _decrypt(self) -> bytes:
-        """What the whole records hold. Raises OSError where one is broken."""
+        """What the whole records hold, to their end or to one that is broken."""
         parts: list[bytes] = []
         try:
             # OpenSSL takes no more from memory than the record that it reads.
-            while self._encrypted.pending and not self._has_end:
+            while self._encrypted.pending and not self.has_end:
                 parts.append(self._tls.read(RECEIVE_BYTES))
-                self._has_end = not parts[-1]
+                self.has_end = not parts[-1]
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            raise ConnectionAbortedError(errno.EPROTO, f"TLS: {_words(error)}") from error
+            self._error, self.has_end = ConnectionAbortedError(errno.EPROTO, f"TLS: {_words(error)}"), True
         return b"".join(parts)
 
     def on_wire(self, request: bytes) -> bytes:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from typing import Any
 
 import pytest
 
 from harness.clock import NS_PER_MS
 from harness.measure.client.null_server import NullServer, NullServerConfig
+from harness.measure.client.target import Endpoint
 from tests.support.faulty_server import faulty_server
 from tests.support.replays import plan_of, rows_of, run, session
 
@@ -41,6 +45,31 @@ def test_a_request_larger_than_the_kernel_takes_at_once_arrives_whole() -> None:
         rows = rows_of(run(plan, server))
     assert {row["status"] for row in rows} == {"ok"}
     assert rows[1]["prompt_tokens"] == 900_000 + 6 + 8
+
+
+def test_an_answer_before_the_request_was_read_is_the_servers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.measure.client.connection.SEND_BUFFER_BYTES", 4096)
+    refusal = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge"
+
+    def refuse(listener: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(listener.accept()[0]) for _ in range(16)]
+            for peer in peers:
+                peer.recv(1)
+                peer.sendall(refusal)
+                # The rest is not read: the client is told that its connection is broken.
+                peer.close()
+
+    plan = plan_of(*(session(at, num_requests=1, prompt_tokens=20_000) for at in range(16)))
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        server = threading.Thread(target=refuse, args=(listener,))
+        server.start()
+        rows = rows_of(run(plan, Endpoint("127.0.0.1", listener.getsockname()[1])))
+        server.join()
+    assert {(row["status"], row["http_status"], row["error"]) for row in rows} == {("http_error", 413, "large")}
 
 
 def test_records_are_the_same_with_waits_and_without() -> None:

@@ -90,6 +90,28 @@ def test_an_answer_without_the_end_of_tls_is_cut_off(answer: Any) -> None:
     assert row["error"] == "cut off by the server, TLS has not ended (in the middle of the answer)"
 
 
+def at_once(asked: Asked) -> Reply:
+    return Reply([b"".join(well(asked).pieces)])
+
+
+def half_at_once(asked: Asked) -> Reply:
+    return Reply([b"".join(half(asked).pieces)])
+
+
+def test_no_request_follows_on_a_connection_whose_end_came_with_the_answer() -> None:
+    with RawServer(at_once) as server, TlsFront(server, certificate(), behind="end") as front:
+        assert [(row["status"], row["error"]) for row in rows_of(replayed(front))] == [("ok", "")] * 2
+
+
+def test_what_came_before_a_broken_record_is_read() -> None:
+    with RawServer(half_at_once) as server, TlsFront(server, certificate(), behind="garbage") as front:
+        result = replayed(front)
+    row = rows_of(result)[0]
+    assert (row["status"], row["http_status"]) == ("connection", 200)
+    assert row["error"] == "TLS: [SSL: WRONG_VERSION_NUMBER] wrong version number (in the middle of the answer)"
+    assert result.chunks.to_table().num_rows == 2
+
+
 def test_the_name_of_the_host_is_asked_for_and_http_1_1_is_agreed_on() -> None:
     with RawServer(well) as server, TlsFront(server, certificate()) as front:
         # Its first address may be another one, where nothing listens.
