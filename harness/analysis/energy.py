@@ -80,16 +80,22 @@ def _union(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def power_samples(path: Path) -> list[tuple[int, float]]:
-    """(instant in ns, W of all cards) of each report in a file of a run's devices; those without power are left out."""
+    """(instant in ns, W of all cards) of each report in a file of a run's devices.
+
+    Reports without power are left out, and those that lack a card which another has: the rest is no power of all.
+    """
     if not path.is_file():
         return []
-    samples: list[tuple[int, float]] = []
+    samples: list[tuple[int, float, set[str]]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         report = json.loads(line)
-        watts = total_power_w(report.get("readings", []))
+        readings = report.get("readings", [])
+        watts = total_power_w(readings)
         if watts is not None:
-            samples.append((int(report["at_ns"]), watts))
-    return sorted(samples)
+            cards = {row["card"] for row in readings if row.get("card_power_w") is not None}
+            samples.append((int(report["at_ns"]), watts, cards))
+    every_card = set[str]().union(*(cards for _, _, cards in samples))
+    return sorted((at_ns, watts) for at_ns, watts, cards in samples if cards == every_card)
 
 
 @once_per_run

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.compare.measures import MEASURES
-from harness.analysis.energy import energy_of, run_energy
+from harness.analysis.energy import energy_of, power_samples, run_energy
 from harness.analysis.figures import run_figures
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
@@ -140,3 +140,12 @@ def test_a_run_whose_exporter_was_asked_often_has_joules_a_token_and_a_session(t
     assert energy.joules == pytest.approx(50.0 * flight_s)
     per_session = MEASURES["energy_session"].of(run)
     assert per_session is None or per_session.amount == value.amount
+
+
+def test_a_report_that_lacks_a_card_is_no_sample(tmp_path: Path) -> None:
+    cards = [{"device": name, "card": name, "card_power_w": 100.0} for name in ("A", "B")]
+    without_power = [cards[0], cards[1] | {"card_power_w": None}]
+    reports = [cards, cards, cards[:1], cards, without_power, cards, cards, [cards[1]], cards]
+    file = tmp_path / "devices.jsonl"
+    file.write_text("".join(f"{json.dumps({'at_ns': at, 'readings': each})}\n" for at, each in enumerate(reports)))
+    assert power_samples(file) == [(at, 200.0) for at, each in enumerate(reports) if each is cards]
