@@ -443,6 +443,7 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
     server = [*start.server, *slots]
     lines: list[Line] = [
         (f'name = "{name}"', ""),
+        (f'question = "{start.question}"', ""),
         (f'backend = "{kind}"', start.about),
         *(scale if start.time_scale != 1 else []),
         (f"replicates = {start.replicates}", each),
@@ -460,7 +461,7 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
         *start.other,
     ]
     body = [f"{setting:<25} # {comment}" if comment else setting for setting, comment in lines]
-    return "\n".join([f"# {start.question}", *body]) + "\n"
+    return "\n".join(body) + "\n"
 
 
 def doctor(

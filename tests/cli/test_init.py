@@ -58,6 +58,7 @@ def test_a_first_experiment_of_a_modelled_server_compares_eight_slots_with_twelv
     spec = begun(*(("--backend", backend) if backend else ()))
     assert spec.backend == (backend or "emulator")
     assert [spec.server_of(condition).num_kv_slots for condition in spec.condition] == [8, 12]
+    assert "twelve KV slots" in spec.question
 
 
 def test_a_first_experiment_of_the_twin_passes_its_check(twin: TwinEnvironment) -> None:

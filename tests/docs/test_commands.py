@@ -23,12 +23,12 @@ from tests.support.processes import comes_true
 from tests.support.strangers import Strangers
 
 ANSWERS = {
-    "guides/question-to-decision": {
-        "harness power slots.toml": r"twelve-slots: 7 replicates show it cheaper with probability 0\.9",
-        "harness decide slots --runs runs/predicted": r"costs \d\.\d % less .*: NOT SUBJECT \(would be PASS\)",
-        "harness decide slots --runs runs/measured": r"costs \d\.\d % less .*: PASS",
-        "harness compare runs/measured/slots --baseline runs/predicted/slots": r"(paired by plan.*){2}",
-    }
+    "guides/planning": {
+        "harness power slots.toml --rule superiority": r"7 replicates show it cheaper with probability 0\.9",
+    },
+    "guides/preregistration": {
+        "harness decide slots --runs runs/main": r"costs \d\.\d % less .*: PASS",
+    },
 }
 """What commands answer, where their page promises it."""
 REASONS = {

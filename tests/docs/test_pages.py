@@ -68,6 +68,13 @@ def test_every_document_is_in_the_navigation() -> None:
     assert [page for page in everywhere if page not in navigation] == []
 
 
+def test_the_search_of_the_site_takes_no_file_from_the_network() -> None:
+    # The offline plug-in names a script of the network, unless one with this name is there.
+    named = re.search(r"polyfills: \[(.*iframe-worker.*)\]", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert named is not None
+    assert (DOCS / named[1]).is_file()
+
+
 def test_the_first_page_has_one_link_for_each_of_three_readers_and_one_for_all_others() -> None:
     assert len(re.findall(r"\]\(", page_text("README"))) == 4
 
