@@ -17,7 +17,6 @@ from dataclasses import replace
 from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest
 from harness.extras.replicas.router import keys_of
-from harness.extras.replicas.virtual import ReplicaRun
 from harness.measure.emulator.virtual import TokenRequests
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
@@ -25,13 +24,14 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key
 from harness.model.spec import ServerSpec
+from tests.support.counted_replicas import CountedReplicas
 from tests.support.emulated_paged import has_own_prompts
 from tests.support.naive_paged import NaivePagedScheduler
 from tests.support.naive_replicas import Case, differences, drawn_case
 from tests.support.naive_router import NaiveRouter
 
 
-class EmulatedReplicas(ReplicaRun):
+class EmulatedReplicas(CountedReplicas):
     """Draws every token; the router reads bodies."""
 
     takes_equal_steps = False
@@ -82,7 +82,7 @@ class _NaivePolicy(Policy):
         self._naive.open[replica] -= 1
 
 
-class NaiveReplicas(ReplicaRun):
+class NaiveReplicas(CountedReplicas):
     """Schedules paged memory and routes by second opinions."""
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:

@@ -18,7 +18,6 @@ from harness.compiled.records import records_from
 from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import POLICIES, policy_named
 from harness.extras.replicas.predicted import DrawsOnReplicas
-from harness.extras.replicas.virtual import ReplicaRun
 from harness.measure.records.schema import values_of
 from harness.model.engine import EngineConfig
 from harness.model.sim.draws import Draws, noise_table
@@ -27,12 +26,13 @@ from harness.model.sim.plans import one_plan, plan_arrays
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED
+from tests.support.counted_replicas import CountedReplicas
 from tests.support.naive_paged_run import NOT_YET, noisy, result_row
 from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan
 
 
 def replicas_naively(
-    server: ServerSpec, draws: Draws, config: EngineConfig, made: type[ReplicaRun] = ReplicaRun
+    server: ServerSpec, draws: Draws, config: EngineConfig, made: type[CountedReplicas] = CountedReplicas
 ) -> layout.Outcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
     played = [_played(server, draws, place, seed, made) for place, seed in enumerate(draws.noise_seeds)]
@@ -45,7 +45,7 @@ def replicas_naively(
     )
 
 
-def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[ReplicaRun]) -> ReplicaRun:
+def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[CountedReplicas]) -> CountedReplicas:
     (plan,) = plans_of(one_plan(draws.arrays, place))
     router = policy_named(server.routing.policy, server.num_replicas)
     run = made(plan, server.replica, draws.models[place], router)
@@ -57,7 +57,7 @@ def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[
     return run
 
 
-def _requests(run: ReplicaRun) -> list[tuple[int, ...]]:
+def _requests(run: CountedReplicas) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     for session, request, done_ns, status in values_of(run.requests_table(), "session", "request", "done_ns", "status"):
         sent = run.requests.get((session, request))
@@ -66,7 +66,7 @@ def _requests(run: ReplicaRun) -> list[tuple[int, ...]]:
     return rows
 
 
-def _histogram(run: ReplicaRun, config: EngineConfig) -> list[int]:
+def _histogram(run: CountedReplicas, config: EngineConfig) -> list[int]:
     """Decode steps of all replicas by n."""
     counts = [0] * (config.max_num_seqs + 1)
     for replica in run.replicas:
@@ -75,7 +75,7 @@ def _histogram(run: ReplicaRun, config: EngineConfig) -> list[int]:
     return counts
 
 
-def _totals(run: ReplicaRun, config: EngineConfig) -> tuple[int, ...]:
+def _totals(run: CountedReplicas, config: EngineConfig) -> tuple[int, ...]:
     """The fields of ``PlanTotals``, in its order."""
     replicas = run.replicas
     others = [step for replica in replicas for step in replica.others if step.num_seqs]
@@ -152,7 +152,7 @@ def drawn_case(seed: int) -> Case:
     return Case(server, Draws(plan_arrays(plans), models, seeds, noise_table(chosen.choice((0, 0.01)))))
 
 
-def differences(case: Case, made: type[ReplicaRun] = ReplicaRun) -> Iterator[str]:
+def differences(case: Case, made: type[CountedReplicas] = CountedReplicas) -> Iterator[str]:
     """Where the two do not agree: table by table, the first differing row. made: the loop that is compared.
 
     The engine loop does not say of which tokens of a slot a hash was found.

@@ -22,14 +22,12 @@ from harness.analysis.cost.padding import steps_by_n_b
 from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
 from harness.analysis.logs.core_requests import engines_of, servers_in
 from harness.analysis.logs.replicas import requests_of
-from harness.analysis.reuse import INNER_BLOCKS, ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
+from harness.analysis.reuse import ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
 from harness.analysis.run_tables import RequestKey, with_logged_prefills
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError
-from harness.extras.replicas.virtual import ReplicaRun
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
-from harness.model.engine.paged import PagedScheduler
 from harness.model.plan.event_queue import whole_sessions
 from harness.model.plan.model import Plan
 from harness.table import Cell, Table, interval_text, table_of
@@ -81,7 +79,7 @@ class ReplicaFigures:
         return max(self.device_s) * len(self.device_s) / self.total_device_s if self.total_device_s else 1.0
 
 
-class _Done(NamedTuple):
+class Served(NamedTuple):
     """What became of a plan behind a router, from whatever saw it. device_ns: by replica. batches: of each replica,
     decode steps by (n, b). served_by: replica of each request that is known. first_token_ns: by request."""
 
@@ -92,14 +90,6 @@ class _Done(NamedTuple):
     device_ns: Sequence[int]
     batches: Sequence[Mapping[tuple[int, int], int]]
     first_token_ns: Mapping[RequestKey, int]
-
-
-def figures_of(run: ReplicaRun) -> ReplicaFigures:
-    """The figures of a simulated run."""
-    batches = [replica.batches for replica in run.replicas]
-    device_ns = [replica.device_ns for replica in run.replicas]
-    requests = run.requests_table()
-    return _figures(_Done(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, run.first_token_ns))
 
 
 def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
@@ -135,7 +125,7 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
         )
     batches = [steps_by_n_b(server.steps) for server in servers]
     firsts = _first_tokens(run.table("chunks"))
-    return _figures(_Done(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
+    return figures_of(Served(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
 
 
 def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
@@ -148,7 +138,8 @@ def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
     return firsts
 
 
-def _figures(done: _Done) -> ReplicaFigures:
+def figures_of(done: Served) -> ReplicaFigures:
+    """The figures of a plan behind a router."""
     requests, served_by = done.requests, done.served_by
     anywhere = rearrivals(requests, done.plan, done.rule, ONE_POOL)
     here = rearrivals(requests, done.plan, done.rule, served_by)
@@ -182,13 +173,6 @@ def _figures(done: _Done) -> ReplicaFigures:
         ttft_s=tuple(_ttft_s(requests, done.first_token_ns)),
         session_s=tuple(_session_s(done.plan, requests)),
     )
-
-
-def _rule_of(run: ReplicaRun) -> ReuseRule:
-    scheduler = run.replicas[0].core.scheduler
-    if not isinstance(scheduler, PagedScheduler):
-        return INNER_BLOCKS
-    return ReuseRule(scheduler.config.block_size, keeps_generated=True)
 
 
 def _ttft_s(requests: pa.Table, first_token_ns: Mapping[RequestKey, int]) -> list[float]:

@@ -37,16 +37,16 @@ class RecordedReplicas(ReplicaRun):
         self._step_logs = [_step_log(layout.replica_folder(folder, place)) for place in self._places(server)]
         self._records = [
             EngineRecord(server, self._step_logs[place] if self._step_logs else None)
-            for place in range(len(self.replicas))
+            for place in range(len(self.cores))
         ]
         self.settings = self._records[0].settings
         self._folder = folder
         requested = {"router": run.server.routing.model_dump(mode="json")}
-        self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.replicas], "requested": requested}
+        self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.cores], "requested": requested}
 
     def _places(self, server: ServerSpec) -> range:
         """The replicas that write a step log."""
-        return range(len(self.replicas) if server.is_paged else 0)
+        return range(len(self.cores) if server.is_paged else 0)
 
     def play(self) -> int:
         """Everything; returns the instant of the last token."""

@@ -2,83 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-
-import pyarrow as pa
-
-from harness.clock import ScaledClock
 from harness.extras.replicas.policies import BLOCK_TOKENS, Policy, RoutedRequest
-from harness.measure.client.rows import RequestRows
-from harness.measure.records.schema import ABORTED
-from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
-from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
-from harness.model.engine.paged import PagedScheduler, scheduler_of
+from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
+from harness.model.engine.paged import scheduler_of
 from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.event_queue import ClientEvent, whole_sessions
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key, UnreadRequests, VirtualDriver
-from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One engine core and what it did. Times in ns.
-
-    batches: decode steps by (n, b). others: its other steps, as they were decided. wait_ns: time that prefills kept
-    running requests waiting, once for each (W). num_slots_evicted: of a server with slots.
-    """
-
-    core: EngineCore
-    costs: CostModel
-    decode_ns: int = 0
-    prefill_ns: int = 0
-    wait_ns: int = 0
-    num_slots_evicted: int = 0
-    batches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
-    others: list[Step] = field(default_factory=list[Step])
-
-    @property
-    def device_ns(self) -> int:
-        """The sum of all its step times."""
-        return self.decode_ns + self.prefill_ns
-
-    @property
-    def num_evicted(self) -> int:
-        """Slots or blocks with content that were used again."""
-        scheduler = self.core.scheduler
-        return scheduler.num_evicted if isinstance(scheduler, PagedScheduler) else self.num_slots_evicted
-
-    def started(self, start: StepStart) -> None:
-        """Note what a step decided, and whom it keeps waiting."""
-        step = start.step
-        self.num_slots_evicted += len(step.evicted_slots)
-        if step.kind != DECODE:
-            self.others.append(step)
-            self.prefill_ns += step.duration_ns
-            self.wait_ns += self._kept_waiting_ns(step)
-
-    def ended(self, end: StepEnd) -> None:
-        """Add up decode steps."""
-        step = end.start.step
-        if step.kind == DECODE:
-            self.decode_ns += end.ends_ns[-1] - end.start.start_ns
-            self.batches[step.num_seqs, step.bucket] += len(end.ends_ns)
-
-    def _kept_waiting_ns(self, step: Step) -> int:
-        scheduler = self.core.scheduler
-        if not isinstance(scheduler, PagedScheduler):
-            # A prefill is of one request, and the others are ready to decode.
-            return (scheduler.num_running - 1) * step.duration_ns if step.kind == PREFILL else 0
-        num_decoding = sum(step.tokens) - step.computed_tokens
-        return num_decoding * self.costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
 
 
 class ReplicaRun(VirtualDriver):
     """One plan on freshly started replicas behind a router.
 
-    served_by: the replica of each request, in the order of the decisions. first_token_ns: by request.
+    served_by: the replica of each request, in the order of the decisions. requests: those that were sent.
     """
 
     takes_equal_steps = True
@@ -87,15 +25,11 @@ class ReplicaRun(VirtualDriver):
         config = EngineConfig.from_server(server)
         super().__init__(plan, [EngineCore(scheduler_of(config, costs)) for _ in router.open])
         self.router = router
-        self.replicas = [Replica(core, costs) for core in self.cores]
         self.served_by: dict[Key, int] = {}
-        self.first_token_ns: dict[Key, int] = {}
         self.requests: dict[Key, EngineRequest] = {}
         self._unread = UnreadRequests(plan, config)
         self._whole_sessions = whole_sessions(plan).tolist()
         self._prompt_keys = BlockKeys(plan, BLOCK_TOKENS).prompt
-        self._rows = RequestRows(plan)
-        self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
 
     def server_of(self, event: ClientEvent) -> int:
         key = (event.session, event.request)
@@ -105,49 +39,18 @@ class ReplicaRun(VirtualDriver):
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         key = (event.session, event.request)
-        row = self._row_of[key]
-        self._rows.trigger_ns[row] = event.trigger_ns
-        self._rows.due_ns[row] = self._rows.sent_ns[row] = event.at_ns
         self.requests[key] = self._unread.request_of(event, len(self.names))
         return self.requests[key]
 
-    def left(self, key: Key, at_ns: int) -> None:
-        row = self._row_of[key]
-        self._rows.done_ns[row], self._rows.status[row] = at_ns, ABORTED
+    def left(self, key: Key, at_ns: int) -> None:  # noqa: ARG002 - a router counts, and reads no time
         self.router.finished(self.served_by[key])
 
     def num_tokens(self, key: Key) -> int:
         return self.requests[key].num_generated
 
-    def started(self, server: int, start: StepStart, /) -> None:
-        self.replicas[server].started(start)
-
     def ended(self, server: int, end: StepEnd, /) -> None:
-        self.replicas[server].ended(end)
         for request in end.requests:
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)
-            self.first_token_ns.setdefault(self.names[request.handle], request.first_token_ns)
-        for request in end.finished:
-            self._completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
+        for _ in end.finished:
             self.router.finished(server)
-
-    def requests_table(self) -> pa.Table:
-        """The table of requests of a perfect client."""
-        return self._rows.to_table(self.plan, ScaledClock(1.0))
-
-    def _completed(self, key: Key, at_ns: int, cached_tokens: int) -> None:
-        rows, planned, row = self._rows, self.plan.request(*key), self._row_of[key]
-        rows.first_byte_ns[row], rows.done_ns[row] = self.first_token_ns[key], at_ns
-        rows.status[row], rows.http_status[row] = "ok", 200
-        rows.prompt_tokens[row], rows.completion_tokens[row] = planned.prompt_tokens, planned.generate_tokens
-        rows.cached_tokens[row] = cached_tokens
-        rows.note_texts(row, f"cmpl-s{key[0]}r{key[1]}", "length")
-
-
-def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> ReplicaRun:
-    """A plan on as many fresh replicas of ``server`` as the router has. Raises PlanError as the simulator does."""
-    check_slots(plan_arrays([plan]), EngineConfig.from_server(server))
-    run = ReplicaRun(plan, server, costs, router)
-    run.play()
-    return run

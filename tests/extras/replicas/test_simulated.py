@@ -11,9 +11,8 @@ from harness.analysis.logs.core_requests import engines_of, servers_in
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.summary import summarise
 from harness.errors import SpecError
-from harness.extras.replicas.figures import figures_of, figures_of_sealed
+from harness.extras.replicas.figures import figures_of_sealed
 from harness.extras.replicas.policies import policy_named
-from harness.extras.replicas.virtual import play_replicas
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.engine.config import EngineConfig
@@ -21,6 +20,7 @@ from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
+from tests.support.counted_replicas import figures_of_counted, play_replicas
 from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.same_everywhere
@@ -51,7 +51,7 @@ def test_a_simulated_run_has_the_figures_of_the_prediction(tmp_path: Path, serve
     router = policy_named("session-affinity", 2)
     played = play_replicas(planned.plan, planned.server.replica, planned.cost_model, router)
     assert engines_of(run) == played.served_by
-    of_run, predicted = figures_of_sealed(run), figures_of(played)
+    of_run, predicted = figures_of_sealed(run), figures_of_counted(played)
     assert of_run.num_requests == predicted.num_requests
     assert (of_run.kept_tokens, of_run.lost_by_routing_tokens) == (predicted.kept_tokens, 0)
     assert of_run.in_flight_s == pytest.approx(predicted.in_flight_s)

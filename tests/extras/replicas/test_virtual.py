@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import PlanError
-from harness.extras.replicas.figures import figures_of
 from harness.extras.replicas.policies import POLICIES, policy_named
-from harness.extras.replicas.virtual import ReplicaRun, play_replicas
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.core import EngineCore
 from harness.model.engine.paged import scheduler_of
@@ -24,6 +22,7 @@ from harness.model.sim.driver import UnreadRequests
 from harness.model.spec import ServerSpec, WorkloadSpec
 from tests.measure.emulator.test_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
+from tests.support.counted_replicas import CountedReplicas, figures_of_counted, play_replicas
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -34,7 +33,7 @@ PAGED = ServerSpec(
 )
 
 
-def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> ReplicaRun:
+def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> CountedReplicas:
     return play_replicas(plan, server, load_cost_model(server.cost_model), policy_named(policy, num_replicas))
 
 
@@ -103,7 +102,7 @@ def test_replicas_together_serve_what_came_through_the_door(
     plan: Plan, server: ServerSpec, policy: str, num_replicas: int
 ) -> None:
     run = played(plan, server, policy, num_replicas)
-    figures = figures_of(run)
+    figures = figures_of_counted(run)
     assert sum(figures.num_requests) == plan.num_requests == len(run.served_by)
     assert run.router.open == [0] * num_replicas
     assert figures.kept_tokens + figures.lost_by_routing_tokens + figures.lost_by_eviction_tokens == (
@@ -124,13 +123,13 @@ def two_turns(num_sessions: int, apart_ns: int) -> Plan:
 def test_reuse_that_is_lost_by_routing_is_told_from_reuse_that_is_lost_by_eviction() -> None:
     plan, roomy = two_turns(3, NS_PER_S * 10), ServerSpec(max_num_seqs=4, decode_buckets=(4,), kv_slots=8)
     # One session after the other: each second turn comes to the replica whose cache has never seen it.
-    moved = figures_of(played(plan, roomy, "round-robin", 2))
+    moved = figures_of_counted(played(plan, roomy, "round-robin", 2))
     assert (moved.num_home, moved.num_returns) == (0, 3)
     assert (moved.lost_by_routing_tokens, moved.lost_by_eviction_tokens) == (moved.reusable_tokens, 0)
-    stayed = figures_of(played(plan, roomy, "session-affinity", 2))
+    stayed = figures_of_counted(played(plan, roomy, "session-affinity", 2))
     assert (stayed.num_home, stayed.kept_tokens) == (3, stayed.reusable_tokens)
     tight = ServerSpec(max_num_seqs=1, decode_buckets=(1,), kv_slots=1)
-    evicted = figures_of(played(two_turns(6, NS_PER_MS), tight, "session-affinity", 2))
+    evicted = figures_of_counted(played(two_turns(6, NS_PER_MS), tight, "session-affinity", 2))
     assert evicted.lost_by_routing_tokens == 0
     assert evicted.lost_by_eviction_tokens > 0
 
@@ -157,7 +156,7 @@ def in_parts(wait_ns: int) -> Plan:
 def test_a_session_in_parts_is_one_session_for_affinity(server: ServerSpec) -> None:
     run = played(in_parts(NS_PER_S), server, "session-affinity", 2)
     assert run.served_by == {(0, 0): 0, (1, 0): 1, (2, 0): 0}
-    figures = figures_of(run)
+    figures = figures_of_counted(run)
     assert (figures.num_home, figures.num_returns, figures.lost_by_routing_tokens) == (1, 1, 0)
 
 
@@ -174,7 +173,7 @@ def test_a_request_that_fits_no_replica_is_refused() -> None:
         played(plan, SERVER, "round-robin", 2)
 
 
-def served_alone(run: ReplicaRun, server: ServerSpec, place: int) -> tuple[dict[tuple[int, int], int], int]:
+def served_alone(run: CountedReplicas, server: ServerSpec, place: int) -> tuple[dict[tuple[int, int], int], int]:
     """When each request of a replica ends, and its device time, if it is a server by itself that gets its arrivals."""
     costs, config = load_cost_model(server.cost_model), EngineConfig.from_server(server)
     core, unread = EngineCore(scheduler_of(config, costs)), UnreadRequests(run.plan, config)
